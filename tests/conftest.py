@@ -1,0 +1,38 @@
+"""Every test runs strict: eight fake CPU devices, no implicit dtype promotion, shapes checked against their types."""
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+FAKE_CPU_DEVICES = 8
+CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec")
+
+# Held for the whole run; it must exist before a checked package is imported, hence here and not in a fixture.
+_shape_checks = install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--platform", choices=("cpu", "cuda", "tpu"), default="cpu", help="where tests run; cpu means fake devices"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle JAX's configuration before the first backend starts: collection imports test modules after this."""
+    platform = config.getoption("platform")
+    jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", FAKE_CPU_DEVICES)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test for an accelerator says why it did not run, also where `-m` selects it without `--platform`."""
+    platform = config.getoption("platform")
+    for marker, needed in (("gpu", "cuda"), ("tpu", "tpu")):
+        if needed == platform:
+            continue
+        skip = pytest.mark.skip(reason=f"needs --platform {needed}")
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker(skip)
