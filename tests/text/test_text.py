@@ -1,0 +1,165 @@
+"""Text: exact byte decoding, pieces that join to the whole, and stop strings across any border."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from orca_jax.errors import ConfigError
+from orca_jax.text.stream import IncrementalDecoder, OutputStream, StopMatcher
+from orca_jax.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
+
+CORPUS = ["the cat sat on the mat", "déjà vu, naïve café", "漢字かな交じり文", "👩‍👩‍👧 🙂🙃", "x = {1: 'a'}\n\ttab"] * 4
+
+
+def _byte_level(path: Path) -> Path:
+    tokenizer = HFTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens(["»plain added«"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}, "bos_token": None}))
+    return path
+
+
+def _sentencepiece(path: Path) -> Path:
+    tokens = ["<unk>", *(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = HFTokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> FileTokenizer:
+    return FileTokenizer(str(_byte_level(tmp_path_factory.mktemp("bpe"))))
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> FileTokenizer:
+    return FileTokenizer(str(_sentencepiece(tmp_path_factory.mktemp("spm"))))
+
+
+def _check_stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> None:
+    decoder, pieces, at = IncrementalDecoder(tokenizer), [], 0
+    for cut in [*cuts, len(ids)]:
+        pieces.append(decoder.push(ids[at : at + cut]))
+        at = min(at + cut, len(ids))
+    whole = tokenizer.decode(ids)
+    assert "".join(pieces) + decoder.finish() == whole
+    # Half a character would have gone out as U+FFFD: what is out must be a beginning of the whole at every moment.
+    assert all(whole.startswith("".join(pieces[:n])) for n in range(len(pieces) + 1))
+
+
+chunks = st.lists(st.integers(0, 3), max_size=60)
+
+
+@given(st.lists(st.integers(0, 260), max_size=60), chunks)
+def test_byte_pieces_join_to_the_whole(ids: list[int], cuts: list[int]) -> None:
+    _check_stream(ByteTokenizer(), ids, cuts)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_bpe_pieces_join_to_the_whole_and_to_the_library(bpe: FileTokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, bpe.vocab_size + 2), max_size=60))
+    _check_stream(bpe, ids, data.draw(chunks))
+    library = HFTokenizer.from_file(str(Path(bpe.source) / "tokenizer.json"))
+    known = [i for i in ids if i < bpe.vocab_size]
+    for skip in (True, False):
+        assert bpe.decode(known, skip_special_tokens=skip) == library.decode(known, skip_special_tokens=skip)
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=40))
+def test_round_trip(bpe: FileTokenizer, spm: FileTokenizer, text: str) -> None:
+    for tokenizer in (ByteTokenizer(), bpe, spm):
+        assert tokenizer.decode(tokenizer.encode(text.replace("▁", "_"))) == text.replace("▁", "_")
+
+
+def test_no_piece_ends_in_half_a_character(bpe: FileTokenizer) -> None:
+    for tokenizer in (ByteTokenizer(), bpe):
+        text = "naïve 漢字 👩‍👩‍👧!"
+        decoder = IncrementalDecoder(tokenizer)
+        pieces = [decoder.push([i]) for i in tokenizer.encode(text)]
+        assert "�" not in "".join(pieces) and "".join(pieces) == text and decoder.finish() == ""
+    decoder = IncrementalDecoder(ByteTokenizer())
+    assert decoder.push(list("é".encode())[:1]) == "" and decoder.finish() == "�"
+
+
+def test_special_and_unknown_ids(bpe: FileTokenizer) -> None:
+    assert bpe.eos_id is not None and bpe.bos_id is None
+    assert bpe.decode([bpe.eos_id, *bpe.encode("a"), 10**6, -1, 2**40]) == "a"
+    assert bpe.decode([bpe.eos_id], skip_special_tokens=False) == "<|end|>"
+
+
+def test_sentencepiece_bytes_and_blanks(spm: FileTokenizer) -> None:
+    assert spm.encode(" ab")[-1] == spm.vocab_size - 1
+    assert spm.decode(spm.encode(" ab ab")) == " ab ab"
+    decoder = IncrementalDecoder(spm)
+    assert [decoder.push([i]) for i in spm.encode("é")] == ["", "é"]
+
+
+def test_unusable_tokenizers_are_config_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json") as caught:
+        load_tokenizer(str(tmp_path / "missing"))
+    assert caught.value.param == "tokenizer"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no readable tokenizer"):
+        load_tokenizer(str(tmp_path))
+    _byte_level(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="must hold an object"):
+        load_tokenizer(str(tmp_path))
+    tokenizer = HFTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="WordPiece"):
+        load_tokenizer(str(tmp_path))
+    assert isinstance(load_tokenizer("byte"), ByteTokenizer)
+
+
+def _cut(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The oracle: look again after every character."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+letters = st.text(alphabet="abc", min_size=1, max_size=4)
+
+
+@given(st.lists(letters, min_size=1, max_size=4), st.lists(st.text(alphabet="abc", max_size=3), max_size=12))
+def test_stop_strings_do_not_see_borders(stops: list[str], pieces: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    out = "".join(matcher.push(piece) for piece in pieces)
+    expected, stopped = _cut("".join(pieces), stops)
+    assert matcher.stopped == stopped
+    assert out + matcher.finish() == expected
+
+
+def test_output_stream_ends() -> None:
+    ids = list(b"one two")
+    by_token = OutputStream(ByteTokenizer())
+    assert by_token.push(ids) + by_token.push([*b"!", 33], "stop") == "one two!"
+    assert (by_token.finish_reason, by_token.num_tokens) == ("stop", 9)
+    by_length = OutputStream(ByteTokenizer(), stops=["two.", "zzz"])
+    assert [by_length.push(ids), by_length.push([], "length")] == ["one ", "two"]
+    by_string = OutputStream(ByteTokenizer(), stops=["e t"])
+    assert by_string.push(ids) == "on"
+    assert (by_string.finish_reason, by_string.num_tokens) == ("stop", 5)
+    assert by_string.push(ids, "length") == "" and by_string.finish_reason == "stop"
