@@ -1,0 +1,138 @@
+"""The engine: Algorithm 1 of the paper around a scheduler and an executor."""
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.sched.planner import make_plan
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Scheduler
+from orca_jax.step import Executor, Handle, StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot: totals since start, then the state of this moment."""
+
+    iterations: int  # collected
+    scheduled_requests: int  # sum of batch sizes over all plans
+    scheduled_tokens: int  # sum of tokens over all plans
+    schedule_seconds: float  # host time to select and plan
+    update_seconds: float  # host time to record results and hand them out
+    waiting: int  # requests without a row
+    running: int  # requests with a row
+    in_flight: int  # iterations
+    free_pages: int
+    reserved_slots: int  # the paper's n_rsrv
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Requests per iteration."""
+        planned = self.iterations + self.in_flight
+        return self.scheduled_requests / planned if planned else 0.0
+
+
+class Engine:
+    """Runs requests on an executor, an iteration at a time. Not thread-safe: one thread owns an engine.
+
+    Args:
+        executor: runs plans; the caller closes it.
+        scheduler: decides who runs next.
+        pool: the requests, and through `pool.kv` the memory; nobody else may change it.
+        seed: of the seeds that are drawn for requests without one.
+        clock: seconds, monotonic; the unit of all times in updates.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        pool: RequestPool,
+        *,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.pool = pool
+        self._clock = clock
+        self._seeds = random.Random(seed)
+        self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
+        self._iterations = 0
+        self._scheduled_requests = 0
+        self._scheduled_tokens = 0
+        self._schedule_seconds = 0.0
+        self._update_seconds = 0.0
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it could never run; `param` names the field and the message says how to mend it.
+        """
+        seed = self._seeds.getrandbits(63)
+        self.pool.add(request_id, prompt_ids, params, seed=seed, arrival=self._clock())
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; a coming step hands out its last update. False if it is not live (any more)."""
+        return self.pool.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.pool.has_work
+
+    def step(self) -> list[RequestUpdate]:
+        """One turn of Algorithm 1 (section 4.2): fill the pipeline, wait for its oldest iteration, hand out tokens."""
+        while len(self._in_flight) < self.scheduler.n_workers:
+            plan = self._plan()  # 4, 6, 7
+            if plan is None:
+                break
+            self._in_flight.append((plan, self.executor.submit(plan)))  # 5, 8
+        if not self._in_flight:
+            return self.pool.deliver(self.scheduler.may_return, self._clock())  # aborted while they waited
+        plan, handle = self._in_flight.popleft()  # 15
+        result = self.executor.collect(handle)  # 9, 10
+        start = time.perf_counter()
+        self.pool.record(plan, result)  # 11-13
+        updates = self.pool.deliver(self.scheduler.may_return, self._clock())  # 13, 14
+        self._iterations += 1
+        self._update_seconds += time.perf_counter() - start
+        return updates
+
+    @property
+    def stats(self) -> EngineStats:
+        """Where the engine stands."""
+        kv = self.pool.kv
+        return EngineStats(
+            iterations=self._iterations,
+            scheduled_requests=self._scheduled_requests,
+            scheduled_tokens=self._scheduled_tokens,
+            schedule_seconds=self._schedule_seconds,
+            update_seconds=self._update_seconds,
+            waiting=len(self.pool) - kv.num_held_rows,
+            running=kv.num_held_rows,
+            in_flight=len(self._in_flight),
+            free_pages=kv.num_free_pages,
+            reserved_slots=kv.reserved_slots,
+        )
+
+    def _plan(self) -> StepPlan | None:
+        """The next iteration, or None when nobody can run."""
+        start = time.perf_counter()
+        choices = self.scheduler.select(self.pool, self.pool.kv)
+        if not choices:
+            return None
+        number = self._iterations + len(self._in_flight)
+        plan = make_plan(number, choices, self.pool, self._clock())
+        self._scheduled_requests += len(choices)
+        self._scheduled_tokens += sum([choice.num_tokens for choice in choices])
+        self._schedule_seconds += time.perf_counter() - start
+        logger.debug("iteration %d: %d requests", number, len(choices))
+        return plan

@@ -1,0 +1,43 @@
+"""Iteration-level scheduling: Algorithm 1 of the paper, exactly."""
+
+from collections.abc import Sequence
+
+from orca_jax.request import Request, State
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Choice
+
+
+class OrcaScheduler:
+    """`Select` of Algorithm 1 (section 4.2); the numbers are the paper's lines, lines 1-16 are the engine's step.
+
+    First come, first served at the level of iterations: an earlier request has never run fewer iterations than a
+    later one. The admitted requests are therefore a prefix of the order of arrival, and the break in line 25 never
+    holds back a request that is already running.
+    """
+
+    name = "orca"
+
+    def __init__(self, max_bs: int, n_workers: int = 1) -> None:
+        self.max_bs = max_bs
+        self.n_workers = n_workers
+
+    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+        """Up to `max_bs` requests that are not in flight, in order of arrival."""
+        batch: list[Choice] = []  # 18
+        n_rsrv = kv.reserved_slots
+        for request in pool:  # 20, 21: in order of arrival
+            if request.state is State.RUNNING:  # 19
+                continue
+            if len(batch) == self.max_bs:  # 22
+                break
+            if request.state is State.INITIATION:  # 23
+                n_rsrv += request.max_total  # 24, 26
+                if n_rsrv > kv.n_slots:  # 25: break, not continue, or a long request could wait for ever
+                    break
+            batch.append(Choice(request, request.num_tokens - request.num_computed))  # 27
+        return batch  # 28
+
+    def may_return(self, request: Request) -> bool:
+        """Always: a token leaves as soon as its iteration has returned."""
+        return True

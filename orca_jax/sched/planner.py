@@ -1,0 +1,50 @@
+"""From choices to a plan: admission, pages and ids, once for all schedulers."""
+
+from collections.abc import Sequence
+
+from orca_jax.request import Request
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Choice
+from orca_jax.step import Member, RowSampling, StepPlan
+
+
+def make_plan(iteration: int, choices: Sequence[Choice], pool: RequestPool, now: float) -> StepPlan:
+    """Give the chosen requests what they need for one iteration, and write down what each does in it.
+
+    Args:
+        iteration: number of the plan.
+        choices: not empty, each request once.
+        pool: where the requests live; newcomers are admitted, and all are marked as running.
+        now: seconds on the engine's clock.
+    """
+    return StepPlan(iteration, tuple([_member(choice.request, choice.num_tokens, pool, now) for choice in choices]))
+
+
+def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) -> Member:
+    row, sampling = request.row, None
+    if row is None:
+        row = pool.admit(request, now)
+        sampling = _row_sampling(request)
+    start = request.num_computed
+    if request.finish_reason is not None:  # ended and kept in its place: the same tokens again
+        start -= num_tokens
+    end = start + num_tokens
+    num_old_pages = len(pool.kv.pages_of(row))
+    new_pages = pool.kv.allocate(row, end)
+    pool.launch(request, end)
+    return Member(
+        request_id=request.request_id,
+        row=row,
+        start=start,
+        ids=request.ids_from(start, num_tokens),
+        samples=end == request.num_tokens,
+        num_old_pages=num_old_pages,
+        new_pages=new_pages,
+        sampling=sampling,
+    )
+
+
+def _row_sampling(request: Request) -> RowSampling:
+    params = request.params
+    # -1 and 0 both mean all tokens to users; executors know only 0.
+    return RowSampling(params.temperature, max(params.top_k, 0), params.top_p, request.seed)

@@ -1,0 +1,244 @@
+"""The request pool: every live request, from its arrival until its last token was handed out."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from orca_jax.errors import RequestError
+from orca_jax.request import Request, RequestMetrics, RequestUpdate, SamplingParams, State
+from orca_jax.sched.kv import KVManager
+from orca_jax.step import StepPlan, StepResult
+
+NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
+
+
+class RequestPool:
+    """Owns requests in order of arrival, and is the only one to change them.
+
+    A request's life: `add`, `admit` (a row and a reservation), then for each iteration `launch` and `record`, and
+    `deliver`, which hands out what it generated and, at its end, gives back what it held. `abort` may come at any time.
+
+    Iterating yields live requests in order of arrival, lazily: a scheduler that stops early never looks at the
+    thousands that wait behind.
+
+    Args:
+        kv: rows, slots and pages; the pool gives them back when a request leaves.
+        vocab_size: prompt ids are below it.
+        max_model_len: prompt and generated tokens of one request at most.
+        eos_token_ids: the model's end tokens.
+    """
+
+    def __init__(
+        self, kv: KVManager, *, vocab_size: int, max_model_len: int, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        self.kv = kv
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._eos_ids = frozenset(eos_token_ids)
+        self._live: OrderedDict[str, Request] = OrderedDict()
+        self._undelivered: dict[str, Request] = {}  # has new ids or an end that nobody was told of
+        self._num_arrived = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._live.values())
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits, runs, or has an update that was not handed out."""
+        return bool(self._live or self._undelivered)
+
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, seed: int, arrival: float
+    ) -> Request:
+        """Take a request in at the end of the queue.
+
+        `seed` is used where `params.seed` is None; `arrival` is in seconds on the engine's clock.
+
+        Raises:
+            RequestError: it could never run; `param` names the field, and nothing has changed.
+        """
+        if request_id in self._live or request_id in self._undelivered:
+            raise RequestError(f"a request with id {request_id!r} is already in the pool", param="request_id")
+        prompt_ids = list(prompt_ids)
+        self._check_prompt(prompt_ids)
+        self._check_length(len(prompt_ids), params.max_tokens)
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            arrival=arrival,
+            arrival_index=self._num_arrived,
+            seed=seed if params.seed is None else params.seed,
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
+        )
+        self._num_arrived += 1
+        self._live[request_id] = request
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, or, if it is in flight, when that iteration is collected.
+
+        Its last update says "abort" and carries no ids. Returns False if no such request is live, which is no
+        error: it may have ended a moment ago.
+        """
+        request = self._live.get(request_id)
+        if request is None or request.aborted:
+            return False
+        request.aborted = True
+        if not request.in_flight:  # an iteration in flight still writes into the request's pages
+            self._end_aborted(request)
+        return True
+
+    def admit(self, request: Request, now: float) -> int:
+        """Give a waiting request a row, and reserve all the slots it may need; returns the row."""
+        request.row = row = self.kv.acquire_row()
+        self.kv.reserve(row, request.max_total)
+        if request.first_scheduled is None:
+            request.first_scheduled = now
+        return row
+
+    def launch(self, request: Request, num_computed: int) -> None:
+        """A plan that brings the request to `num_computed` tokens is about to be submitted (lines 6-7)."""
+        request.state = State.RUNNING
+        request.in_flight += 1
+        request.num_computed = num_computed
+
+    def record(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what an iteration brought (lines 11-13 of Algorithm 1)."""
+        num_samples = sum([member.samples for member in plan.members])
+        assert len(result.token_ids) == len(result.finite) == num_samples, (
+            f"iteration {plan.iteration} samples {num_samples} tokens, the result has {len(result.token_ids)}"
+        )
+        samples = zip(result.token_ids, result.finite, strict=True)
+        for member in plan.members:
+            request = self._live[member.request_id]
+            sample = next(samples) if member.samples else None
+            request.in_flight -= 1
+            request.num_iterations += 1
+            if not request.in_flight:
+                in_initiation = request.num_computed < len(request.prompt_ids)
+                request.state = State.INITIATION if in_initiation else State.INCREMENT
+            if request.aborted:
+                if not request.in_flight:
+                    self._end_aborted(request)
+            elif sample is not None and request.finish_reason is None:  # else: computed past the end, dropped
+                self._append(request, *sample)
+
+    def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
+        """Hand out what may be handed out; requests that ended give back what they hold (lines 13-14) and leave."""
+        updates = []
+        kept = {}
+        for request_id, request in self._undelivered.items():
+            if may_return(request):
+                updates.append(self._update(request, now))
+            else:
+                kept[request_id] = request
+        self._undelivered = kept
+        return updates
+
+    def check_integrity(self) -> None:
+        """Assert that requests, rows, slots and pages agree. For tests; O(live requests + pages).
+
+        Raises:
+            AssertionError: with what does not add up.
+        """
+        self.kv.check_integrity()
+        previous = -1
+        holders: dict[int, str] = {}
+        for request_id, request in self._live.items():
+            assert request.arrival_index > previous, f"{request_id} is out of order"
+            previous = request.arrival_index
+            assert request.state is not State.FINISHED, f"{request_id} has finished and is still live"
+            assert (request.state is State.RUNNING) == (request.in_flight > 0), f"{request_id}: {request.state}"
+            if request.row is None:
+                assert not request.in_flight, f"{request_id} is in flight without a row"
+                continue
+            assert request.row not in holders, f"{request_id} and {holders[request.row]} hold row {request.row}"
+            holders[request.row] = request_id
+            assert self.kv.slots_of(request.row) == request.max_total, f"{request_id} reserved something else"
+            room = len(self.kv.pages_of(request.row)) * self.kv.page_size
+            assert request.num_computed <= room, f"{request_id} wrote {request.num_computed} tokens into {room} slots"
+        assert len(holders) == self.kv.num_held_rows, "a row is held by no live request"
+
+    def _check_prompt(self, prompt_ids: list[int]) -> None:
+        if not prompt_ids:
+            raise RequestError("the prompt is empty; give at least one token", param="prompt")
+        if set(map(type, prompt_ids)) != {int}:
+            wrong = next(token for token in prompt_ids if type(token) is not int)
+            raise RequestError(f"prompt ids must be integers, got {wrong!r}", param="prompt")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
+            wrong = next(token for token in prompt_ids if not 0 <= token < self.vocab_size)
+            raise RequestError(
+                f"prompt id {wrong} is outside the model's vocabulary of {self.vocab_size} ids", param="prompt"
+            )
+
+    def _check_length(self, num_prompt: int, max_tokens: int) -> None:
+        total = num_prompt + max_tokens
+        if num_prompt >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens and the model's context of {self.max_model_len} has to hold at "
+                f"least one generated token too; shorten the prompt to at most {self.max_model_len - 1} tokens",
+                param="prompt",
+            )
+        if total > self.max_model_len:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the model's context is "
+                f"{self.max_model_len}; lower max_tokens to at most {self.max_model_len - num_prompt}",
+                param="max_tokens",
+            )
+        if total > self.kv.n_slots:  # it would block the queue for ever
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache reserves at "
+                f"most n_slots={self.kv.n_slots}; ask for fewer, or give the server a larger cache",
+                param="max_tokens" if num_prompt < self.kv.n_slots else "prompt",
+            )
+
+    def _append(self, request: Request, token: int, finite: bool) -> None:
+        self._undelivered[request.request_id] = request
+        if not finite:
+            request.finish_reason = "error"
+            return
+        request.generated_ids.append(token)
+        if token in request.stop_ids:
+            request.finish_reason = "stop"
+        elif len(request.generated_ids) == request.params.max_tokens:
+            request.finish_reason = "length"
+
+    def _end_aborted(self, request: Request) -> None:
+        request.finish_reason = "abort"
+        self._undelivered[request.request_id] = request
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """The one way out of the pool; undoes `admit`."""
+        assert request.state is not State.FINISHED and not request.in_flight, f"{request.request_id} cannot leave now"
+        row = request.row
+        if row is not None:
+            self.kv.free(row)
+            self.kv.release(row)
+            self.kv.release_row(row)
+            request.row = None
+        request.state = State.FINISHED
+        del self._live[request.request_id]
+
+    def _update(self, request: Request, now: float) -> RequestUpdate:
+        reason = request.finish_reason
+        if reason == "abort":
+            return RequestUpdate(request.request_id, (), reason)
+        new_ids = tuple(request.generated_ids[request.num_delivered :])
+        request.num_delivered += len(new_ids)
+        if new_ids and request.first_token is None:
+            request.first_token = now
+        if reason is None:
+            return RequestUpdate(request.request_id, new_ids)
+        self._leave(request)
+        if reason == "error":
+            return RequestUpdate(request.request_id, new_ids, reason, NOT_FINITE)
+        return RequestUpdate(request.request_id, new_ids, reason, metrics=_metrics(request, now))
+
+
+def _metrics(request: Request, now: float) -> RequestMetrics:
+    assert request.first_scheduled is not None and request.first_token is not None, "ended without a token"
+    return RequestMetrics(request.arrival, request.first_scheduled, request.first_token, now)

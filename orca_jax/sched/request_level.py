@@ -1,0 +1,64 @@
+"""Request-level scheduling: what the paper compares with (section 3.1, Figures 2 and 3)."""
+
+from collections.abc import Sequence
+
+from orca_jax.errors import ConfigError
+from orca_jax.request import Request, State
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Choice
+
+
+class RequestLevelScheduler:
+    """A batch runs until its longest member ends, as under FasterTransformer behind a serving system.
+
+    - Up to `max_bs` waiting requests, in order of arrival and within `n_slots`, become a batch; nobody joins later.
+    - The first iteration takes as many tokens from every member as the shortest prompt has; the rest of the longer
+      prompts follows one token per iteration, where shorter members already generate (section 6.2).
+    - A member that ended keeps its place and its cost: it repeats its last token, and the result is dropped.
+    - Nothing returns before the whole batch has ended, except for aborted members, which leave at once.
+    """
+
+    name = "request_level"
+
+    def __init__(self, max_bs: int, n_workers: int = 1) -> None:
+        """Raises ConfigError if `n_workers` is not 1: a batch has no second one to overlap with."""
+        if n_workers != 1:
+            raise ConfigError(
+                f"the request_level scheduler runs one batch at a time, got n_workers={n_workers}; set it to 1 or "
+                "choose the orca scheduler",
+                param="n_workers",
+            )
+        self.max_bs = max_bs
+        self.n_workers = n_workers
+        self._batch: list[Request] = []
+        self._open: list[Request] = []  # members of the batch, less some that ended
+        self._shortest = 0  # prompt tokens of the batch's shortest member
+
+    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+        """The whole batch, or a new one when the last has left."""
+        self._batch = [request for request in self._batch if request.state is not State.FINISHED]
+        if not self._batch:
+            self._form_batch(pool, kv)
+        elif self._has_ended():  # its last member was aborted; the others leave first
+            return []
+        return [Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch]
+
+    def may_return(self, request: Request) -> bool:
+        """Whether the batch has ended, or the request was aborted."""
+        return request.aborted or self._has_ended()
+
+    def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:
+        reserved = kv.reserved_slots
+        for request in pool:
+            reserved += request.max_total
+            if len(self._batch) == self.max_bs or reserved > kv.n_slots:
+                break
+            self._batch.append(request)
+        self._open = list(self._batch)
+        self._shortest = min((len(request.prompt_ids) for request in self._batch), default=0)
+
+    def _has_ended(self) -> bool:
+        while self._open and self._open[-1].finish_reason is not None:  # asked per member: constant work on average
+            self._open.pop()
+        return not self._open

@@ -1,0 +1,33 @@
+"""What every scheduler is: it decides who runs next, and nothing else."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from orca_jax.request import Request
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.pool import RequestPool
+
+
+class Choice(NamedTuple):
+    """A request that runs in the next iteration, and how many of its tokens are processed.
+
+    A request that ended but keeps its place repeats its last processed tokens.
+    """
+
+    request: Request
+    num_tokens: int
+
+
+class Scheduler(Protocol):
+    """Decides; admission, accounting and finishing exist once, in `planner` and `pool`."""
+
+    name: str
+    n_workers: int  # iterations that may be in flight
+
+    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+        """Who runs in the next iteration; empty when nobody can. Changes neither `pool` nor `kv`."""
+        ...
+
+    def may_return(self, request: Request) -> bool:
+        """Whether what a request has generated may be handed out now."""
+        ...

@@ -1,0 +1,1 @@
+"""Executors without a device: the same contract, on a model that can be computed by hand."""
