@@ -1,0 +1,56 @@
+"""The attention of a block, around a kernel that it is given.
+
+The model does not know how keys and values are kept: `attend` gets the new ones of this iteration's tokens, does
+what its cache needs, and returns the output. That is the paper's selective batching: everything here runs on the
+merged tokens of all requests, and only `attend` tells requests apart (section 3.2).
+"""
+
+from collections.abc import Callable
+
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.layers import Linear, Maker
+from orca_jax.model.rope import Rotation
+
+type Attend[Cache] = Callable[
+    [Int[Array, ""], Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache],
+    tuple[Float[Array, "T H D"], Cache],
+]
+"""`attend(layer, q, k, v, cache) -> (out, cache)`. It scales scores by `head_dim ** -0.5` itself."""
+
+type LayerAttend[Cache] = Callable[
+    [Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache], tuple[Float[Array, "T H D"], Cache]
+]
+"""`Attend` with the layer filled in."""
+
+
+class Attention(nnx.Module):
+    """Projections to queries, keys and values, rotary positions if the model has them, and the projection back."""
+
+    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
+        self.head_dim = config.head_dim
+        bias = config.attention_bias
+        embed, heads, kv_heads = (
+            config.embed_dim,
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+        )
+        self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=bias)
+        self.key = Linear(make, (embed, kv_heads), ("embed", "kv_heads"), bias=bias)
+        self.value = Linear(make, (embed, kv_heads), ("embed", "kv_heads"), bias=bias)
+        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=bias, std=out_std)
+
+    def __call__[Cache](
+        self, x: Float[Array, "T E"], rotation: Rotation | None, attend: LayerAttend[Cache], cache: Cache
+    ) -> tuple[Float[Array, "T E"], Cache]:
+        """Attention output of every token, and the cache that now holds its key and value."""
+        tokens = x.shape[0]
+        query, key, value = (
+            project(x).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
+        )
+        if rotation is not None:
+            query, key = rotation(query), rotation(key)
+        out, cache = attend(query, key, value, cache)
+        return self.out(out.reshape(tokens, -1)), cache

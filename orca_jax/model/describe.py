@@ -1,0 +1,89 @@
+"""What a model is, read without loading it and without JAX: a directory's config.json, or a preset."""
+
+import dataclasses
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.families import FAMILIES
+from orca_jax.model.families.base import token_ids
+
+PRESET_PREFIX = "preset:"
+
+
+def preset_names() -> tuple[str, ...]:
+    """Configurations that come with the package; they have random weights."""
+    return tuple(_presets())
+
+
+def is_preset(source: str) -> bool:
+    """Whether `source` names a packaged configuration rather than a directory."""
+    return source.startswith(PRESET_PREFIX)
+
+
+def read_model_config(source: str | Path) -> ModelConfig:
+    """The configuration of `source`, a model directory or "preset:<name>".
+
+    End tokens of generation_config.json join those of config.json, since models rely on both.
+
+    Raises:
+        ConfigError: no such directory or preset, a file that is no JSON object, an unknown `model_type`, or an
+            option that the decoder does not have; names the parameter.
+    """
+    if is_preset(str(source)):
+        name = str(source).removeprefix(PRESET_PREFIX)
+        presets = _presets()
+        if name not in presets:
+            raise ConfigError(f"unknown preset {name!r}; known: {', '.join(presets)}", param="model")
+        return config_from_hf(presets[name])
+    directory = Path(source)
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory; give a model directory or preset:<name>", param="model")
+    config = config_from_hf(_read_object(directory / "config.json"))
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        extra = token_ids(_read_object(generation).get("eos_token_id"))
+        config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra))))
+    return config
+
+
+def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
+    """The configuration that a Hugging Face config.json describes.
+
+    Raises:
+        ConfigError: as in `read_model_config`.
+    """
+    kind = str(hf.get("model_type"))
+    if kind not in FAMILIES:
+        raise ConfigError(
+            f"config.json: model_type {kind!r} is not supported; known: {sorted(FAMILIES)}", param="model"
+        )
+    config = FAMILIES[kind].config_from_hf(hf)
+    outside = [token for token in config.eos_token_ids if token >= config.vocab_size]
+    if outside:
+        raise ConfigError(
+            f"config.json: eos_token_id {outside} is outside the vocabulary of {config.vocab_size}",
+            param="eos_token_id",
+        )
+    return config
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    text = resources.files("orca_jax.model").joinpath("presets.json").read_text(encoding="utf-8")
+    presets: dict[str, dict[str, Any]] = json.loads(text)
+    return presets
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing", param="model") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}", param="model") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object", param="model")
+    return value

@@ -1,0 +1,117 @@
+"""What a family of checkpoints declares: how it spells its configuration and its weights. Plain data, no arrays."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+
+HfConfig = Mapping[str, Any]
+"""The contents of a Hugging Face config.json."""
+
+Activation = Literal["gelu_tanh", "gelu", "silu", "relu"]
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Where one tensor of a checkpoint goes.
+
+    `key` is its name without the family's prefix; "{layer}" stands for the layer's number, and the tensors of all
+    layers are stacked into one parameter. `path` is the parameter's path in the decoder. `transpose` turns [out, in]
+    into our [in, out]. `part` (i, n) takes the i-th of n equal pieces of the last axis, where one tensor holds several
+    parameters. `prefixed` is False for tensors outside the family's prefix.
+    """
+
+    key: str
+    path: str
+    transpose: bool = False
+    part: tuple[int, int] = (0, 1)
+    prefixed: bool = True
+
+    @property
+    def stacked(self) -> bool:
+        """Whether there is one tensor for each layer."""
+        return "{layer}" in self.key
+
+
+@dataclass(frozen=True)
+class Family:
+    """One `model_type`. `prefixes` are those seen in the wild; `ignored` matches keys that hold no weights."""
+
+    name: str
+    config_from_hf: Callable[[HfConfig], ModelConfig]
+    weights: Callable[[ModelConfig], tuple[Weight, ...]]
+    prefixes: tuple[str, ...]
+    ignored: re.Pattern[str]
+
+
+def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
+    """A positive integer.
+
+    Raises:
+        ConfigError: it is missing without a default, or something else; names the key.
+    """
+    value = hf.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"config.json: {key} must be a positive integer, got {value!r}", param=key)
+    return value
+
+
+def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
+    """A positive number; `ConfigError` as in `get_int`."""
+    value = hf.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ConfigError(f"config.json: {key} must be a positive number, got {value!r}", param=key)
+    return float(value)
+
+
+def get_activation(hf: HfConfig, key: str, default: str) -> Activation:
+    """The activation; `ConfigError` names one that is unknown."""
+    name = hf.get(key) or default
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"config.json: {key} {name!r} is not supported; known: {sorted(_ACTIVATIONS)}", param=key)
+    return _ACTIVATIONS[cast(str, name)]
+
+
+def token_ids(value: object, key: str = "eos_token_id") -> tuple[int, ...]:
+    """One id, a list of ids, or null, as a tuple; `ConfigError` for anything else."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise ConfigError(f"{key} must be an id, a list of ids or null, got {value!r}", param=key)
+    return tuple(ids)
+
+
+def first_token_id(hf: HfConfig, key: str) -> int | None:
+    """The first of the ids under `key`, if any."""
+    return next(iter(token_ids(hf.get(key), key)), None)
+
+
+def reject(hf: HfConfig, unsupported: Mapping[str, object]) -> None:
+    """Refuse options that change the model and that the decoder does not have.
+
+    Args:
+        hf: the configuration.
+        unsupported: option -> the only value that is supported, which is also its default.
+
+    Raises:
+        ConfigError: an option has another value; names it.
+    """
+    for key, only in unsupported.items():
+        if hf.get(key, only) not in (only, None):
+            raise ConfigError(f"config.json: {key} {hf[key]!r} is not supported, only {only!r}", param=key)

@@ -1,0 +1,86 @@
+"""GPT-2: learned positions, LayerNorm, GELU, biases everywhere, tied embeddings; GPT-3 is the same in larger."""
+
+import re
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.families.base import (
+    Family,
+    HfConfig,
+    Weight,
+    first_token_id,
+    get_activation,
+    get_float,
+    get_int,
+    reject,
+    token_ids,
+)
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a GPT-2 config.json; missing keys have transformers' defaults.
+
+    Raises:
+        ConfigError: an option that the decoder does not have, or a value that makes no sense; names the key.
+    """
+    reject(hf, {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False})
+    embed, heads = get_int(hf, "n_embd", 768), get_int(hf, "n_head", 12)
+    if embed % heads:
+        raise ConfigError(f"config.json: n_head {heads} does not divide n_embd {embed}", param="n_head")
+    return ModelConfig(
+        family="gpt2",
+        vocab_size=get_int(hf, "vocab_size", 50257),
+        num_layers=get_int(hf, "n_layer", 12),
+        embed_dim=embed,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=embed // heads,
+        mlp_dim=get_int(hf, "n_inner", 4 * embed),
+        max_positions=get_int(hf, "n_positions", 1024),
+        norm="layernorm",
+        norm_eps=get_float(hf, "layer_norm_epsilon", 1e-5),
+        activation=get_activation(hf, "activation_function", "gelu_new"),
+        gated_mlp=False,
+        attention_bias=True,
+        mlp_bias=True,
+        tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
+        eos_token_ids=token_ids(hf.get("eos_token_id", 50256)),
+        bos_token_id=first_token_id(hf, "bos_token_id"),
+    )
+
+
+def _linear(key: str, path: str, part: tuple[int, int] = (0, 1)) -> tuple[Weight, Weight]:
+    """GPT-2 keeps its matrices as [in, out], so nothing is transposed."""
+    return Weight(f"{key}.weight", f"{path}.kernel", part=part), Weight(f"{key}.bias", f"{path}.bias", part=part)
+
+
+def _norm(key: str, path: str) -> tuple[Weight, Weight]:
+    return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters. Queries, keys and values are thirds of one tensor."""
+    head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
+    return (
+        Weight("wte.weight", "embedding.table"),
+        Weight("wpe.weight", "positions.table"),
+        *_norm("h.{layer}.ln_1", "blocks.attention_norm"),
+        *_linear("h.{layer}.attn.c_attn", "blocks.attention.query", (0, 3)),
+        *_linear("h.{layer}.attn.c_attn", "blocks.attention.key", (1, 3)),
+        *_linear("h.{layer}.attn.c_attn", "blocks.attention.value", (2, 3)),
+        *_linear("h.{layer}.attn.c_proj", "blocks.attention.out"),
+        *_norm("h.{layer}.ln_2", "blocks.mlp_norm"),
+        *_linear("h.{layer}.mlp.c_fc", "blocks.mlp.up"),
+        *_linear("h.{layer}.mlp.c_proj", "blocks.mlp.down"),
+        *_norm("ln_f", "final_norm"),
+        *head,
+    )
+
+
+GPT2 = Family(
+    name="gpt2",
+    config_from_hf=config_from_hf,
+    weights=weights,
+    prefixes=("transformer.", ""),
+    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),  # causal masks of old checkpoints
+)

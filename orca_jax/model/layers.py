@@ -1,0 +1,136 @@
+"""The parts of a block. Matrix products run in the parameters' type with float32 sums, everything else in float32.
+
+Parameters of blocks are stacked: their first axis is the layer. A block's methods see one layer at a time, because
+the decoder scans over that axis.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ModelConfig
+
+Init = Literal["normal", "zeros", "ones"]
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
+
+
+class Maker:
+    """Makes parameters of one type, each from a key of its own, so that values do not depend on the mesh.
+
+    Args:
+        dtype: type of every parameter.
+        rngs: source of keys.
+        layers: size of the leading layer axis, or None for parameters outside the blocks.
+    """
+
+    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs, layers: int | None = None) -> None:
+        self.dtype = dtype
+        self.rngs = rngs
+        self.layers = layers
+
+    def stacked(self, layers: int) -> "Maker":
+        """The same for parameters with a leading axis of `layers`."""
+        return Maker(self.dtype, self.rngs, layers)
+
+    def __call__(
+        self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
+    ) -> nnx.Param[Array]:
+        """A parameter of `shape`, `axes` naming its dimensions; a leading "layers" axis is added to both if stacked."""
+        value = self._layer_by_layer(shape, std) if init == "normal" else self._constant(shape, float(init == "ones"))
+        return nnx.Param(value, axes=axes if self.layers is None else ("layers", *axes))
+
+    def _constant(self, shape: tuple[int, ...], value: float) -> Array:
+        return jnp.full(shape if self.layers is None else (self.layers, *shape), value, self.dtype)
+
+    def _layer_by_layer(self, shape: tuple[int, ...], std: float) -> Array:
+        def draw(key: Array) -> Array:
+            return (std * jax.random.normal(key, shape)).astype(self.dtype)
+
+        if self.layers is None:
+            return draw(self.rngs.params())
+        # A loop, since all layers at once would need several times the memory of the weights for random bits.
+        return jax.lax.map(draw, jax.random.split(self.rngs.params(), self.layers))
+
+
+def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
+    """`x @ kernel` with float32 sums. Float32 parameters get full float32 products also where TF32 is the default."""
+    precision = jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
+    return jnp.matmul(x.astype(kernel.dtype), kernel, precision=precision, preferred_element_type=jnp.float32)
+
+
+class Linear(nnx.Module):
+    """`x @ kernel + bias`; `axes` are the logical axes of input and output."""
+
+    def __init__(
+        self, make: Maker, sizes: tuple[int, int], axes: tuple[str, str], *, bias: bool, std: float = 0.02
+    ) -> None:
+        self.kernel = make(sizes, axes, "normal", std)
+        self.bias = nnx.data(make(sizes[1:], axes[1:], "zeros") if bias else None)
+
+    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """Project every token; float32 out."""
+        out = matmul(x, self.kernel[...])
+        return out if self.bias is None else out + self.bias[...].astype(jnp.float32)
+
+
+class Norm(nnx.Module):
+    """LayerNorm or RMSNorm over the embedding, in float32."""
+
+    def __init__(self, make: Maker, config: ModelConfig) -> None:
+        self.centred = config.norm == "layernorm"
+        self.eps = config.norm_eps
+        self.scale = make((config.embed_dim,), ("embed",), "ones")
+        self.bias = nnx.data(make((config.embed_dim,), ("embed",), "zeros") if self.centred else None)
+
+    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """Normalise every token."""
+        if self.centred:
+            x = x - x.mean(axis=-1, keepdims=True)
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.eps)
+        x = x * self.scale[...].astype(jnp.float32)
+        return x if self.bias is None else x + self.bias[...].astype(jnp.float32)
+
+
+class Table(nnx.Module):
+    """A vector for each index: token embeddings, learned positions, and the unembedding."""
+
+    def __init__(self, make: Maker, rows: int, width: int, axis: str, *, used: int | None = None) -> None:
+        self.table = make((rows, width), (axis, "embed"), "normal")
+        if used is not None and used < rows:
+            values = self.table[...]
+            self.table[...] = jnp.where(jnp.arange(rows)[:, None] < used, values, jnp.zeros_like(values))
+
+    def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """Look up; an index out of range gets the nearest row (callers validate, padding may hold anything)."""
+        return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
+
+    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector with every row."""
+        return matmul(hidden, self.table[...].T)
+
+
+class Mlp(nnx.Module):
+    """Two layers with an activation between them; gated models multiply a second projection in."""
+
+    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
+        inner = ((config.embed_dim, config.mlp_dim), ("embed", "mlp"))
+        self.activation = config.activation
+        self.gate = nnx.data(Linear(make, *inner, bias=config.mlp_bias) if config.gated_mlp else None)
+        self.up = Linear(make, *inner, bias=config.mlp_bias)
+        self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
+
+    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """Apply to every token."""
+        act = ACTIVATIONS[self.activation]
+        hidden = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
+        return self.down(hidden)

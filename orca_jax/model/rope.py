@@ -1,0 +1,89 @@
+"""Rotary positions and the ways in which models were stretched to longer texts.
+
+The kinds are those of Hugging Face configurations (`rope_type`). Frequencies are constants of a model, so that
+a cached key never has to be turned again: kinds whose frequencies change with the length of the text (`dynamic`,
+`longrope`) are used only up to the length where they change; `families.llama` limits `max_positions` to it.
+"""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import RopeConfig
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
+    """Angle per position of each pair of dimensions, float32 [head_dim / 2]."""
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    base: np.ndarray = 1.0 / np.power(
+        np.float32(rope.theta), exponent
+    )  # float32 on purpose: what models were trained with
+    match rope.kind:
+        case "linear":
+            base = base / rope.factor
+        case "llama3":
+            base = _llama3(base, rope)
+        case "yarn":
+            base = _yarn(base, rope, head_dim)
+        case "longrope":
+            base = base / np.asarray(rope.short_factor, np.float32)
+        case "default" | "dynamic":
+            pass
+    return base.astype(np.float32)
+
+
+def _llama3(base: np.ndarray, rope: RopeConfig) -> np.ndarray:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    turns = rope.original_max_position * base / (2 * math.pi)  # within the original context
+    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep = np.clip(keep, 0.0, 1.0)
+    return base * (keep + (1 - keep) / rope.factor)
+
+
+def _yarn(base: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
+    """Stretch dimensions that turn less than `beta_slow` times, keep those above `beta_fast` (arXiv 2309.00071)."""
+
+    def dimension(turns: float) -> float:
+        ratio = rope.original_max_position / (turns * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low or 0.001
+    stretch = np.clip((np.arange(head_dim // 2) - low) / width, 0.0, 1.0)
+    return base * (1 - stretch) + base / rope.factor * stretch
+
+
+def magnitude(rope: RopeConfig) -> float:
+    """Factor on cosine and sine that keeps attention as sharp as in the original context."""
+    if rope.kind not in ("yarn", "longrope"):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.kind == "longrope":
+        return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
+    if rope.mscale and rope.mscale_all_dim:
+        return _yarn_magnitude(rope.factor, rope.mscale) / _yarn_magnitude(rope.factor, rope.mscale_all_dim)
+    return _yarn_magnitude(rope.factor, 1.0)
+
+
+def _yarn_magnitude(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+class Rotation:
+    """Cosine and sine of every token's angles, computed once for all layers."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> None:
+        angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)  # [T, D/2]
+        self.cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, D/2]
+        self.sin = jnp.sin(angles)[:, None] * magnitude(rope)
+
+    def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Turn the pairs (d, d + D/2) of every head, in float32."""
+        first, second = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate([first * self.cos - second * self.sin, second * self.cos + first * self.sin], axis=-1)

@@ -1,0 +1,94 @@
+"""The decoder: one pre-norm Transformer that is GPT-2 or Llama by its configuration alone."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.attention import Attend, Attention, LayerAttend
+from orca_jax.model.layers import Maker, Mlp, Norm, Table
+from orca_jax.model.rope import Rotation
+
+
+class Block(nnx.Module):
+    """Attention and MLP, each behind a norm and beside the residual stream, which stays float32."""
+
+    def __init__(self, make: Maker, config: ModelConfig) -> None:
+        out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
+        self.attention_norm = Norm(make, config)
+        self.attention = Attention(make, config, out_std)
+        self.mlp_norm = Norm(make, config)
+        self.mlp = Mlp(make, config, out_std)
+
+    def __call__[Cache](
+        self, x: Float[Array, "T E"], rotation: Rotation | None, attend: LayerAttend[Cache], cache: Cache
+    ) -> tuple[Float[Array, "T E"], Cache]:
+        """One layer of every token."""
+        out, cache = self.attention(self.attention_norm(x), rotation, attend, cache)
+        x = x + out
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Decoder(nnx.Module):
+    """Token ids in, hidden vectors out, for the merged tokens of an iteration.
+
+    Parameters are created here with random values, for training and benchmarks; `load.load_decoder` creates the
+    same tree sharded, or fills it from a checkpoint, without the values ever being on one device.
+
+    Args:
+        config: the model.
+        dtype: type of the parameters.
+        rngs: source of the random values.
+        vocab_rows: rows of the embedding table, at least `config.vocab_size`; the rest are zeros.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int) -> None:
+        self.config = config
+        make, embed = Maker(dtype, rngs), config.embed_dim
+        self.embedding = Table(make, vocab_rows, embed, "vocab", used=config.vocab_size)
+        learned = None if config.rope else Table(make, config.max_positions, embed, "positions")
+        self.positions = nnx.data(learned)
+        self.blocks = Block(make.stacked(config.num_layers), config)
+        self.final_norm = Norm(make, config)
+        tied = config.tied_embeddings
+        self.head = nnx.data(None if tied else Table(make, vocab_rows, embed, "vocab", used=config.vocab_size))
+
+    def __call__[Cache](
+        self, ids: Int[Array, "T"], positions: Int[Array, "T"], attend: Attend[Cache], cache: Cache
+    ) -> tuple[Float[Array, "T E"], Cache]:
+        """Run all layers over T tokens of any mix of requests.
+
+        Args:
+            ids: token ids, below the vocabulary's size.
+            positions: each token's place in its own request, below `config.max_positions`.
+            attend: attention of one layer; owns what `cache` means.
+            cache: any tree of arrays. It is a flat carry of the scan over layers, never sliced by layer, because
+                only then does XLA update it in place.
+
+        Returns:
+            Hidden vectors after the final norm, and the cache.
+        """
+        x = self.embedding(ids)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        rope = self.config.rope
+        rotation = None if rope is None else Rotation(rope, self.config.head_dim, positions)
+        structure, stacked = nnx.split(self.blocks)
+
+        def layer(carry: tuple[Array, Cache], inputs: tuple[Array, nnx.State]) -> tuple[tuple[Array, Cache], None]:
+            x, cache = carry
+            index, parameters = inputs
+            block: Block = nnx.merge(structure, parameters)
+            return block(x, rotation, partial(attend, index), cache), None
+
+        index = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+        (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
+        return self.final_norm(x), cache
+
+    def unembed(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
+        """Logits over the padded vocabulary; those from `config.vocab_size` on mean nothing."""
+        head = self.embedding if self.head is None else self.head
+        return head.scores(hidden)
