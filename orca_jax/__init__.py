@@ -1,0 +1,1 @@
+"""Iteration-level scheduling and selective batching for Transformer generation in JAX."""
