@@ -1,0 +1,121 @@
+"""Ragged attention in plain XLA: loops whose trip counts are run-time values.
+
+    for each request with one query              (increments, which come first)
+        while pages are left: scores [H, S], online softmax, weighted values
+    for each request with several queries        (chunks of prompts)
+        for each block of up to 128 queries
+            while pages are left that this block may see: the same with [H, block, S]
+
+Work follows the real lengths, and no shape depends on a context length: one program for each T. A loop body runs
+on one core, so on a CPU the caller shards the heads over one JAX device for each core.
+
+A block of queries may reach past its request. What it writes there is overwritten by the next request, because
+requests stand in the order of `query_start`, or falls into padding.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.kv_pages import KVPages
+
+_MAX_QUERY_BLOCK = 128
+_MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
+
+
+class _Softmax(NamedTuple):
+    """Online softmax of M query heads by K: running maximum, denominator and weighted values."""
+
+    top: Float[Array, "K M"]
+    denominator: Float[Array, "K M"]
+    values: Float[Array, "K M D"]
+
+
+def ragged_attention_xla(
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    *,
+    scale: float,
+) -> Float[Array, "T H D"]:
+    """See `ragged_attention`. Any heads, head dim, page size; scores and sums in f32."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = pages.k.shape[1]
+    if num_heads % num_kv_heads:
+        raise NotImplementedError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    block = min(_MAX_QUERY_BLOCK, num_tokens)
+    num_increments = jnp.sum(query_len == 1)
+    num_requests = jnp.sum(query_len > 0)
+
+    # A block may start at the last query and reach `block - 1` further.
+    grouped = (q.astype(jnp.float32) * scale).reshape(num_tokens, num_kv_heads, -1, head_dim)
+    grouped = jnp.pad(grouped, ((0, block - 1), (0, 0), (0, 0), (0, 0)))
+
+    def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
+        """Queries `offset : offset + size` of request `row`."""
+        start = query_start[row] + offset
+        queries = lax.dynamic_slice_in_dim(grouped, start, size)  # [size, K, G, D]
+        first = context_len[row] - query_len[row] + offset  # position of the first query
+        result = _attend_block(queries, pages, page_table[row], first, context_len[row])
+        return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
+
+    def increment(row: jax.Array, out: jax.Array) -> jax.Array:
+        return attend(row, jnp.zeros_like(row), 1, out)
+
+    def chunk(row: jax.Array, out: jax.Array) -> jax.Array:
+        num_blocks = _ceil_div(query_len[row], block)
+        return lax.fori_loop(0, num_blocks, lambda i, out: attend(row, i * block, block, out), out)
+
+    out = jnp.zeros_like(grouped)
+    out = lax.fori_loop(0, num_increments, increment, out)
+    if num_tokens > 1:
+        out = lax.fori_loop(num_increments, num_requests, chunk, out)
+    return out[:num_tokens].reshape(q.shape).astype(q.dtype)
+
+
+def _attend_block(
+    q: Float[Array, "B K G D"],
+    pages: KVPages,
+    page_list: Int[Array, " P"],
+    first: Int[Array, ""],
+    context_len: Int[Array, ""],
+) -> Float[Array, "B K G D"]:
+    """Attention of B consecutive queries of one request, the first at position `first`."""
+    size, num_kv_heads, groups, head_dim = q.shape
+    page_size = pages.page_size
+    heads = q.transpose(1, 2, 0, 3).reshape(num_kv_heads, groups * size, head_dim)  # [K, M, D]
+    position = first + jnp.tile(jnp.arange(size), groups)  # [M]
+    # No query sees past its own position; queries past the request's end are clipped to its last token.
+    num_visible = jnp.minimum(first + size, context_len)
+
+    def visit(index: jax.Array, state: _Softmax) -> _Softmax:
+        page = page_list[index]
+        k, v = (lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(jnp.float32) for pool in pages)
+        token = index * page_size + jnp.arange(page_size)
+        scores = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
+        scores = jnp.where(token <= jnp.minimum(position, num_visible - 1)[:, None], scores, _MASKED)
+        top = jnp.maximum(state.top, scores.max(-1))
+        weights = jnp.exp(scores - top[..., None])
+        shrink = jnp.exp(state.top - top)
+        v = jnp.where(token < num_visible, v, 0.0)  # unwritten slots may hold anything
+        weighted = jnp.einsum("kms,kds->kmd", weights, v, preferred_element_type=jnp.float32)
+        return _Softmax(
+            top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
+        )
+
+    shape = heads.shape[:2]
+    empty = _Softmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
+    done = lax.fori_loop(0, _ceil_div(num_visible, page_size), visit, empty)
+    out = (done.values / done.denominator[..., None]).reshape(num_kv_heads, groups, size, head_dim)
+    return out.transpose(2, 0, 1, 3)
+
+
+def _ceil_div(a: jax.Array, b: int) -> jax.Array:
+    """a / b rounded up."""
+    return (a + b - 1) // b
