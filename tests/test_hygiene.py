@@ -118,6 +118,12 @@ def test_every_script_is_executable_or_python() -> None:
             assert path.stat().st_mode & 0o111, path.name
 
 
+@pytest.mark.parametrize("path", [path for path in TEXT_FILES if path.suffix == ".md"], ids=str)
+def test_links_inside_the_tree_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / path).read_text(encoding="utf-8")):
+        assert "://" in target or ((ROOT / path).parent / target).exists(), target
+
+
 def readme_tree() -> dict[str, str]:
     """Path -> phrase of the README's file tree: two blanks a level, `names   phrase`, several names share a phrase."""
     block = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
