@@ -1,1 +1,21 @@
-"""Iteration-level scheduling and selective batching for Transformer generation in JAX."""
+"""Iteration-level scheduling and selective batching for Transformer generation in JAX.
+
+`LLM` is loaded on first use, so that `import orca_jax` costs nothing and needs no device.
+"""
+
+from typing import TYPE_CHECKING
+
+from orca_jax.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from orca_jax.llm import LLM
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from orca_jax.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

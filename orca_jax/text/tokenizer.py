@@ -12,7 +12,7 @@ from typing import Protocol
 
 import tokenizers
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, RequestError
 
 BYTE_TOKENIZER = "byte"  # the source that names `ByteTokenizer` where a path is expected
 
@@ -31,7 +31,11 @@ class Tokenizer(Protocol):
     special_ids: frozenset[int]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, with the special tokens that the model's tokenizer puts around one."""
+        """The ids of a prompt, with the special tokens that the model's tokenizer puts around one.
+
+        Raises:
+            RequestError: the text is no Unicode: it holds half of a surrogate pair.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -80,7 +84,7 @@ class ByteTokenizer(_BytesDecoder):
 
     def encode(self, text: str) -> list[int]:
         """The UTF-8 bytes of the text."""
-        return list(text.encode("utf-8"))
+        return list(_utf8(text))
 
     def token_bytes(self, token_id: int) -> bytes:
         """One byte; the end token reads `<|end|>` where special tokens are shown."""
@@ -116,6 +120,7 @@ class FileTokenizer(_BytesDecoder):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt. The work is done outside the interpreter lock."""
+        _utf8(text)
         return list(self._tokenizer.encode(text).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -144,13 +149,21 @@ class FileTokenizer(_BytesDecoder):
         return self._tokenizer.token_to_id(content) if isinstance(content, str) else None
 
 
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError("the prompt holds half of a surrogate pair, which is no character", param="prompt") from None
+
+
 def _is_byte_level(decoder: dict[str, object] | None, path: Path) -> bool:
     kinds = _decoder_kinds(decoder)
     if "ByteLevel" in kinds:
         return True
     if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         return False
-    raise ConfigError(f"{path} decodes with {sorted(kinds) or 'nothing'}; byte-level and SentencePiece are known", "tokenizer")
+    message = f"{path} decodes with {sorted(kinds) or 'nothing'}; byte-level and SentencePiece are known"
+    raise ConfigError(message, param="tokenizer")
 
 
 def _decoder_kinds(decoder: dict[str, object] | None) -> set[str]:
