@@ -179,18 +179,21 @@ class LLM:
 
     def _step(self) -> None:
         """One iteration, whose updates may belong to any open batch."""
+        with _interrupt_later():
+            self._step_whole()
+        self._reap()
+
+    def _step_whole(self) -> None:
         self._stepping = True
         try:
-            with _interrupt_later():
-                for update in self.engine.step():
-                    self._take(update)
+            for update in self.engine.step():
+                self._take(update)
         except BaseException as error:
             # An iteration was cut in two, so that scheduler and device may disagree from here on.
             self._unusable = self._unusable or f"it failed with {type(error).__name__}: {error}"
             raise
         finally:
             self._stepping = False
-        self._reap()
 
     def _take(self, update: RequestUpdate) -> None:
         pending = self._open.get(update.request_id)

@@ -182,8 +182,11 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def _check_neutral(name: str, raw: msgspec.Raw) -> None:
     if name not in NEUTRAL:
         raise ApiError(400, f"unknown parameter: {name[:100]!r}", name[:100], code="unknown_parameter")
-    value = msgspec.json.decode(raw)
-    neutral = value is None or any(value == one and type(value) in _kinds(one) for one in NEUTRAL[name])
+    try:
+        value = msgspec.json.decode(raw)
+        neutral = value is None or any(value == one and type(value) in _kinds(one) for one in NEUTRAL[name])
+    except (msgspec.ValidationError, RecursionError):  # a number out of range; something deep
+        neutral = False
     if not neutral:
         allowed = " or ".join(["null", *(msgspec.json.encode(one).decode() for one in NEUTRAL[name])])
         message = f"{name} is not supported by this server: leave it out or send {allowed}"

@@ -1,0 +1,125 @@
+"""A real server in processes of its own, on the toy model and a free port."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+MODEL = "preset:toy"
+VOCAB_SIZE = 257
+EOS = 256
+
+
+@dataclass
+class Server:
+    """A started server. `lines` holds what it printed so far."""
+
+    process: subprocess.Popen[str]
+    http: httpx.Client
+    lines: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return str(self.http.base_url).rstrip("/")
+
+    def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
+        """`POST /v1/completions`."""
+        return self.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
+
+    @contextlib.contextmanager
+    def stream(self, prompt: Any = "hi", **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """A stream's parsed events, without the last `[DONE]`, which must be there unless an error ended it."""
+        body = {"model": MODEL, "prompt": prompt, "stream": True, **fields}
+        with self.http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield parse_events(response.iter_lines())
+
+    def health(self) -> httpx.Response:
+        return self.http.get("/health")
+
+    def wait_idle(self, timeout: float = 5.0) -> None:
+        """Until the engine says that no request is left."""
+        wait_until(lambda: self.health().json() == {"status": "ready", "running": 0, "waiting": 0}, timeout)
+
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Server-sent events, held to OpenAI's framing."""
+    for line in lines:
+        if not line:
+            continue
+        assert line.startswith("data: "), line
+        if line == "data: [DONE]":
+            assert not [rest for rest in lines if rest]
+            return
+        event = json.loads(line.removeprefix("data: "))
+        yield event
+        if "error" in event:
+            assert not [rest for rest in lines if rest]
+            return
+    raise AssertionError("the stream ended without [DONE] or an error")
+
+
+def wait_until(holds: Any, timeout: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def spawn(*flags: str) -> subprocess.Popen[str]:
+    """Start `python -m orca_jax.serve`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "orca_jax.serve", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("COV_")},
+    )
+
+
+@contextlib.contextmanager
+def running(*flags: str) -> Iterator[Server]:
+    """Start a server, wait until it is ready, and make sure that nothing is left of it."""
+    process = spawn("--model", MODEL, "--port", "0", *flags)
+    assert process.stdout is not None and process.stderr is not None
+    family: list[psutil.Process] = []
+    try:
+        lines = [process.stdout.readline().rstrip("\n")]
+        found = re.search(r"http://\S+$", lines[0])
+        assert found, f"it did not start: {process.stderr.read()}"
+        lines.append(process.stdout.readline().rstrip("\n"))
+        family = psutil.Process(process.pid).children(recursive=True)
+        with httpx.Client(base_url=found[0], timeout=20) as http:
+            server = Server(process, http, lines)
+            drain = threading.Thread(target=lambda: server.errors.extend(process.stderr or ()))
+            drain.start()
+            yield server
+            if process.poll() is None:
+                process.terminate()
+            process.wait(15)
+            drain.join(15)
+            assert not any("Traceback" in line for line in server.errors), "".join(server.errors)
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+    _, left = psutil.wait_procs(family, timeout=5)
+    assert not left, "the engine process is still there"

@@ -1,0 +1,198 @@
+"""Bad input gets a clear answer in OpenAI's shape, and nobody else notices."""
+
+import socket
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.running import MODEL, Server
+
+JSON = {"content-type": "application/json"}
+NUMERIC = ("max_tokens", "temperature", "top_p", "top_k", "seed", "n", "presence_penalty", "logprobs", "min_p")
+BAD_NUMBERS = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    '""',
+    '"5"',
+    "[]",
+    "{}",
+    "true",
+    "1e308",
+    "-9223372036854775809",
+)
+
+# field, value as JSON, the parameter that the error names
+BAD_FIELDS: list[tuple[str, str, str | None]] = [
+    *((name, value, None) for name in NUMERIC for value in BAD_NUMBERS),
+    ("max_tokens", "0", "max_tokens"),
+    ("max_tokens", "-1", "max_tokens"),
+    ("max_tokens", "8192", "max_tokens"),
+    ("max_tokens", "9223372036854775808", "max_tokens"),
+    ("max_tokens", "1.5", "max_tokens"),
+    ("temperature", "-0.1", "temperature"),
+    ("temperature", "2.1", "temperature"),
+    ("top_p", "0", "top_p"),
+    ("top_p", "1.01", "top_p"),
+    ("top_k", "-2", "top_k"),
+    ("top_k", "4294967296", "top_k"),
+    ("seed", "9223372036854775808", "seed"),
+    ("n", "2", "n"),
+    ("n", "1000000000", "n"),
+    ("best_of", "3", "best_of"),
+    ("echo", "true", "echo"),
+    ("echo", "0", "echo"),
+    ("logprobs", "1", "logprobs"),
+    ("logprobs", "0", "logprobs"),
+    ("suffix", '"x"', "suffix"),
+    ("logit_bias", '{"50256": -100}', "logit_bias"),
+    ("frequency_penalty", "0.5", "frequency_penalty"),
+    ("response_format", '{"type": "json_object"}', "response_format"),
+    ("structured_outputs", '{"json": {}}', "structured_outputs"),
+    ("temprature", "0", "temprature"),
+    ("stop", '""', "stop"),
+    ("stop", '["a", ""]', "stop"),
+    ("stop", '["a", "b", "c", "d", "e"]', "stop"),
+    ("stop", "5", "stop"),
+    ("stop", "[1]", "stop[0]"),
+    ("stop_token_ids", "[257]", "stop_token_ids"),
+    ("stop_token_ids", "[-1]", "stop_token_ids"),
+    ("stop_token_ids", "[true]", "stop_token_ids[0]"),
+    ("ignore_eos", "1", "ignore_eos"),
+    ("stream", '"yes"', "stream"),
+    ("stream_options", "{}", "stream_options"),
+    ("user", "5", "user"),
+    ("model", "null", "model"),
+    ("model", '"other"', "model"),
+    ("prompt", '""', "prompt"),
+    ("prompt", "[]", "prompt"),
+    ("prompt", "[[]]", "prompt"),
+    ("prompt", '["a", ""]', "prompt"),
+    ("prompt", "null", "prompt"),
+    ("prompt", "5", "prompt"),
+    ("prompt", "[257]", "prompt"),
+    ("prompt", "[1, -1]", "prompt"),
+    ("prompt", "[99999999999999999999]", "prompt"),
+    ("prompt", "[1, true]", "prompt[1]"),
+    ("prompt", "[1.5]", "prompt[0]"),
+    ("prompt", '[1, "a"]', "prompt"),
+    ("prompt", '["a", [1]]', "prompt"),
+    ("prompt", '[["a"]]', "prompt[0][0]"),
+    ("prompt", "[" + "1," * 8191 + "1]", "prompt"),
+    ("prompt", "[" + '"a",' * 1024 + '"a"]', "prompt"),
+]
+
+# body, status, the parameter that the error names
+BAD_BODIES: list[tuple[bytes, int, str | None]] = [
+    (b"", 400, None),
+    (b"{", 400, None),
+    (b"null", 400, None),
+    (b"[]", 400, None),
+    (b'"text"', 400, None),
+    (b"{}", 400, "model"),
+    (b'{"model": "preset:toy"}', 400, "prompt"),
+    (b'{"model": "preset:toy", "prompt": "x",}', 400, None),
+    (b'{"model": "preset:toy", "prompt": "\xff"}', 400, None),
+    (b'{"model": "preset:toy", "prompt": "\\ud800 x"}', 400, None),
+    (b"[" * 100_000, 400, None),
+    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, None),
+    (b'{"extra": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", 400, None),
+    (
+        b'{"stream": true, "stream_options": {"other": 1}, "model": "preset:toy", "prompt": "x"}',
+        400,
+        "stream_options.other",
+    ),
+    (b" " * (33 * 2**20), 413, None),
+]
+
+
+def check_error(response: httpx.Response, status: int | range = range(400, 500)) -> dict[str, Any]:
+    """OpenAI's error shape, all of it."""
+    statuses = status if isinstance(status, range) else (status,)
+    assert response.status_code in statuses, (response.status_code, response.text[:300])
+    assert set(response.json()) == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and len(error["message"]) < 1000
+    assert isinstance(error["type"], str) and isinstance(error["code"], str | None)
+    assert response.headers["x-request-id"].startswith("req_")
+    return error
+
+
+@pytest.mark.parametrize(("name", "value", "param"), BAD_FIELDS, ids=lambda v: v[:40] if isinstance(v, str) else None)
+def test_bad_field(server: Server, name: str, value: str, param: str | None) -> None:
+    fields = {"model": f'"{MODEL}"', "prompt": '"x"', name: value}
+    body = "{" + ", ".join(f'"{field}": {text}' for field, text in fields.items()) + "}"
+    error = check_error(server.http.post("/v1/completions", content=body, headers=JSON))
+    is_json = value not in ("NaN", "Infinity", "-Infinity")
+    assert error["param"] == (param or (name if is_json else None))
+    if is_json:
+        assert name in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"), BAD_BODIES, ids=lambda v: None if isinstance(v, bytes) else str(v)
+)
+def test_bad_body(server: Server, body: bytes, status: int, param: str | None) -> None:
+    assert check_error(server.http.post("/v1/completions", content=body, headers=JSON), status)["param"] == param
+
+
+def test_other_routes_methods_and_types(server: Server) -> None:
+    assert check_error(server.http.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert check_error(server.http.get("/v1/models/"), 404)["code"] == "not_found"
+    wrong = server.http.get("/v1/completions")
+    assert check_error(wrong, 405)["code"] == "method_not_allowed" and wrong.headers["allow"] == "POST"
+    body = b'{"model": "preset:toy", "prompt": "x"}'
+    assert check_error(server.http.post("/v1/completions", content=body), 415)["code"] == "unsupported_media_type"
+    assert check_error(server.complete(model="other"), 404)["code"] == "model_not_found"
+
+
+def test_body_without_announced_length(server: Server) -> None:
+    pieces = (b" " * 2**20 for _ in range(40))
+    with pytest.raises(httpx.TransportError):  # answered and closed while the client still sends
+        check_error(server.http.post("/v1/completions", content=pieces, headers=JSON), 413)
+        raise httpx.WriteError("the client had sent everything")
+
+
+def test_giant_header_is_refused(server: Server) -> None:
+    with socket.create_connection((server.http.base_url.host, server.http.base_url.port or 80), timeout=10) as raw:
+        raw.settimeout(10)
+        sent = 0
+        try:
+            raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: ")
+            while sent < 2**24:
+                sent += raw.send(b"a" * 2**16)
+        except OSError:
+            pass
+    assert sent < 2**24, "it read 16 MiB of headers"
+    assert server.health().status_code == 200
+
+
+def test_others_do_not_notice(idle_server: Server) -> None:
+    """One long stream is the same, byte for byte, whether or not every bad request above is sent meanwhile."""
+    fields = {"max_tokens": 1500, "ignore_eos": True, "seed": 3}
+
+    def text_of_a_stream() -> list[Any]:
+        with idle_server.stream("the long one", **fields) as events:
+            return [piece for event in events for piece in event["choices"]]
+
+    alone = text_of_a_stream()
+    together: list[Any] = []
+    long_one = threading.Thread(target=lambda: together.extend(text_of_a_stream()))
+    long_one.start()
+    with httpx.Client(base_url=idle_server.url, timeout=20) as http:
+        while long_one.is_alive():
+            for name, value, _ in BAD_FIELDS[::3]:
+                body = f'{{"model": "{MODEL}", "prompt": "x", "{name}": {value}}}'
+                check_error(http.post("/v1/completions", content=body, headers=JSON))
+            for body, status, _ in BAD_BODIES[:-1]:
+                check_error(http.post("/v1/completions", content=body, headers=JSON), status)
+    long_one.join()
+
+    def whole(pieces: list[Any]) -> tuple[str, Any]:
+        return "".join(piece["text"] for piece in pieces), pieces[-1]["finish_reason"]
+
+    assert whole(alone) == whole(together)

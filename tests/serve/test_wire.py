@@ -1,0 +1,141 @@
+"""Frames, messages and flags."""
+
+import argparse
+import dataclasses
+import queue
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orca_jax.build import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
+from orca_jax.serve import engine_process
+from orca_jax.serve.engine_args import HELP, add_engine_args, engine_config_from_args, human_int
+from orca_jax.serve.wire import (
+    MAX_FRAME_BYTES,
+    Abort,
+    Failed,
+    FrameReader,
+    Message,
+    Ready,
+    Rejected,
+    Start,
+    Submit,
+    Updates,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
+
+TO_ENGINE = [
+    Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
+    Submit("r1", [1, 2, 3], SamplingParams(5, temperature=0.5, seed=-(2**63), stop_token_ids=(4,), ignore_eos=True)),
+    Abort("r1"),
+]
+FROM_ENGINE = [
+    Ready("byte", 257, 64, 1000),
+    Rejected("r1", "no", "prompt"),
+    Updates(
+        [
+            RequestUpdate("r1", (1,)),
+            RequestUpdate("r2", (), "abort"),
+            RequestUpdate("r3", (7, 8), "length", metrics=RequestMetrics(0.5, 1.0, 2.0, 3.0)),
+            RequestUpdate("r4", (), "error", "not finite"),
+        ],
+        running=3,
+        waiting=1,
+    ),
+    Failed("gone", "model", is_config=True),
+]
+
+
+@given(st.lists(st.sampled_from([*TO_ENGINE, *FROM_ENGINE]), max_size=8), st.integers(1, 50))
+def test_frames_survive_any_cut(messages: list[Message], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    reader = FrameReader()
+    payloads = [payload for at in range(0, len(data), size) for payload in reader.feed(data[at : at + size])]
+    known = [decode_to_engine if message in TO_ENGINE else decode_from_engine for message in messages]
+    assert [read(payload) for read, payload in zip(known, payloads, strict=True)] == messages
+
+
+def test_unreadable_frames_are_refused() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        list(FrameReader().feed(struct.pack(">I", MAX_FRAME_BYTES + 1)))
+    for payload in (b"\xc1", msgspec.msgpack.encode(["Ready", 1]), msgspec.msgpack.encode(["Nothing"])):
+        with pytest.raises(msgspec.MsgspecError):
+            decode_from_engine(payload)
+    bad = SamplingParams(1)
+    object.__setattr__(bad, "temperature", float("nan"))  # what a wrong front end might send
+    with pytest.raises(msgspec.ValidationError, match="temperature"):
+        decode_to_engine(encode(Submit("r", [1], bad))[4:])
+
+
+def test_engine_loop() -> None:
+    """Refuses what cannot run, aborts, ends with the front end, and leaves the engine as it was."""
+    engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2)).engine
+    inbox: engine_process.Inbox = queue.SimpleQueue()
+    sent: list[Message] = []
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        if isinstance(message, Updates) and any(update.request_id == "long" for update in message.updates):
+            inbox.put(Abort("long"))
+        if isinstance(message, Updates) and not engine.has_work:
+            inbox.put(None)
+
+    for message in (
+        Submit("bad", [300], SamplingParams(4)),
+        Submit("long", [1], SamplingParams(60, ignore_eos=True)),
+        Submit("short", [1], SamplingParams(4, temperature=0)),
+        Abort("unknown"),
+    ):
+        inbox.put(message)
+    engine_process.serve(engine, inbox, send)
+    assert isinstance(sent[0], Rejected) and sent[0].param == "prompt"
+    updates = [update for message in sent if isinstance(message, Updates) for update in message.updates]
+    ends = {update.request_id: update.finish_reason for update in updates if update.finish_reason}
+    assert ends == {"short": "length", "long": "abort"}
+    last = sent[-1]
+    assert isinstance(last, Updates) and (last.running, last.waiting) == (0, 0)
+    engine.pool.check_integrity()
+
+
+def parse(*flags: str, **defaults: Any) -> EngineConfig:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_engine_args(parser, **defaults)
+    return engine_config_from_args(parser.parse_args(flags))
+
+
+def test_every_field_has_a_flag_and_the_same_default() -> None:
+    assert set(HELP) == {field.name for field in dataclasses.fields(EngineConfig)}
+    assert parse() == EngineConfig()
+    assert parse(max_num_seqs=7, model="preset:gpt2") == EngineConfig(model="preset:gpt2", max_num_seqs=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--max-model-len", "4k"), {"max_model_len": 4000}),
+        (("--max-model-len=4K",), {"max_model_len": 4096}),
+        (("-tp", "2", "--block-size", "32"), {"tensor_parallel_size": 2, "page_size": 32}),
+        (("--page-size", "8", "--dtype", "bfloat16"), {"page_size": 8, "dtype": "bfloat16"}),
+        (("--kv-cache-dtype", "auto", "--load-format", "dummy"), {"load_format": "dummy"}),
+        (("--gpu-memory-utilization", "0.5"), {"gpu_memory_utilization": 0.5}),
+        (("--compile-cache", "none", "--strict-compile"), {"compile_cache": None, "strict_compile": True}),
+        (("--no-progress", "--scheduler", "request_level"), {"progress": False, "scheduler": "request_level"}),
+    ],
+)
+def test_flags(flags: tuple[str, ...], expected: dict[str, Any]) -> None:
+    assert parse(*flags) == EngineConfig(**expected)
+
+
+def test_human_numbers() -> None:
+    assert [human_int(text) for text in ("7", "-1", "1.5k", "2m", "1G")] == [7, -1, 1500, 2 * 10**6, 2**30]
+    for wrong in ("", "k", "1.0001k", "4 k k", "1e3", "nan", "0x10"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            human_int(wrong)
