@@ -1,28 +1,40 @@
-"""The one place where floors meet: from what the user said to an engine that runs."""
+"""The one place where floors meet: from what the user said to an engine that runs. Every "auto" is resolved here."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orca_jax.config import EngineConfig, ModelConfig, SchedulerConfig
+from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, SchedulerConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
+from orca_jax.model.describe import is_preset, read_model_config
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.sim.toy import ToyExecutor
+from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.step import Executor
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    import jax
+
+DEMO = "demo"
 TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds for an iteration of the toy, so that a busy one leaves the processor to others
 TOY_PAGE_SIZE = 16
-TOY_MAX_MODEL_LEN = 16384
 
 SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {
     "orca": OrcaScheduler,
     "request_level": RequestLevelScheduler,
 }
+
+_PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
+_LARGEST_BUCKET = {"cpu": 512}  # where a matrix product on a CPU reaches its speed
+_LARGEST_BUCKET_OF_ACCELERATORS = 2048
 
 
 @dataclass(frozen=True)
@@ -33,49 +45,179 @@ class Built:
     tokenizer: Tokenizer
     model_config: ModelConfig
     max_model_len: int  # prompt and generated tokens of one request
+    executor_config: ExecutorConfig | None = None  # None for the toy
 
 
 def build_engine(config: EngineConfig) -> Built:
     """Resolve every "auto" and put the parts together.
 
     Raises:
-        ConfigError: a setting is wrong; `param` names it.
+        ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
+    _check(config)
     if config.model == TOY:
         return _build_toy(config)
-    raise ConfigError(f"no model {config.model!r}", param="model")
+    source = demo_directory() if config.model == DEMO else config.model
+    model = read_model_config(source)
+    tokenizer = _tokenizer(config, source)
+    max_model_len = _max_model_len(config, model)
+    executor, resolved = _build_executor(config, str(source), model, max_model_len)
+    engine = _build_engine(config, executor, model, max_model_len, resolved.cache)
+    return Built(engine, tokenizer, model, max_model_len, resolved)
+
+
+def demo_directory() -> Path:
+    """The bundled model: in the source tree, or in the installed package.
+
+    Raises:
+        ConfigError: neither has it.
+    """
+    here = Path(__file__).parent
+    for directory in (here / "_demo", here.parent / "checkpoints" / "demo"):
+        if (directory / "config.json").is_file():
+            return directory
+    raise ConfigError("this installation lacks the demo model; name a model directory or a preset", param="model")
+
+
+def _check(config: EngineConfig) -> None:
+    """Refuse numbers that cannot be meant, by name."""
+    names = ("max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "page_size", "num_pages")
+    for name in (*names, "max_num_batched_tokens"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    if not 0 < config.gpu_memory_utilization <= 1:
+        message = f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}"
+        raise ConfigError(message, param="gpu_memory_utilization")
+    if config.scheduler not in SCHEDULERS:
+        message = f"scheduler must be one of {', '.join(SCHEDULERS)}, got {config.scheduler!r}"
+        raise ConfigError(message, param="scheduler")
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    length = config.max_model_len or model.max_positions
+    if length > model.max_positions:
+        raise ConfigError(
+            f"max_model_len {length} is more than the model's {model.max_positions} positions; lower it",
+            param="max_model_len",
+        )
+    return length
+
+
+def _tokenizer(config: EngineConfig, source: str | Path) -> Tokenizer:
+    if config.tokenizer is not None:
+        return load_tokenizer(config.tokenizer)
+    return ByteTokenizer() if is_preset(str(source)) else load_tokenizer(str(source))
+
+
+def _build_executor(
+    config: EngineConfig, source: str, model: ModelConfig, max_model_len: int
+) -> tuple[Executor, ExecutorConfig]:
+    """Load the model onto its devices, size the cache from what is left, compile."""
+    from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
+    from orca_jax.exec.executor import JaxExecutor
+    from orca_jax.model.load import load_decoder, tensor_mesh
+    from orca_jax.progress import progress_bar
+
+    devices = _devices(config.tensor_parallel_size, model)
+    platform = devices[0].platform
+    dtype = config.dtype if config.dtype != "auto" else "float32" if platform == "cpu" else "bfloat16"
+    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
+    cache_dtype = (
+        config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32" if platform == "cpu" else dtype
+    )
+    largest = config.max_num_batched_tokens or _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
+    page_size = config.page_size or _PAGE_SIZE
+    num_rows = config.max_num_seqs * config.n_workers
+
+    mesh = tensor_mesh(devices)
+    decoder = load_decoder(
+        source, model, load_format=config.load_format, dtype=dtype, mesh=mesh, seed=config.seed,
+        progress=progress_bar("Loading", config.progress),
+    )  # fmt: skip
+    if config.num_pages is not None:
+        cache = CacheConfig(config.num_pages, page_size, cache_dtype)
+    else:
+        workspace = workspace_bytes(model, largest, num_rows)
+        memory = free_memory(devices, config.gpu_memory_utilization, workspace)
+        cache = size_cache(
+            model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=num_rows, max_model_len=max_model_len
+        )
+    resolved = ExecutorConfig(
+        dtype=dtype,
+        tensor_parallel_size=len(devices),
+        buckets=_buckets(largest),
+        num_rows=num_rows,
+        max_model_len=max_model_len,
+        cache=cache,
+        attention_implementation=config.attention_implementation,
+        compile_cache=_compile_cache(config.compile_cache),
+        strict_compile=config.strict_compile,
+    )
+    return JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress)), resolved
+
+
+def _build_engine(
+    config: EngineConfig, executor: Executor, model: ModelConfig, max_model_len: int, cache: CacheConfig
+) -> Engine:
+    """Pool, K/V manager and scheduler around an executor."""
+    rows = config.max_num_seqs * config.n_workers
+    n_slots = config.n_slots or max(1, cache.num_slots - rows * (cache.page_size - 1))
+    scheduler = SchedulerConfig(config.scheduler, config.max_num_seqs, max_model_len, n_slots, config.n_workers)
+    kv = KVManager(cache.num_pages, cache.page_size, scheduler.num_rows, scheduler.n_slots)
+    pool = RequestPool(kv, vocab_size=model.vocab_size, max_model_len=max_model_len, eos_token_ids=model.eos_token_ids)
+    decide = SCHEDULERS[scheduler.name](scheduler.max_num_seqs, scheduler.n_workers)
+    return Engine(executor, decide, pool, seed=config.seed)
 
 
 def _build_toy(config: EngineConfig) -> Built:
     """The toy model behind the real engine: starts at once and needs no JAX, for tests and load on the faces."""
-    model = ModelConfig(
-        family="toy",
-        vocab_size=257,
-        num_layers=1,
-        embed_dim=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=1,
-        mlp_dim=1,
-        max_positions=TOY_MAX_MODEL_LEN,
-        norm="layernorm",
-        norm_eps=1e-5,
-        activation="gelu",
-        gated_mlp=False,
-        attention_bias=False,
-        mlp_bias=False,
-        tied_embeddings=True,
-        eos_token_ids=(256,),
-    )
-    max_model_len = config.max_model_len or TOY_MAX_MODEL_LEN
+    max_model_len = _max_model_len(config, TOY_MODEL)
     page_size = config.page_size or TOY_PAGE_SIZE
     rows = config.max_num_seqs * config.n_workers
-    num_pages = config.num_pages or rows * (-(-max_model_len // page_size))
-    n_slots = config.n_slots or max(1, num_pages * page_size - rows * (page_size - 1))
-    scheduler = SchedulerConfig(config.scheduler, config.max_num_seqs, max_model_len, n_slots, config.n_workers)
-    kv = KVManager(num_pages, page_size, scheduler.num_rows, n_slots)
-    executor = ToyExecutor(model.vocab_size, num_pages, page_size, rows, latency=TOY_LATENCY, check_pages=False)
-    pool = RequestPool(kv, vocab_size=model.vocab_size, max_model_len=max_model_len, eos_token_ids=model.eos_token_ids)
-    decide = SCHEDULERS[scheduler.name](scheduler.max_num_seqs, scheduler.n_workers)
-    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else ByteTokenizer()
-    return Built(Engine(executor, decide, pool, seed=config.seed), tokenizer, model, max_model_len)
+    cache = CacheConfig(config.num_pages or rows * -(-max_model_len // page_size), page_size, "float32")
+    executor = ToyExecutor(
+        TOY_MODEL.vocab_size, cache.num_pages, page_size, rows, latency=TOY_LATENCY, check_pages=False
+    )
+    engine = _build_engine(config, executor, TOY_MODEL, max_model_len, cache)
+    return Built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
+
+
+def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
+    """The devices of the mesh. On a CPU one JAX device for each core, since loops of attention use one core each.
+
+    Raises:
+        ConfigError: more devices are wanted than there are.
+    """
+    import jax
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", max(cores, wanted or 1))
+    except RuntimeError:  # a backend runs already, and its devices are what they are
+        cores = min(cores, len(jax.devices("cpu")))
+    devices = jax.local_devices()
+    on_cpu = devices[0].platform == "cpu"
+    size = wanted or (_most_shards(model, min(cores, len(devices))) if on_cpu else 1)
+    if size > len(devices):
+        raise ConfigError(
+            f"tensor_parallel_size is {size} but this process sees {len(devices)} {devices[0].platform} devices",
+            param="tensor_parallel_size",
+        )
+    return devices[:size]
+
+
+def _most_shards(model: ModelConfig, most: int) -> int:
+    """The most devices, up to `most`, that divide heads and MLP evenly."""
+    sizes = (model.num_heads, model.num_kv_heads, model.mlp_dim)
+    return max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes))
+
+
+def _buckets(largest: int) -> tuple[int, ...]:
+    from orca_jax.exec.buckets import default_buckets
+
+    return default_buckets(largest)
+
+
+def _compile_cache(directory: str | None) -> str | None:
+    return str(Path.home() / ".cache" / "orca-jax" / "programs") if directory == "auto" else directory

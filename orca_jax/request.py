@@ -41,10 +41,16 @@ class SamplingParams:
         _require(_in(self.temperature, 0, 2), "temperature", "a number in [0, 2]", self.temperature)
         _require(_in(self.top_p, 0, 1) and self.top_p > 0, "top_p", "a number in (0, 1]", self.top_p)
         _require(
-            _is_int(self.top_k) and -1 <= self.top_k < 2**31, "top_k", "an integer >= 1, or 0 (or -1) for all", self.top_k
+            _is_int(self.top_k) and -1 <= self.top_k < 2**31,
+            "top_k",
+            "an integer >= 1, or 0 (or -1) for all",
+            self.top_k,
         )
         _require(
-            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63), "seed", "a 64-bit integer", self.seed
+            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63),
+            "seed",
+            "a 64-bit integer",
+            self.seed,
         )
         for token in self.stop_token_ids:
             _require(_is_int(token) and 0 <= token < 2**31, "stop_token_ids", "a list of token ids", token)
@@ -54,9 +60,10 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _in(value: float, low: float, high: float) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and low <= value <= high
+def _in(value: object, low: float, high: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and low <= value <= high
 
 
 def _require(holds: bool, param: str, what: str, got: object) -> None:

@@ -10,11 +10,33 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from orca_jax.config import ModelConfig
 from orca_jax.request import SamplingParams
 from orca_jax.step import ExecutorStats, Handle, Member, RowSampling, StepPlan, StepResult
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
+
+
+TOY_MODEL = ModelConfig(
+    family="toy",
+    vocab_size=257,  # bytes and an end token
+    num_layers=1,
+    embed_dim=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    mlp_dim=1,
+    max_positions=16384,
+    norm="layernorm",
+    norm_eps=1e-5,
+    activation="gelu",
+    gated_mlp=False,
+    attention_bias=False,
+    mlp_bias=False,
+    tied_embeddings=True,
+    eos_token_ids=(256,),
+)
 
 
 def toy_generate(

@@ -1,0 +1,59 @@
+"""Buckets: the few token counts T that programs are compiled for. Nothing else is padded."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from orca_jax.step import Member
+
+_FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+
+
+def default_buckets(largest: int) -> tuple[int, ...]:
+    """Token counts up to `largest`, a third to a half apart, so that at most a third of a large bucket is padding."""
+    sizes = set(_FINE)
+    size = _FINE[-1]
+    while size < largest:
+        sizes |= {size + size // 2, 2 * size}
+        size *= 2
+    return (*sorted(size for size in sizes if size < largest), largest)
+
+
+def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
+    """The smallest bucket that holds `num_tokens`, which the largest must."""
+    return buckets[bisect_left(buckets, num_tokens)]
+
+
+class Segment(NamedTuple):
+    """Consecutive tokens of one member: `size` from its token `offset` on."""
+
+    member: int  # index in the plan
+    offset: int
+    size: int
+
+
+def launches(members: Sequence[Member], largest: int) -> Iterator[list[Segment]]:
+    """Cut an iteration into device launches of at most `largest` tokens each.
+
+    Algorithm 1 puts no bound on the tokens of an iteration, but compiled shapes are finite. A member that does not
+    fit in a launch goes on in the next, which sees the K and V that the first one wrote. Members with one token
+    come first in each launch, as the attention kernels want them.
+    """
+    launch: list[Segment] = []
+    room = largest
+    for index in sorted(range(len(members)), key=lambda i: members[i].num_tokens > 1):
+        offset, left = 0, members[index].num_tokens
+        while left:
+            size = min(left, room)
+            launch.append(Segment(index, offset, size))
+            offset, left, room = offset + size, left - size, room - size
+            if not room:
+                yield _increments_first(launch)
+                launch, room = [], largest
+    if launch:
+        yield _increments_first(launch)
+
+
+def _increments_first(launch: list[Segment]) -> list[Segment]:
+    """A chunk that was cut may have left a single token behind chunks of several."""
+    return sorted(launch, key=lambda segment: segment.size > 1)

@@ -1,0 +1,85 @@
+"""The K/V cache: how many pages fit, and the pages themselves, sharded over heads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from orca_jax.config import CacheConfig, DType, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.model.sharding import MESH_AXES
+
+PAGES_SPEC = PartitionSpec(None, MESH_AXES["kv_heads"], None, None)
+_CPU_SHARE = 0.5  # of the free memory: a computer has other things to do
+
+
+def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
+    """Bytes of one page in all layers, on all devices together."""
+    slot = 2 * model.num_layers * model.num_kv_heads * model.head_dim * np.dtype(dtype).itemsize
+    return slot * page_size
+
+
+def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: int) -> int:
+    """Bytes that the cache may take on all devices together.
+
+    Args:
+        devices: of the mesh; the weights lie there already.
+        utilization: share of an accelerator's memory that this process may use in all.
+        workspace: bytes that the largest program needs beside weights and cache, on one device.
+    """
+    if devices[0].platform == "cpu":
+        return int((_free_host_memory() - workspace) * min(utilization, _CPU_SHARE))
+    stats = [device.memory_stats() for device in devices]
+    free = min(int(s["bytes_limit"] * utilization) - s["bytes_in_use"] for s in stats)
+    return (free - workspace) * len(devices)
+
+
+def size_cache(
+    model: ModelConfig, *, page_size: int, dtype: DType, memory: int, num_rows: int, max_model_len: int
+) -> CacheConfig:
+    """As many pages as memory holds, and no more than all rows at full length can use.
+
+    Raises:
+        ConfigError: not even one request of full length fits, in its own pages and the part pages of other rows.
+    """
+    pages_per_row = -(-max_model_len // page_size)
+    fitting = memory // page_bytes(model, page_size, dtype)
+    if fitting < pages_per_row + num_rows:
+        needed = (pages_per_row + num_rows) * page_bytes(model, page_size, dtype)
+        raise ConfigError(
+            f"{memory / 2**30:.2f} GiB are free for K/V, and one request of max_model_len={max_model_len} beside "
+            f"{num_rows} rows needs {needed / 2**30:.2f} GiB; lower max_model_len, max_num_seqs or page_size, or "
+            f"raise gpu_memory_utilization",
+            param="max_model_len",
+        )
+    return CacheConfig(min(fitting, num_rows * pages_per_row), page_size, dtype)
+
+
+def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:
+    """The pages, uninitialised: attention reads no slot before it was written, and memory is used as it is touched."""
+    shapes = KVPages.shape_of(
+        model.num_layers, cache.num_pages, model.num_kv_heads, model.head_dim, cache.page_size, jnp.dtype(cache.dtype)
+    )
+    sharding = NamedSharding(mesh, PAGES_SPEC)
+    create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
+    pages: KVPages = create()
+    return pages
+
+
+def _free_host_memory() -> int:
+    """Bytes that programs can still take without swapping."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("free memory cannot be read on this system; set num_pages", param="num_pages")
+
+
+def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int) -> int:
+    """An upper estimate of a program's temporary memory: one layer's float32 activations, some copies of logits."""
+    activations = 4 * num_tokens * (8 * model.embed_dim + 3 * model.mlp_dim + 4 * model.num_heads * model.head_dim)
+    logits = 4 * min(num_tokens, num_rows) * model.vocab_size
+    return activations + 6 * logits

@@ -1,0 +1,73 @@
+"""Compilation: all of it at start, kept on disk, and counted afterwards."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import monitoring
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
+
+logger = logging.getLogger(__name__)
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class CompileCounter:
+    """Counts the programs that XLA compiled or fetched from its cache, in the whole process, while it is open."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _COMPILE_EVENT:
+            with self._lock:
+                self.count += 1
+            logger.debug("compiled in %.2f s", duration_secs)
+
+    def close(self) -> None:
+        """Stop counting."""
+        monitoring.unregister_event_duration_listener(self._on_event)
+
+
+@contextmanager
+def compile_cache(directory: str | None) -> Iterator[None]:
+    """Keep compiled programs in `directory` within this block, small and quick ones too.
+
+    The settings are JAX's own and belong to the process; they are put back so that a user's other programs
+    keep theirs.
+    """
+    if directory is None:
+        yield
+        return
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    wanted: dict[str, Any] = {
+        "jax_compilation_cache_dir": directory,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    _configure(wanted)
+    try:
+        yield
+    finally:
+        _configure(before)
+
+
+def _configure(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    # JAX looks at the directory once; without this a second engine in the process would not be heard.
+    jax_cache.reset_cache()
+
+
+def memory_of(program: jax.stages.Compiled) -> tuple[int, int]:
+    """Bytes that a program's results share with its arguments, and bytes of temporary memory, on one device."""
+    analysis = program.memory_analysis()
+    assert analysis is not None, "the backend tells no memory analysis"
+    return int(analysis.alias_size_in_bytes), int(analysis.temp_size_in_bytes)

@@ -1,0 +1,123 @@
+"""One iteration on the device: the program that is compiled once for each bucket.
+
+Token-wise operations run on all tokens of the merged batch; attention alone is split by request, inside one call
+(paper section 3.2). Only rows that sample go through the unembedding and the sampler.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ExecutorConfig, ModelConfig
+from orca_jax.exec.cache import PAGES_SPEC
+from orca_jax.exec.pack import Batch, Layout
+from orca_jax.exec.sample import SamplingParameters, sample
+from orca_jax.kernels.kv_pages import KVPages, write_kv
+from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.model.attention import Attend
+from orca_jax.model.sharding import MESH_AXES
+from orca_jax.model.transformer import Decoder
+
+HEADS_SPEC = PartitionSpec(None, MESH_AXES["heads"], None)
+
+Weights = Sequence[jax.Array]
+Carry = tuple[KVPages, jax.Array]
+"""What stays on the device between iterations, donated: the pages, and the last token of each row [R]."""
+Iteration = Callable[[Weights, KVPages, jax.Array, jax.Array], tuple[KVPages, jax.Array, jax.Array, jax.Array]]
+
+
+def make_iteration(
+    structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, layout: Layout, mesh: Mesh
+) -> Iteration:
+    """The program of one bucket: `(weights, pages, last_token, vector) -> (pages, last_token, tokens [B], finite [B])`.
+
+    Args:
+        structure: puts a decoder together from its weights.
+        model: of the decoder.
+        config: cache and attention.
+        layout: of `vector`.
+        mesh: of weights and pages.
+    """
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def iteration(
+        weights: Weights, pages: KVPages, last_token: jax.Array, vector: jax.Array
+    ) -> tuple[KVPages, jax.Array, jax.Array, jax.Array]:
+        batch = layout.unpack(vector)
+        decoder = structure(weights)
+        ids = jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
+        attend = _make_attend(batch, model, config, mesh)
+        hidden, pages = decoder(ids, batch.positions, attend, pages)
+        with jax.named_scope("sampling"):
+            logits = decoder.unembed(hidden[batch.sample_token])
+            parameters = SamplingParameters(
+                batch.temperature, batch.top_k, batch.top_p, batch.seed_high, batch.seed_low, batch.sample_position
+            )
+            tokens, finite = sample(logits, parameters, vocab_size=model.vocab_size, replicated=replicated)
+            last_token = last_token.at[batch.sample_row].set(tokens, mode="drop", unique_indices=True)
+        return pages, last_token, tokens, finite
+
+    return iteration
+
+
+def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
+    """Attention of one layer over this batch: write the new K and V, then split by request; sharded over heads."""
+    num_pages, num_slots = config.cache.num_pages, config.cache.num_slots
+    scale = model.head_dim**-0.5
+    everywhere = PartitionSpec()
+
+    def on_shard(
+        layer: Int[Array, ""],
+        batch: Batch,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        pages: KVPages,
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        # Padding stays past the end of all layers, where a write is dropped.
+        slots = jnp.where(batch.slots < num_slots, batch.slots + layer * num_slots, model.num_layers * num_slots)
+        pages = write_kv(pages, k, v, slots)
+        out = ragged_attention(
+            q,
+            pages,
+            batch.page_table + layer * num_pages,
+            batch.query_start,
+            batch.query_len,
+            batch.context_len,
+            scale=scale,
+            implementation=config.attention_implementation,
+        )
+        return out, pages
+
+    split = jax.shard_map(
+        on_shard,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, PAGES_SPEC),
+        out_specs=(HEADS_SPEC, PAGES_SPEC),
+        check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+    )
+
+    def attend(
+        layer: Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        with jax.named_scope("attention"):
+            out: tuple[Array, KVPages] = split(layer, batch, q, k, v, pages)
+            return out
+
+    return attend
+
+
+def decoder_structure(decoder: Decoder) -> tuple[Callable[[Weights], Decoder], list[jax.Array]]:
+    """A decoder as flat weights, which are quick to pass, and the function that puts it together again."""
+    graph, state = nnx.split(decoder)
+    weights, tree = jax.tree.flatten(state)
+
+    def structure(weights: Weights) -> Decoder:
+        merged: Decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        return merged
+
+    return structure, weights

@@ -1,0 +1,151 @@
+"""The next token of each sampling row.
+
+A row's token depends on its logits, parameters, seed and position alone, never on who shares its batch: each row has
+its own key, `fold_in(key(seed), position)`, and draws one uniform number, which picks a token by the inverse of the
+cumulative probability. Rows with temperature 0 take the most probable token, and a batch of only such rows
+pays for nothing else.
+
+Sorting 50,000 logits is what makes naive samplers slow. Nearly every nucleus lies within the `_WINDOW` most probable
+tokens, which `top_k` finds quickly; only a batch with a row whose choice is wider pays for the exact search
+over all tokens, which bisects for a threshold and sorts nothing.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int
+
+_WINDOW = 256
+_BLOCK = 128  # the padded vocabulary is a multiple of it
+
+
+class SamplingParameters(NamedTuple):
+    """One value for each sampling row."""
+
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"]  # 0: all
+    top_p: Float[Array, " B"]
+    seed_high: Int[Array, " B"]
+    seed_low: Int[Array, " B"]
+    position: Int[Array, " B"]  # of the token to be drawn
+
+
+def sample(
+    logits: Float[Array, "B V"], parameters: SamplingParameters, *, vocab_size: int, replicated: NamedSharding
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """Draw a token for each row.
+
+    Filters act as in Hugging Face's generate(): temperature, then top-k, then top-p on what top-k left, renormalised.
+    Tokens tied with the last one kept are kept too.
+
+    Args:
+        logits: the columns from `vocab_size` on are padding and are never drawn.
+        parameters: of each row.
+        vocab_size: tokens that exist.
+        replicated: where to gather logits that are sharded over the vocabulary, when a row is not greedy.
+
+    Returns:
+        Token ids, and whether all logits of the row were finite; where they were not, the id means nothing.
+    """
+    finite = jnp.isfinite(logits).all(axis=-1)
+    token = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    logits = jnp.where(token < vocab_size, logits, -jnp.inf)
+    # A maximum and a minimum are vectorised and reduce over shards as they are; XLA:CPU's argmax is neither.
+    top = logits.max(axis=-1, keepdims=True)
+    greedy = jnp.where(logits == top, token, vocab_size - 1).min(axis=-1)
+
+    def draw() -> Int[Array, " B"]:
+        scaled = lax.with_sharding_constraint(logits, replicated) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
+        drawn = _draw(scaled - scaled.max(axis=-1, keepdims=True), parameters)
+        return jnp.where(parameters.temperature > 0, drawn, greedy)
+
+    return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy), finite
+
+
+def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:
+    """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
+    uniform = jax.vmap(_uniform)(parameters.seed_high, parameters.seed_low, parameters.position)
+    vocab = scaled.shape[1]
+    top_k = jnp.where(parameters.top_k == 0, vocab, jnp.minimum(parameters.top_k, vocab))
+    mass = jnp.exp(scaled)
+    windowed, fits = _draw_in_window(scaled, mass.sum(axis=-1), top_k, parameters.top_p, uniform)
+    wide = partial(_draw_from_all, scaled, mass, top_k, parameters.top_p, uniform)
+    needed = jnp.any(~fits & (parameters.temperature > 0))
+    return lax.cond(needed, lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
+
+
+def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, ""]:
+    """A number in [0, 1) that depends on seed and position alone."""
+    words = lax.bitcast_convert_type(jnp.stack([seed_high, seed_low]), jnp.uint32)
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.uniform(jax.random.fold_in(key, position))
+
+
+def _draw_in_window(
+    scaled: Float[Array, "B V"],
+    total: Float[Array, " B"],
+    top_k: Int[Array, " B"],
+    top_p: Float[Array, " B"],
+    uniform: Float[Array, " B"],
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """Draw among the most probable tokens; the second result tells which rows choose among no others."""
+    window = min(_WINDOW, scaled.shape[1])
+    values, tokens = lax.top_k(scaled, window)
+    mass = jnp.where(jnp.arange(window) < top_k[:, None], jnp.exp(values), 0.0)
+    within = jnp.cumsum(mass, axis=-1)
+    available = jnp.where(top_k <= window, within[:, -1], total)
+    kept = jnp.where(within - mass < (top_p * available)[:, None], mass, 0.0)
+    fits = (top_k <= window) | ((within[:, -1] >= top_p * available) & (top_p < 1))
+    choice = _inverse(jnp.cumsum(kept, axis=-1), uniform)
+    return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], fits
+
+
+def _draw_from_all(
+    scaled: Float[Array, "B V"],
+    mass: Float[Array, "B V"],
+    top_k: Int[Array, " B"],
+    top_p: Float[Array, " B"],
+    uniform: Float[Array, " B"],
+) -> Int[Array, " B"]:
+    """Draw among all tokens."""
+    rank = _ordered(scaled)
+    kept = jnp.where(rank >= _threshold(rank, jnp.ones_like(mass), top_k.astype(jnp.float32))[:, None], mass, 0.0)
+    nucleus = _threshold(rank, kept, top_p * kept.sum(axis=-1))
+    kept = jnp.where((rank >= nucleus[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
+    # Two short cumulative sums instead of a long one: first the block, then the token in it.
+    blocks = kept.reshape(kept.shape[0], -1, _BLOCK)
+    upto = jnp.cumsum(blocks.sum(axis=-1), axis=-1)
+    block = _inverse(upto, uniform)
+    before = jnp.where(block > 0, jnp.take_along_axis(upto, jnp.maximum(block - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
+    within = jnp.cumsum(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], axis=-1)
+    return block * _BLOCK + _inverse(within, (uniform * upto[:, -1] - before) / within[:, -1])
+
+
+def _inverse(cumulative: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+    """First index whose cumulative mass exceeds `uniform` of the whole; never one without mass."""
+    last = jnp.sum(cumulative < cumulative[:, -1:], axis=-1)
+    return jnp.minimum(jnp.sum(cumulative <= (uniform * cumulative[:, -1])[:, None], axis=-1), last)
+
+
+def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
+    """Integers in the order of the numbers."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    return jnp.where(bits >= 0, bits, bits ^ jnp.int32(0x7FFFFFFF))
+
+
+def _threshold(rank: Int[Array, "B V"], weight: Float[Array, "B V"], need: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The largest threshold whose tokens at or above it weigh at least `need`; bisects the 32 bits of `rank`."""
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds  # enough weight at `low`, not at `high`
+        middle = (low & high) + ((low ^ high) >> 1)  # mean without overflow
+        enough = jnp.sum(jnp.where(rank >= middle[:, None], weight, 0.0), axis=-1) >= need
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    rows = rank.shape[:1]
+    bounds = (jnp.full(rows, jnp.iinfo(jnp.int32).min), jnp.full(rows, jnp.iinfo(jnp.int32).max))
+    return lax.fori_loop(0, 32, halve, bounds)[0]
