@@ -33,12 +33,15 @@ class KVManager:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
         waste = num_rows * (page_size - 1)
-        if num_pages * page_size < n_slots + waste:
+        backed = num_pages * page_size - waste
+        if n_slots > backed:
+            mend = f"raise num_pages to {-(-(n_slots + waste) // page_size)}"
+            if backed > 0:
+                mend = f"lower n_slots to at most {backed} or {mend}"
             raise ConfigError(
-                f"{num_pages} pages of {page_size} slots cannot back n_slots={n_slots}: {num_rows} requests may "
-                f"leave {waste} slots of their last pages unused; lower n_slots to at most "
-                f"{num_pages * page_size - waste} or raise num_pages to {-(-(n_slots + waste) // page_size)}",
-                param="n_slots",
+                f"{num_pages} pages of {page_size} slots cannot back n_slots={n_slots}: {num_rows} requests may leave "
+                f"{waste} slots of their last pages unused; {mend}",
+                param="n_slots" if backed > 0 else "num_pages",
             )
         self.num_pages = num_pages
         self.page_size = page_size

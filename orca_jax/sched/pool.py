@@ -95,8 +95,7 @@ class RequestPool:
         """Give a waiting request a row, and reserve all the slots it may need; returns the row."""
         request.row = row = self.kv.acquire_row()
         self.kv.reserve(row, request.max_total)
-        if request.first_scheduled is None:
-            request.first_scheduled = now
+        request.first_scheduled = now
         return row
 
     def launch(self, request: Request, num_computed: int) -> None:

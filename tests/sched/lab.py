@@ -1,0 +1,124 @@
+"""An engine on the toy model that writes down every batch, for tests of schedulers."""
+
+from collections.abc import Iterable, Sequence
+
+from orca_jax.config import SchedulerConfig, SchedulerName
+from orca_jax.engine import Engine
+from orca_jax.request import Request, RequestUpdate, SamplingParams
+from orca_jax.sched import make_scheduler
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Choice, Scheduler
+from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
+from orca_jax.step import Handle, StepPlan
+
+VOCAB = 61
+
+
+class RecordingScheduler:
+    """Does what another one decides, and keeps it."""
+
+    def __init__(self, inner: Scheduler) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.n_workers = inner.n_workers
+        self.seen: list[Sequence[Choice]] = []
+
+    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+        before = [(request.request_id, request.state, request.row) for request in pool]
+        choices = self.inner.select(pool, kv)
+        after = [(request.request_id, request.state, request.row) for request in pool]
+        assert before == after, "select changed a request"
+        self.seen.append(choices)
+        return choices
+
+    def may_return(self, request: Request) -> bool:
+        return self.inner.may_return(request)
+
+
+class RecordingExecutor(ToyExecutor):
+    """Keeps every plan."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, override: Override | None) -> None:
+        super().__init__(VOCAB, kv.num_pages, kv.page_size, config.num_rows, override=override)
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> Handle:
+        self.plans.append(plan)
+        return super().submit(plan)
+
+
+class Lab:
+    """Everything below the faces, with as few pages as `n_slots` allows, and a clock that counts its readings."""
+
+    def __init__(
+        self,
+        name: SchedulerName = "orca",
+        max_bs: int = 2,
+        n_workers: int = 1,
+        n_slots: int = 100,
+        page_size: int = 4,
+        max_model_len: int = 64,
+        eos: Sequence[int] = (),
+        seed: int = 0,
+        override: Override | None = None,
+    ) -> None:
+        self.config = SchedulerConfig(name, max_bs, max_model_len, n_slots, n_workers)
+        rows = self.config.num_rows
+        num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
+        self.kv = KVManager(num_pages, page_size, rows, n_slots)
+        self.pool = RequestPool(self.kv, vocab_size=VOCAB, max_model_len=max_model_len, eos_token_ids=eos)
+        self.scheduler = RecordingScheduler(make_scheduler(self.config))
+        self.executor = RecordingExecutor(self.config, self.kv, override)
+        self.now = 0.0
+        self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)
+        self.eos = eos
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, RequestUpdate] = {}
+        self.returned: list[str] = []  # for each step, the requests that ended in it
+
+    def _tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def add(self, request_id: str, num_prompt: int, max_tokens: int) -> None:
+        """A greedy request with the prompt 1, 2, 3, ..."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        self.engine.add(request_id, list(range(1, num_prompt + 1)), params)
+
+    def step(self) -> list[RequestUpdate]:
+        """One step with every check there is; an update after the last one fails."""
+        updates = self.engine.step()
+        self.pool.check_integrity()
+        for update in updates:
+            assert update.request_id not in self.ends, "an update after the last one"
+            self.tokens.setdefault(update.request_id, []).extend(update.new_ids)
+            if update.finish_reason is not None:
+                self.ends[update.request_id] = update
+        self.returned.append("".join(update.request_id for update in updates if update.finish_reason))
+        return updates
+
+    def run(self, limit: int = 1000) -> None:
+        """Step until nothing is left, and check that everything was given back."""
+        for _ in range(limit):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, "requests starve"
+        assert self.kv.num_free_pages == self.kv.num_pages
+        assert self.kv.num_held_rows == 0
+        assert self.kv.reserved_slots == 0
+
+    @property
+    def batches(self) -> list[str]:
+        """Each iteration as `A5 B1`: who ran and how many tokens; `-` where it did not sample."""
+        return [" ".join(_shown(plan)) for plan in self.executor.plans]
+
+    def expected(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        """What a request generates alone; its seed is in `params` or does not matter."""
+        return toy_generate(prompt, params, vocab_size=VOCAB, eos_token_ids=self.eos)
+
+
+def _shown(plan: StepPlan) -> Iterable[str]:
+    for member in plan.members:
+        yield f"{member.request_id}{member.num_tokens}{'' if member.samples else '-'}"

@@ -1,0 +1,172 @@
+"""Rows, reserved slots and pages."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from orca_jax.errors import ConfigError
+from orca_jax.sched.kv import KVManager
+
+
+def holding(slots: int = 10) -> tuple[KVManager, int]:
+    kv = KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=26)
+    row = kv.acquire_row()
+    kv.reserve(row, slots)
+    return kv, row
+
+
+@pytest.mark.parametrize("param", ["num_pages", "page_size", "num_rows", "n_slots"])
+def test_sizes_are_positive(param: str) -> None:
+    sizes = {"num_pages": 8, "page_size": 4, "num_rows": 2, "n_slots": 26, param: 0}
+    with pytest.raises(ConfigError, match=param) as caught:
+        KVManager(**sizes)
+    assert caught.value.param == param
+
+
+def test_every_promise_can_be_paid() -> None:
+    KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=26)  # 8 * 4 == 26 + 2 * 3
+    with pytest.raises(ConfigError, match="at most 26 or raise num_pages to 9") as caught:
+        KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=27)
+    assert caught.value.param == "n_slots"
+    KVManager(num_pages=9, page_size=4, num_rows=2, n_slots=27)
+
+
+def test_too_few_pages_for_the_rows() -> None:
+    with pytest.raises(ConfigError, match="raise num_pages to 7") as caught:
+        KVManager(num_pages=1, page_size=4, num_rows=8, n_slots=3)
+    assert caught.value.param == "num_pages"
+    KVManager(num_pages=7, page_size=4, num_rows=8, n_slots=3)
+
+
+def test_pages_come_as_tokens_are_written() -> None:
+    kv, row = holding(slots=10)
+    assert list(kv.allocate(row, 4)) == [0]
+    assert list(kv.allocate(row, 4)) == []
+    assert list(kv.allocate(row, 10)) == [1, 2]
+    assert list(kv.allocate(row, 1)) == []
+    assert list(kv.pages_of(row)) == [0, 1, 2]
+    assert kv.num_free_pages == 5
+    kv.check_integrity()
+
+
+def test_giving_back_restores_the_start() -> None:
+    kv, row = holding(slots=10)
+    kv.allocate(row, 10)
+    kv.free(row)
+    kv.release(row)
+    kv.release_row(row)
+    kv.check_integrity()
+    assert (kv.num_free_pages, kv.num_held_rows, kv.num_free_rows, kv.reserved_slots) == (8, 0, 2, 0)
+    again = kv.acquire_row()
+    kv.reserve(again, 12)
+    assert again == row
+    assert list(kv.allocate(again, 12)) == [0, 1, 2], "what was used last is used first"
+
+
+def test_misuse_is_noticed() -> None:
+    kv, row = holding(slots=10)
+    with pytest.raises(AssertionError, match="reserved already"):
+        kv.reserve(row, 1)
+    with pytest.raises(AssertionError, match="needs slots for 13"):
+        kv.allocate(row, 13)
+    with pytest.raises(AssertionError, match="still reserves"):
+        kv.release_row(row)
+    other = kv.acquire_row()
+    with pytest.raises(AssertionError, match="n_slots=26"):
+        kv.reserve(other, 17)
+    with pytest.raises(AssertionError, match="reserved nothing"):
+        kv.release(other)
+    with pytest.raises(AssertionError, match="all 2 rows"):
+        kv.acquire_row()
+    kv.allocate(row, 4)
+    kv.release(row)
+    with pytest.raises(AssertionError, match="still holds pages"):
+        kv.release_row(row)
+    kv.release_row(other)
+    with pytest.raises(AssertionError, match="not held"):
+        kv.release_row(other)
+    with pytest.raises(AssertionError, match="not held"):
+        kv.reserve(other, 1)
+
+
+DAMAGE: dict[str, tuple[Callable[[KVManager, int], object], str]] = {
+    "lost page": (lambda kv, row: kv._free_pages.pop(), "not all pages"),
+    "page freed twice": (lambda kv, row: kv._free_pages.append(7), "not all pages"),
+    "page in one row twice": (lambda kv, row: kv._pages_of_row[row].append(0), r"held twice: \[0\]"),
+    "wrong sum": (lambda kv, row: setattr(kv, "reserved_slots", 9), "the rows' sum is 12"),
+    "too much reserved": (lambda kv, row: setattr(kv, "n_slots", 9), "12 of 9 slots"),
+    "held row among the free": (lambda kv, row: kv._free_rows.append(row), "free and held rows differ"),
+    "lost row": (lambda kv, row: kv._held.__setitem__(row, False), "free and held rows differ"),
+    "pages beyond the reservation": (lambda kv, row: kv._slots_of_row.__setitem__(row, 4), "pays for 1"),
+    "reservation without a row": (lambda kv, row: kv._slots_of_row.__setitem__(1, 4), "free row 1 reserves"),
+    "pages without a row": (lambda kv, row: kv._pages_of_row[1].append(7), "free row 1 holds pages"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_check_integrity_sees(damage: str) -> None:
+    do_damage, message = DAMAGE[damage]
+    kv, row = holding(slots=12)
+    kv.allocate(row, 8)
+    kv.check_integrity()
+    do_damage(kv, row)
+    with pytest.raises(AssertionError, match=message):
+        kv.check_integrity()
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Every verb in every order, against a model that only counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv = KVManager(num_pages=9, page_size=4, num_rows=3, n_slots=27)
+        self.rows: dict[int, tuple[int, int]] = {}  # row -> slots reserved, tokens written
+
+    @property
+    def reserved(self) -> int:
+        return sum(slots for slots, _ in self.rows.values())
+
+    @precondition(lambda self: len(self.rows) < 3 and self.reserved < 27)
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        slots = data.draw(st.integers(1, 27 - self.reserved))
+        row = self.kv.acquire_row()
+        assert row not in self.rows
+        self.kv.reserve(row, slots)
+        self.rows[row] = (slots, 0)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        slots, written = self.rows[row]
+        tokens = data.draw(st.integers(written, slots))
+        before = list(self.kv.pages_of(row))
+        new = self.kv.allocate(row, tokens)
+        assert [*before, *new] == list(self.kv.pages_of(row))
+        self.rows[row] = (slots, tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        self.kv.free(row)
+        self.kv.release(row)
+        self.kv.release_row(row)
+        del self.rows[row]
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.kv.check_integrity()
+        assert self.kv.reserved_slots == self.reserved
+        assert self.kv.num_held_rows == len(self.rows)
+        pages = sum(math.ceil(tokens / 4) for _, tokens in self.rows.values())
+        assert self.kv.num_free_pages == 9 - pages
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

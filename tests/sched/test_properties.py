@@ -1,0 +1,179 @@
+"""What holds whatever arrives, however long it is, and whoever gives up: the invariants of docs/architecture.md."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca_jax.config import SchedulerName
+from orca_jax.request import Request, SamplingParams, State
+from tests.sched.lab import VOCAB, Lab
+
+EOS = 7
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, the step before which it arrives, and how many steps later its client gives up."""
+
+    step: int
+    prompt: list[int]
+    params: SamplingParams
+    patience: int | None
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 12),
+    temperature=st.sampled_from([0.0, 1.0]),
+    top_k=st.sampled_from([-1, 0, 5]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+ARRIVALS = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 25),
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
+        params=PARAMS,
+        patience=st.none() | st.integers(0, 12),
+    ),
+    min_size=1,
+    max_size=12,
+)
+SIZES = {
+    "max_bs": st.integers(1, 5),
+    "n_slots": st.integers(26, 120),  # 26: the longest request fits alone
+    "page_size": st.integers(1, 6),
+}
+MANY = settings(max_examples=150, deadline=None)
+
+
+def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
+    """Play the arrivals, check after each step, and compare every token with the oracle."""
+    aborts: dict[int, list[str]] = {}
+    for step in range(2000):
+        for number, arrival in enumerate(arrivals):
+            if arrival.step == step:
+                lab.engine.add(str(number), arrival.prompt, arrival.params)
+                if arrival.patience is not None:
+                    aborts.setdefault(step + arrival.patience, []).append(str(number))
+        for request_id in aborts.get(step, []):
+            lab.engine.abort(request_id)
+        lab.pool.check_integrity()
+        lab.step()
+        check(lab)
+        if step >= 40 and not lab.engine.has_work:
+            break
+    lab.run(limit=0)
+    assert sorted(lab.ends) == sorted(str(number) for number in range(len(arrivals))), "everybody gets one end"
+    for number, arrival in enumerate(arrivals):
+        check_end(lab, str(number), arrival)
+
+
+def check_end(lab: Lab, request_id: str, arrival: Arrival) -> None:
+    tokens, end = lab.tokens[request_id], lab.ends[request_id]
+    expected = lab.expected(arrival.prompt, arrival.params)
+    if end.finish_reason == "abort":
+        assert arrival.patience is not None
+        assert tokens == expected[: len(tokens)]
+        return
+    assert tokens == expected
+    stops = {*arrival.params.stop_token_ids, *(() if arrival.params.ignore_eos else (EOS,))}
+    assert end.finish_reason == ("stop" if tokens[-1] in stops else "length")
+    assert end.metrics is not None
+    times = end.metrics
+    assert times.arrival < times.first_scheduled < times.first_token <= times.finished
+
+
+def in_order_of_arrival(lab: Lab) -> list[Request]:
+    return sorted(lab.pool, key=lambda request: request.arrival_index)
+
+
+def check_orca(lab: Lab) -> None:
+    """Algorithm 1's promises, after each step."""
+    live = in_order_of_arrival(lab)
+    started = [request.num_iterations + request.in_flight for request in live]
+    assert started == sorted(started, reverse=True), "a later request has run more iterations"
+    admitted = [request.row is not None for request in live]
+    assert admitted == sorted(admitted, reverse=True), "the admitted are a prefix of the order of arrival"
+    assert lab.kv.reserved_slots <= lab.config.n_slots
+    in_flight = [member.request_id for plan, _ in lab.engine._in_flight for member in plan.members]
+    assert len(set(in_flight)) == len(in_flight), "a request in two plans"
+    assert {request.request_id for request in live if request.state is State.RUNNING} == set(in_flight)
+
+
+class NeverHeldBack(Lab):
+    """Looks at each decision of `orca` while the pool is as the scheduler saw it."""
+
+    def __init__(self, **settings: int) -> None:
+        super().__init__("orca", eos=[EOS], **settings)
+        select = self.scheduler.inner.select
+
+        def checked(pool, kv):
+            choices = select(pool, kv)
+            chosen = [choice.request.request_id for choice in choices]
+            idle = [request for request in pool if request.state is not State.RUNNING]
+            assert chosen == [request.request_id for request in idle][: len(chosen)], "a prefix, so nobody starves"
+            assert len(chosen) <= self.config.max_num_seqs
+            if len(chosen) < self.config.max_num_seqs:
+                left = idle[len(chosen) :]
+                assert all(request.state is State.INITIATION for request in left), "an increment is held back"
+                if left:
+                    newcomers = sum(c.request.max_total for c in choices if c.request.row is None)
+                    free = kv.n_slots - kv.reserved_slots - newcomers
+                    assert left[0].max_total > free, "a request waits although it fits"
+            return choices
+
+        self.scheduler.inner.select = checked  # type: ignore[method-assign]
+
+
+@MANY
+@given(arrivals=ARRIVALS, n_workers=st.integers(1, 4), **SIZES)
+def test_orca(arrivals: list[Arrival], n_workers: int, max_bs: int, n_slots: int, page_size: int) -> None:
+    lab = NeverHeldBack(max_bs=max_bs, n_workers=n_workers, n_slots=n_slots, page_size=page_size)
+    serve(lab, arrivals, check_orca)
+
+
+def check_request_level(lab: Lab) -> None:
+    """Members of one batch only, and all the same, until it ends."""
+    for before, after in zip(lab.executor.plans, lab.executor.plans[1:], strict=False):
+        old = {member.request_id for member in before.members}
+        new = {member.request_id for member in after.members}
+        assert new <= old or not new & old, "somebody joined a running batch"
+
+
+@MANY
+@given(arrivals=ARRIVALS, **SIZES)
+def test_request_level(arrivals: list[Arrival], max_bs: int, n_slots: int, page_size: int) -> None:
+    lab = Lab("request_level", max_bs=max_bs, n_slots=n_slots, page_size=page_size, eos=[EOS])
+    serve(lab, arrivals)
+    check_request_level(lab)
+
+
+@pytest.mark.parametrize("name", ["orca", "request_level"])
+@settings(max_examples=60, deadline=None)
+@given(arrivals=ARRIVALS, max_bs=st.integers(1, 4))
+def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs: int) -> None:
+    """All at once and nobody gives up: the number of iterations follows from the lengths alone."""
+    lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])
+    lengths = []
+    for number, arrival in enumerate(arrivals):
+        lab.engine.add(str(number), arrival.prompt, arrival.params)
+        lengths.append((len(arrival.prompt), len(lab.expected(arrival.prompt, arrival.params))))
+    lab.run()
+    if name == "orca":
+        ends = [0] * max_bs  # each place in the batch is a queue: a request takes the first place to be free
+        for _, generated in lengths:
+            first = ends.index(min(ends))
+            ends[first] += generated
+        expected = max(ends)
+    else:
+        expected = 0
+        for start in range(0, len(lengths), max_bs):
+            batch = lengths[start : start + max_bs]
+            shortest = min(prompt for prompt, _ in batch)
+            expected += max(prompt - shortest + generated for prompt, generated in batch)
+    assert len(lab.executor.plans) == expected

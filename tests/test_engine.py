@@ -1,0 +1,177 @@
+"""The engine's step: aborts, errors, seeds, times and numbers."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from orca_jax.errors import RequestError
+from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
+from orca_jax.sim.toy import toy_generate
+from tests.sched.lab import VOCAB, Lab
+
+
+def test_tokens_come_one_by_one() -> None:
+    lab = Lab()
+    lab.add("A", 3, 3)
+    expected = lab.expected([1, 2, 3], SamplingParams(max_tokens=3, temperature=0))
+    updates = [lab.step() for _ in range(3)]
+    assert updates[:2] == [[RequestUpdate("A", (token,))] for token in expected[:2]]
+    [last] = updates[2]
+    assert (last.new_ids, last.finish_reason, last.error) == ((expected[2],), "length", None)
+    assert not lab.engine.has_work
+    assert lab.engine.step() == []
+
+
+def test_times() -> None:
+    lab = Lab()  # its clock counts readings: one in add, one for each plan, one for each delivery
+    lab.add("A", 3, 2)
+    lab.run()
+    assert lab.ends["A"].metrics == RequestMetrics(arrival=1.0, first_scheduled=2.0, first_token=3.0, finished=5.0)
+
+
+def test_abort_while_waiting() -> None:
+    lab = Lab(max_bs=1)
+    lab.add("A", 2, 3)
+    lab.add("B", 2, 3)
+    lab.step()
+    assert lab.engine.abort("B")
+    assert [(update.request_id, update.finish_reason) for update in lab.step()] == [("B", "abort"), ("A", None)]
+    lab.run()
+    assert lab.batches == ["A2", "A1", "A1"]
+
+
+def test_abort_of_the_only_request_needs_no_iteration() -> None:
+    lab = Lab()
+    lab.add("A", 2, 3)
+    lab.engine.abort("A")
+    assert lab.engine.has_work
+    assert lab.step() == [RequestUpdate("A", (), "abort")]
+    assert lab.batches == []
+    assert not lab.engine.has_work
+
+
+def test_abort_in_flight_keeps_pages_until_the_iteration_is_back() -> None:
+    lab = Lab(max_bs=1, n_workers=2)
+    lab.add("A", 2, 5)
+    lab.add("B", 2, 5)
+    lab.step()  # A's iteration is collected, B's is in flight
+    lab.engine.abort("B")
+    assert lab.kv.num_held_rows == 2
+    assert lab.engine.stats.in_flight == 1
+    updates = lab.step()
+    assert [(update.request_id, update.new_ids, update.finish_reason) for update in updates] == [("B", (), "abort")]
+    assert lab.kv.num_held_rows == 1
+    lab.run()
+    assert lab.batches == ["A2", "B2", "A1", "A1", "A1", "A1"]
+
+
+def test_abort_between_iterations_frees_at_once() -> None:
+    lab = Lab()
+    lab.add("A", 2, 5)
+    lab.step()
+    assert lab.kv.num_held_rows == 1
+    lab.engine.abort("A")
+    assert lab.kv.num_held_rows == 0
+    assert not lab.engine.abort("A")
+    lab.run()
+    assert lab.ends["A"].finish_reason == "abort"
+
+
+@pytest.mark.parametrize("name", ["orca", "request_level"])
+def test_one_request_with_bad_logits_harms_nobody(name) -> None:
+    lab = Lab(name, override=lambda request_id, length, token: None if (request_id, length) == ("A", 4) else token)
+    lab.add("A", 3, 5)
+    lab.add("B", 3, 5)
+    lab.run()
+    expected = lab.expected([1, 2, 3], SamplingParams(max_tokens=5, temperature=0))
+    assert lab.tokens == {"A": expected[:1], "B": expected}
+    assert lab.ends["A"].finish_reason == "error"
+    assert "not finite" in (lab.ends["A"].error or "")
+    assert lab.ends["B"].error is None
+
+
+def test_a_token_after_the_end_is_dropped() -> None:
+    """A's logits are bad once; while its batch runs on it is computed again, and then they are fine."""
+    results: Iterator[int | None] = iter([None, 5, 6])
+    lab = Lab("request_level", override=lambda request_id, length, token: next(results) if request_id == "A" else token)
+    lab.add("A", 2, 3)
+    lab.add("B", 2, 3)
+    lab.run()
+    assert lab.batches == ["A2 B2", "A1 B1", "A1 B1"]
+    assert (lab.tokens["A"], lab.ends["A"].finish_reason) == ([], "error")
+
+
+def test_a_rejected_request_disturbs_nobody() -> None:
+    lab = Lab()
+    lab.add("A", 3, 5)
+    lab.step()
+    for prompt, param in (([], "prompt"), ([VOCAB], "prompt"), ([1] * 60, "max_tokens")):
+        with pytest.raises(RequestError) as caught:
+            lab.engine.add("B", prompt, SamplingParams(max_tokens=5))
+        assert caught.value.param == param
+    with pytest.raises(RequestError, match="already"):
+        lab.add("A", 1, 1)
+    lab.run()
+    assert lab.tokens == {"A": lab.expected([1, 2, 3], SamplingParams(max_tokens=5, temperature=0))}
+
+
+def test_seeds_are_drawn_from_the_engines_seed() -> None:
+    def tokens(seed: int) -> dict[str, list[int]]:
+        lab = Lab(seed=seed)
+        for request_id in "AB":
+            lab.engine.add(request_id, [1, 2, 3], SamplingParams(max_tokens=8))
+        lab.run()
+        return lab.tokens
+
+    assert tokens(0) == tokens(0)
+    assert tokens(0) != tokens(1)
+    assert tokens(0)["A"] != tokens(0)["B"]
+
+
+def test_a_seed_of_ones_own() -> None:
+    lab = Lab(seed=4)
+    params = SamplingParams(max_tokens=8, seed=11)
+    lab.engine.add("A", [1, 2, 3], params)
+    lab.run()
+    assert lab.tokens["A"] == toy_generate([1, 2, 3], params, vocab_size=VOCAB)
+
+
+def test_stats() -> None:
+    lab = Lab(max_bs=2, n_workers=2, page_size=4, n_slots=20)
+    for request_id in "ABCDE":
+        lab.add(request_id, 3, 2)  # 5 slots and 1 page each
+    lab.step()
+    stats = lab.engine.stats
+    assert (stats.iterations, stats.in_flight, stats.waiting, stats.running) == (1, 1, 1, 4)
+    assert (stats.scheduled_requests, stats.scheduled_tokens, stats.mean_batch_size) == (4, 12, 2.0)
+    assert (stats.reserved_slots, stats.free_pages) == (20, lab.kv.num_pages - 4)
+    assert stats.schedule_seconds > 0
+    assert stats.update_seconds > 0
+    lab.run()
+    stats = lab.engine.stats
+    assert (stats.iterations, stats.in_flight, stats.waiting, stats.running) == (6, 0, 0, 0)
+    assert stats.mean_batch_size == 10 / 6
+
+
+def test_an_idle_engine_has_no_mean() -> None:
+    assert Lab().engine.stats.mean_batch_size == 0.0
+
+
+def test_failures_of_the_executor_are_not_swallowed() -> None:
+    lab = Lab()
+    lab.add("A", 2, 2)
+    lab.executor.close()
+    with pytest.raises(AssertionError, match="after close"):
+        lab.engine.step()
+
+
+def test_logging_is_off_by_default_and_says_what_ran(caplog: pytest.LogCaptureFixture) -> None:
+    lab = Lab()
+    lab.add("A", 2, 2)
+    with caplog.at_level(logging.INFO, logger="orca_jax.engine"):
+        lab.step()
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG, logger="orca_jax.engine"):
+        lab.step()
+    assert [record.getMessage() for record in caplog.records] == ["iteration 1: 1 requests"]
