@@ -28,7 +28,7 @@ from orca_jax.serve.wire import (
     encode,
 )
 
-CLOSE_SECONDS = 5.0  # from goodbye to kill
+CLOSE_SECONDS = 3.0  # from goodbye to kill
 
 State = Literal["loading", "ready", "stopping", "dead"]
 

@@ -50,13 +50,13 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(source: str) -> Tokenizer:
+def load_tokenizer(source: str | Path) -> Tokenizer:
     """Load a tokenizer: a directory with `tokenizer.json`, such a file, or "byte".
 
     Raises:
         ConfigError: nothing usable is there; `param` is "tokenizer".
     """
-    return ByteTokenizer() if source == BYTE_TOKENIZER else FileTokenizer(source)
+    return ByteTokenizer() if source == BYTE_TOKENIZER else FileTokenizer(str(source))
 
 
 class _BytesDecoder:

@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -110,6 +111,36 @@ def test_signal_while_nobody_is_there() -> None:
         assert server.process.wait(10) == 0
         assert time.monotonic() - start < 3
     assert server.errors == []
+
+
+def test_signal_while_the_engine_loads_and_hangs() -> None:
+    """An engine that does not react is killed, and the wait for that has a limit."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = spawn("--model", MODEL, "--port", str(port))
+    try:
+        server = psutil.Process(process.pid)
+        wait_until(lambda: server.children())
+        (engine,) = server.children()
+        engine.suspend()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            health = http.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "loading")
+            early = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+            assert check_error(early, 503)["code"] == "engine_unavailable" and early.headers["retry-after"]
+            check_error(http.get("/v1/models"), 503)
+        process.terminate()
+        assert process.communicate(timeout=15) == ("", "") and process.returncode == 0
+        assert not engine.is_running()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_front_end_needs_no_jax() -> None:
+    code = "import sys, orca_jax.serve.server; assert not {'jax', 'numpy', 'orca_jax.build'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def fails(*flags: str) -> str:
