@@ -11,7 +11,7 @@ import pytest
 from tests.source import ROOT, SourceFile, python_files
 
 FACTS = frozenset({"errors", "config", "request", "step"})
-BELOW_BUILD = FACTS | {"sched", "kernels", "text", "model", "exec", "cluster", "sim", "engine"}
+BELOW_BUILD = FACTS | {"sched", "kernels", "text", "model", "exec", "cluster", "sim", "progress", "engine"}
 
 # Part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
@@ -23,15 +23,16 @@ FLOORS: dict[str, frozenset[str]] = {
     "exec": FACTS | {"model", "kernels"},
     "cluster": FACTS | {"exec"},
     "sim": FACTS,
+    "progress": frozenset(),
     "engine": FACTS | {"sched"},
     "build": BELOW_BUILD,
-    "llm": FACTS | {"build", "engine", "text"},
-    "serve": FACTS | {"build", "engine", "text"},
+    "llm": FACTS | {"build", "engine", "text", "progress"},
+    "serve": FACTS | {"build", "engine", "text", "progress"},
     "bench": BELOW_BUILD | {"build", "llm", "serve"},
     "__init__": FACTS | {"llm"},
 }
 STANDARD_LIBRARY_ONLY = FACTS | {"sched", "engine"}
-NO_JAX = STANDARD_LIBRARY_ONLY | {"text", "sim"}
+NO_JAX = STANDARD_LIBRARY_ONLY | {"text", "sim", "progress"}
 JAX_FAMILY = frozenset({"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "tensorstore"})
 
 FILES = python_files("orca_jax")
