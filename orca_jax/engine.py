@@ -89,7 +89,10 @@ class Engine:
         return self.pool.has_work
 
     def step(self) -> list[RequestUpdate]:
-        """One turn of Algorithm 1 (section 4.2): fill the pipeline, wait for its oldest iteration, hand out tokens."""
+        """One turn of Algorithm 1 (section 4.2): fill the pipeline, wait for its oldest iteration, hand out tokens.
+
+        Returns at most one update for each request. What the executor raises passes through, and ends the engine.
+        """
         while len(self._in_flight) < self.scheduler.n_workers:
             plan = self._plan()  # 4, 6, 7
             if plan is None:

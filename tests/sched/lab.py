@@ -1,18 +1,20 @@
 """An engine on the toy model that writes down every batch, for tests of schedulers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from orca_jax.config import SchedulerConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import Request, RequestUpdate, SamplingParams
-from orca_jax.sched import make_scheduler
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler
 from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
 from orca_jax.step import Handle, StepPlan
 
 VOCAB = 61
+SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}
 
 
 class RecordingScheduler:
@@ -68,7 +70,7 @@ class Lab:
         num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
         self.kv = KVManager(num_pages, page_size, rows, n_slots)
         self.pool = RequestPool(self.kv, vocab_size=VOCAB, max_model_len=max_model_len, eos_token_ids=eos)
-        self.scheduler = RecordingScheduler(make_scheduler(self.config))
+        self.scheduler = RecordingScheduler(SCHEDULERS[name](max_bs, n_workers))
         self.executor = RecordingExecutor(self.config, self.kv, override)
         self.now = 0.0
         self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)

@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orca_jax.config import SchedulerConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
 from orca_jax.request import Request, SamplingParams
-from orca_jax.sched import make_scheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
@@ -154,15 +151,3 @@ def test_ten_thousand_waiting_requests_are_not_looked_at() -> None:
     for _ in range(9):
         engine.step()
     assert pool.looked_at == 9 * 3, "two that run and the one that ends the search"
-
-
-def test_make_scheduler() -> None:
-    assert make_scheduler(SchedulerConfig("orca", 4, 64, 100, 3)).n_workers == 3
-    assert make_scheduler(SchedulerConfig("request_level", 4, 64, 100)).name == "request_level"
-    with pytest.raises(ConfigError, match="orca or request_level") as caught:
-        make_scheduler(SchedulerConfig("lottery", 4, 64, 100))  # type: ignore[arg-type]
-    assert caught.value.param == "scheduler"
-    with pytest.raises(ConfigError, match="max_num_seqs must be at least 1"):
-        make_scheduler(SchedulerConfig("orca", 0, 64, 100))
-    with pytest.raises(ConfigError, match="n_workers must be at least 1"):
-        make_scheduler(SchedulerConfig("orca", 1, 64, 100, 0))
