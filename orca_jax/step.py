@@ -85,8 +85,8 @@ class ExecutorStats:
     wait_seconds: float = 0.0
 
 
-class Handle(Protocol):
-    """An iteration in flight. Only its executor looks inside."""
+Handle = object
+"""An iteration in flight. Only its executor looks inside."""
 
 
 class Executor(Protocol):

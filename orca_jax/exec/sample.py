@@ -140,7 +140,7 @@ def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
 def _threshold(rank: Int[Array, "B V"], weight: Float[Array, "B V"], need: Float[Array, " B"]) -> Int[Array, " B"]:
     """The largest threshold whose tokens at or above it weigh at least `need`; bisects the 32 bits of `rank`."""
 
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: object, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds  # enough weight at `low`, not at `high`
         middle = (low & high) + ((low ^ high) >> 1)  # mean without overflow
         enough = jnp.sum(jnp.where(rank >= middle[:, None], weight, 0.0), axis=-1) >= need

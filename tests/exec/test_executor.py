@@ -1,0 +1,166 @@
+"""The executor with a small random model: memory, launches, compiles, ids on the device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.errors import CompileWhileServingError, ConfigError
+from orca_jax.exec.cache import page_bytes, size_cache
+from orca_jax.exec.compile import memory_of
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.model.load import random_decoder, tensor_mesh
+from orca_jax.step import Member, RowSampling, StepPlan
+
+MODEL = ModelConfig(
+    family="gpt2",
+    vocab_size=300,
+    num_layers=3,
+    embed_dim=32,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=8,
+    mlp_dim=64,
+    max_positions=64,
+    norm="layernorm",
+    norm_eps=1e-5,
+    activation="gelu_tanh",
+    gated_mlp=False,
+    attention_bias=True,
+    mlp_bias=True,
+    tied_embeddings=True,
+)
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+
+
+def make_executor(devices: int = 1, buckets: tuple[int, ...] = (8, 16), strict: bool = False) -> JaxExecutor:
+    mesh = tensor_mesh(jax.devices()[:devices])
+    decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
+    cache = CacheConfig(num_pages=40, page_size=8, dtype="float32")
+    return JaxExecutor(
+        decoder, MODEL, ExecutorConfig("float32", devices, buckets, 4, 64, cache, strict_compile=strict), mesh
+    )
+
+
+def plan(*members: Member) -> StepPlan:
+    return StepPlan(0, members)
+
+
+def generate(executor: JaxExecutor, prompt: list[int], count: int, row: int = 0) -> list[int]:
+    """Greedy tokens of one request, an iteration at a time, in pages of its own."""
+    pages = list(range(row * 8, row * 8 + 8))
+    ids = list(prompt)
+    member = Member("r", row, 0, ids, samples=True, new_pages=pages, sampling=GREEDY)
+    for _ in range(count):
+        [token] = executor.collect(executor.submit(plan(member))).token_ids
+        ids.append(token)
+        member = Member("r", row, len(ids) - 1, [token], samples=True, num_old_pages=8)
+    return ids[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def executor() -> JaxExecutor:
+    return make_executor()
+
+
+PROMPT = [5, 17, 250, 3, 99]
+
+
+def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
+    """Donated and aliased: no program holds a second copy of K and V, not of a single layer."""
+    cache_bytes = 40 * page_bytes(MODEL, 8, "float32")
+    for bucket, program in executor.programs.items():
+        alias, temp = memory_of(program)
+        assert alias >= cache_bytes, f"bucket {bucket} does not alias the cache"
+        assert temp < cache_bytes / MODEL.num_layers, f"bucket {bucket} has temporary memory like a layer's cache"
+
+
+def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor) -> None:
+    whole = generate(executor, PROMPT * 3, 4)
+    small = make_executor(buckets=(1, 4))
+    assert generate(small, PROMPT * 3, 4) == whole
+    assert small.stats.launches == 4 + 3, "15 prompt tokens in launches of 4, then one launch a token"
+    assert small.stats.padding_tokens == 1
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int) -> None:
+    assert generate(make_executor(devices), PROMPT, 6) == generate(executor, PROMPT, 6)
+
+
+def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
+    expected = generate(executor, PROMPT, 3)
+    member = Member("r", 1, 0, PROMPT, samples=True, new_pages=range(8, 16), sampling=GREEDY)
+    handles = [executor.submit(plan(member))]
+    for position in (5, 6):
+        ahead = Member("r", 1, position, [], samples=True, last_on_device=True, num_old_pages=8)
+        handles.append(executor.submit(plan(ahead)))
+    assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
+
+
+def test_results_stand_in_the_order_of_the_plan(executor: JaxExecutor) -> None:
+    """Prompts before increments in the plan, although the launch has it the other way round."""
+    alone = [generate(executor, PROMPT, 2, row=0)[1], generate(executor, [1, 2, 3], 1, row=1)[0]]
+    first = generate(executor, PROMPT, 1, row=0)[0]
+    both = plan(
+        Member("new", 1, 0, [1, 2, 3], samples=True, num_old_pages=8),
+        Member("old", 0, 5, [first], samples=True, num_old_pages=8),
+    )
+    assert executor.collect(executor.submit(both)).token_ids == [alone[1], alone[0]]
+
+
+def test_a_chunk_that_does_not_sample_has_no_result(executor: JaxExecutor) -> None:
+    chunk = Member("r", 2, 0, PROMPT[:3], samples=False, new_pages=range(16, 24), sampling=GREEDY)
+    assert executor.collect(executor.submit(plan(chunk))).token_ids == []
+    rest = Member("r", 2, 3, PROMPT[3:], samples=True, num_old_pages=8)
+    assert executor.collect(executor.submit(plan(rest))).token_ids == generate(executor, PROMPT, 1)
+
+
+def test_nothing_is_compiled_while_serving(executor: JaxExecutor) -> None:
+    generate(executor, PROMPT, 1)  # the count is the process's, and other tests compile too
+    before = executor.stats.compiles_while_serving
+    generate(executor, PROMPT, 3)
+    assert executor.stats.compiles_while_serving == before
+
+
+def test_a_compile_while_serving_is_counted_and_strictly_an_error() -> None:
+    lenient, strict = make_executor(), make_executor(strict=True)
+    jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
+    generate(lenient, PROMPT, 1)
+    assert lenient.stats.compiles_while_serving >= 1
+    with pytest.raises(CompileWhileServingError, match="compiled after start"):
+        generate(strict, PROMPT, 1)
+
+
+def test_close_frees_the_cache() -> None:
+    executor = make_executor()
+    pages = executor._pages
+    executor.close()
+    assert all(pool.is_deleted() for pool in pages)
+
+
+def test_the_cache_takes_what_fits_and_no_more_than_it_can_use() -> None:
+    one = page_bytes(MODEL, 8, "float32")
+    assert one == 2 * 3 * 4 * 8 * 8 * 4
+    sized = size_cache(MODEL, page_size=8, dtype="float32", memory=20 * one + 5, num_rows=4, max_model_len=64)
+    assert sized.num_pages == 20
+    plenty = size_cache(MODEL, page_size=8, dtype="float32", memory=1000 * one, num_rows=4, max_model_len=60)
+    assert plenty.num_pages == 4 * 8
+    with pytest.raises(ConfigError, match="lower max_model_len"):
+        size_cache(MODEL, page_size=8, dtype="float32", memory=3 * one, num_rows=4, max_model_len=64)
+
+
+def test_logits_that_are_not_finite_are_told_for_their_row_alone() -> None:
+    mesh = tensor_mesh(jax.devices()[:1])
+    decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
+    table = decoder.embedding.table
+    table[...] = table[...].at[7].set(np.nan)
+    untied = [leaf for leaf in jax.tree.leaves(decoder.positions) if leaf is not None]
+    assert untied, "positions are learned"
+    cache = CacheConfig(num_pages=40, page_size=8, dtype="float32")
+    executor = JaxExecutor(decoder, MODEL, ExecutorConfig("float32", 1, (8,), 4, 64, cache), mesh)
+    result = executor.collect(
+        executor.submit(plan(Member("bad", 0, 0, [7], samples=True, new_pages=range(8), sampling=GREEDY)))
+    )
+    assert result.finite == [False]
