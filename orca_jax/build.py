@@ -132,9 +132,13 @@ def _build_executor(
 
     mesh = tensor_mesh(devices)
     decoder = load_decoder(
-        source, model, load_format=config.load_format, dtype=dtype, mesh=mesh, seed=config.seed,
+        source,
+        dtype=dtype,
+        mesh=mesh,
+        load_format=config.load_format,
+        seed=config.seed,
         progress=progress_bar("Loading", config.progress),
-    )  # fmt: skip
+    )
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype)
     else:

@@ -1,18 +1,24 @@
 """Progress bars on standard error, or nothing."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 from tqdm import tqdm
 
-type Progress = Callable[[Iterable[Any]], Iterable[Any]]
+type Progress = Callable[[int, int], None]
+"""Told how much is done of how much, after each piece."""
 
 
 def progress_bar(label: str, enabled: bool) -> Progress:
-    """A function that wraps an iterable so that a bar follows it; the bar vanishes when it is done."""
+    """A bar that appears with the first piece and vanishes with the last."""
+    bar: tqdm[None] | None = None
 
-    def wrap(items: Iterable[Any]) -> Iterable[Any]:
-        bar: Iterable[Any] = tqdm(items, desc=label, disable=not enabled, leave=False)
-        return bar
+    def show(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = tqdm(total=total, desc=label, disable=not enabled, leave=False)
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+            bar = None
 
-    return wrap
+    return show

@@ -1,7 +1,7 @@
 """The executor: runs plans on a mesh of devices, each launch by a program that was compiled at start."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from orca_jax.exec.pack import Layout, RowTable, pack
 from orca_jax.model.transformer import Decoder
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult
 
-Progress = Callable[[Iterable[int]], Iterable[int]]
+Progress = Callable[[int, int], None]
 
 
 class Launch(NamedTuple):
@@ -45,11 +45,16 @@ class JaxExecutor:
         model: of the decoder.
         config: shapes; `config.buckets` is the finite set of programs.
         mesh: with a tensor axis.
-        progress: wraps the buckets while they are compiled, for a progress bar.
+        progress: told after each compiled program how many of how many are done.
     """
 
     def __init__(
-        self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, progress: Progress = iter
+        self,
+        decoder: Decoder,
+        model: ModelConfig,
+        config: ExecutorConfig,
+        mesh: Mesh,
+        progress: Progress = lambda done, total: None,
     ) -> None:
         self.config = config
         self.stats = ExecutorStats()
@@ -61,8 +66,11 @@ class JaxExecutor:
         self._pages = allocate_cache(model, config.cache, mesh)
         self._last_token = jax.device_put(np.zeros(config.num_rows, np.int32), self._replicated)
         self._counter = CompileCounter()
+        self.programs: dict[int, jax.stages.Compiled] = {}
         with compile_cache(config.compile_cache):
-            self.programs = {size: self._compile(size, model, mesh) for size in progress(config.buckets)}
+            for number, size in enumerate(config.buckets, start=1):
+                self.programs[size] = self._compile(size, model, mesh)
+                progress(number, len(config.buckets))
         self._warm_up()
         self.stats.compiles = self._counter.count
 

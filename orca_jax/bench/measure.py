@@ -1,0 +1,136 @@
+"""Drive an engine through a trace in real time, and say what came of it."""
+
+import math
+import os
+import platform
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orca_jax.bench.traces import TraceRequest
+from orca_jax.engine import Engine
+from orca_jax.request import RequestMetrics, SamplingParams
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one pass over a trace took; times in seconds."""
+
+    wall: float
+    trace: Sequence[TraceRequest]
+    metrics: Sequence[RequestMetrics]  # in the order of the trace
+    figures: Mapping[str, float]  # of engine and executor, for this pass alone
+
+
+def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: float = 0.0) -> Run:
+    """Feed the trace as its arrivals fall due, and step the engine until all is done."""
+    before = _totals(engine)
+    waiting = deque(enumerate(trace))
+    finished: dict[str, RequestMetrics] = {}
+    start = time.monotonic()
+    while len(finished) < len(trace):
+        now = time.monotonic() - start
+        while waiting and waiting[0][1].arrival <= now:
+            index, request = waiting.popleft()
+            params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
+            engine.add(f"{start}-{index}", request.prompt_ids, params)
+        if not engine.has_work:
+            time.sleep(max(0.0, waiting[0][1].arrival - now))
+            continue
+        for update in engine.step():
+            if update.finish_reason is not None:
+                assert update.metrics is not None and update.error is None, update
+                finished[update.request_id] = update.metrics
+    wall = time.monotonic() - start
+    after = _totals(engine)
+    figures = {name: after[name] - before[name] for name in after}
+    return Run(wall, trace, [finished[f"{start}-{index}"] for index in range(len(trace))], figures)
+
+
+def warm_up(engine: Engine, trace: Sequence[TraceRequest]) -> None:
+    """Touch what the first requests would otherwise pay for: a few short ones, outside the measurement."""
+    run_trace(engine, [TraceRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+
+
+def summarize(run: Run) -> dict[str, float]:
+    """The figures that every benchmark reports."""
+    outputs = [request.num_output for request in run.trace]
+    inputs = [len(request.prompt_ids) for request in run.trace]
+    normalized = [
+        (metrics.finished - metrics.arrival) / count for metrics, count in zip(run.metrics, outputs, strict=True)
+    ]
+    first = [metrics.first_token - metrics.arrival for metrics in run.metrics]
+    figures, iterations = run.figures, max(run.figures["iterations"], 1)
+    host = figures["schedule_seconds"] + figures["update_seconds"] + figures["pack_seconds"]
+    return {
+        "output_tokens_per_s": sum(outputs) / run.wall,
+        "total_tokens_per_s": (sum(outputs) + sum(inputs)) / run.wall,
+        "requests_per_s": len(run.trace) / run.wall,
+        "median_normalized_latency_ms": 1e3 * statistics.median(normalized),
+        "p99_normalized_latency_ms": 1e3 * percentile(normalized, 99),
+        "median_ttft_ms": 1e3 * statistics.median(first),
+        "p99_ttft_ms": 1e3 * percentile(first, 99),
+        "iterations": figures["iterations"],
+        "mean_batch_size": figures["scheduled_requests"] / iterations,
+        "padding_fraction": figures["padding_tokens"] / max(figures["padding_tokens"] + figures["tokens"], 1),
+        "compiles_while_serving": figures["compiles_while_serving"],
+        "host_ms_per_iteration": 1e3 * host / iterations,
+        "dispatch_ms_per_iteration": 1e3 * figures["dispatch_seconds"] / iterations,
+        "wall_s": run.wall,
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` % of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def print_table(title: str, rows: Mapping[str, Any]) -> None:
+    """Names and figures, aligned."""
+    print(title)
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value:,.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
+
+
+def hardware() -> dict[str, Any]:
+    """What this runs on."""
+    import jax
+
+    devices = jax.devices()
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _totals(engine: Engine) -> dict[str, float]:
+    stats, executor = engine.stats, engine.executor.stats
+    return {
+        "iterations": stats.iterations,
+        "scheduled_requests": stats.scheduled_requests,
+        "schedule_seconds": stats.schedule_seconds,
+        "update_seconds": stats.update_seconds,
+        "tokens": executor.tokens,
+        "padding_tokens": executor.padding_tokens,
+        "launches": executor.launches,
+        "pack_seconds": executor.pack_seconds,
+        "dispatch_seconds": executor.dispatch_seconds,
+        "wait_seconds": executor.wait_seconds,
+        "compiles_while_serving": executor.compiles_while_serving,
+    }

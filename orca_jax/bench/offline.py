@@ -1,0 +1,57 @@
+"""A trace through the engine in this process: throughput, latency, and where the time goes."""
+
+import argparse
+import dataclasses
+import json
+
+from orca_jax.bench.measure import hardware, print_table, run_trace, summarize, warm_up
+from orca_jax.bench.profile import profile
+from orca_jax.bench.traces import TRACES, make_trace
+from orca_jax.build import build_engine
+from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+
+HELP = "a trace through the engine in this process"
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Flags of this benchmark and of the engine."""
+    add_trace_args(parser)
+    parser.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals per second; default: all at once")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of every request (default: 0.0)")
+    parser.add_argument("--profile", action="store_true", help="then split device time by part of the model")
+    add_engine_args(parser, model="preset:gpt2")
+
+
+def add_trace_args(parser: argparse.ArgumentParser) -> None:
+    """Flags that name a trace."""
+    group = parser.add_argument_group("trace")
+    group.add_argument("--trace", choices=TRACES, default="orca", help="workload (default: orca)")
+    group.add_argument("--num-requests", type=int, default=64, metavar="N", help="requests (default: 64)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run it and print a table and a line of JSON."""
+    config = engine_config_from_args(args)
+    built = build_engine(config)
+    try:
+        trace = make_trace(
+            args.trace,
+            num_requests=args.num_requests,
+            vocab_size=built.model_config.vocab_size,
+            seed=args.seed,
+            rate=args.rate,
+        )
+        warm_up(built.engine, trace)
+        result = summarize(run_trace(built.engine, trace, temperature=args.temperature))
+        print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", result)
+        parts = profile(built.engine, trace) if args.profile else None
+        if parts is not None:
+            print_table("share of device time", parts)
+    finally:
+        built.engine.executor.close()
+    line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **_trace_config(args)}}
+    print(json.dumps(line if parts is None else {**line, "profile": parts}))
+
+
+def _trace_config(args: argparse.Namespace) -> dict[str, object]:
+    return {name: getattr(args, name) for name in ("trace", "num_requests", "rate", "temperature")}
