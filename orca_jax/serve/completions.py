@@ -58,9 +58,18 @@ class Call:
                     items = await mailbox.receive()
                 except EngineError as error:
                     raise engine_gone(str(error)) from None
-                choices = [choice for index, item in items for choice in self._take(mailbox, index, item)]
-                if choices:
+                choices: list[Choice] = []
+                failure: ApiError | None = None
+                for index, item in items:
+                    try:
+                        choices += self._take(mailbox, index, item)
+                    except ApiError as error:
+                        failure = error
+                        break
+                if choices:  # also what came before a failure
                     yield choices
+                if failure is not None:
+                    raise failure
 
     def _take(self, mailbox: Mailbox, index: int, item: RequestUpdate | Rejected) -> Iterator[Choice]:
         if isinstance(item, Rejected):

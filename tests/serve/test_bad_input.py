@@ -186,8 +186,8 @@ def test_others_do_not_notice(idle_server: Server) -> None:
     with httpx.Client(base_url=idle_server.url, timeout=20) as http:
         while long_one.is_alive():
             for name, value, _ in BAD_FIELDS[::3]:
-                body = f'{{"model": "{MODEL}", "prompt": "x", "{name}": {value}}}'
-                check_error(http.post("/v1/completions", content=body, headers=JSON))
+                text = f'{{"model": "{MODEL}", "prompt": "x", "{name}": {value}}}'
+                check_error(http.post("/v1/completions", content=text, headers=JSON))
             for body, status, _ in BAD_BODIES[:-1]:
                 check_error(http.post("/v1/completions", content=body, headers=JSON), status)
     long_one.join()

@@ -41,7 +41,7 @@ def test_openai_client(client: openai.OpenAI, server: Server) -> None:
         "completion_tokens": count,
         "total_tokens": 5 + count,
     }
-    assert answer._request_id is not None and answer._request_id.startswith("req_")
+    assert str(answer._request_id).startswith("req_")
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
@@ -140,8 +140,9 @@ def test_stop_strings_across_tokens(idle_server: Server) -> None:
 
 
 def test_neutral_values_are_taken(server: Server) -> None:
-    neutral = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "presence_penalty": 0.0, "logit_bias": {}}
-    answer = server.complete("x", **neutral, user="me", suffix=None, max_tokens=None, top_p=None, stop=None)
+    neutral: dict[str, Any] = {"n": 1, "best_of": None, "echo": False, "presence_penalty": 0.0, "logit_bias": {}}
+    nulls = dict.fromkeys(("logprobs", "suffix", "max_tokens", "top_p", "stop", "seed", "stream", "stream_options"))
+    answer = server.complete("x", **neutral, **nulls, user="me")
     assert answer.status_code == 200, answer.text
 
 

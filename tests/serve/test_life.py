@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from orca_jax.serve.server import main
 from tests.serve.running import MODEL, Server, parse_events, running, spawn, wait_until
 from tests.serve.test_bad_input import check_error
 
@@ -162,15 +163,26 @@ def test_port_taken(server: Server) -> None:
 
 
 def test_wrong_settings_name_their_flag(tmp_path: Path) -> None:
-    empty = str(tmp_path)
     port = ("--port", "0")
-    assert fails("--host", "256.1.1.1", *port).startswith("error: --host: ")
-    assert fails("--host", "192.0.2.1", *port).startswith("error: --host: ")
-    assert fails("--model", f"{empty}/missing", *port).startswith("error: --model: ")
-    assert fails("--model", MODEL, "--tokenizer", empty, *port).startswith("error: --tokenizer: no tokenizer.json")
-    assert fails("--model", MODEL, "--max-num-seqs", "0", *port).startswith("error: --")
-    for wrong in ("--scheduler=fast", "--unknown=1", "--port=70000", "--max-model-len=4q", "--mod=preset:toy"):
-        assert wrong.partition("=")[0] in fails(*port, wrong)
+    assert fails("--model", str(tmp_path / "missing"), *port).startswith("error: --model: ")
+    errors = fails("--model", MODEL, "--tokenizer", str(tmp_path), *port)
+    assert errors.startswith("error: --tokenizer: no tokenizer.json")
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1"])
+def test_wrong_hosts_name_their_flag(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", MODEL, "--host", host, "--port", "0"]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("error: --host: ") and output.err.count("\n") == 1 and output.out == ""
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--scheduler=fast", "--unknown=1", "--port=70000", "--max-model-len=4q", "--mod=preset:toy"]
+)
+def test_wrong_flags_are_named(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([wrong])
+    assert caught.value.code == 2 and wrong.partition("=")[0] in capsys.readouterr().err
 
 
 def test_stream_parser_notices_a_cut_stream() -> None:
