@@ -1,6 +1,7 @@
 """From a name to a decoder whose parameters lie where they belong on the mesh."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,9 +10,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
-from orca_jax.config import DType, ModelConfig
+from orca_jax.config import DType, LoadFormat, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.checkpoint import PARAMS, load_orbax
+from orca_jax.model.describe import is_preset, read_model_config
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
+from orca_jax.model.tree import Progress
+from orca_jax.model.weights import load_safetensors
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:
@@ -54,4 +60,40 @@ def random_decoder(config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int =
     create = jax.jit(lambda: nnx.state(build()), out_shardings=shardings)
     structure, _ = nnx.split(nnx.eval_shape(build))
     decoder: Decoder = nnx.merge(structure, create())
+    return decoder
+
+
+def load_decoder(
+    source: str | Path,
+    *,
+    dtype: DType,
+    mesh: Mesh,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress = lambda loaded, total: None,
+) -> Decoder:
+    """The model that `source` names, its parameters on `mesh`.
+
+    Args:
+        source: a model directory, or "preset:<name>", which has random weights.
+        dtype: type of the parameters, whatever the file has.
+        mesh: has the axis "tensor"; see `tensor_mesh`.
+        load_format: "auto" takes Orbax where there is a params/ folder, else safetensors; "dummy" draws random weights.
+        seed: of random weights.
+        progress: told after each parameter that was read.
+
+    Raises:
+        ConfigError: the source, its configuration or the format is wrong, or the mesh does not divide the model.
+        CheckpointError: the weights do not fit the configuration; lists all problems.
+    """
+    config = read_model_config(source)
+    if load_format == "dummy" or (is_preset(str(source)) and load_format == "auto"):
+        return random_decoder(config, dtype=dtype, mesh=mesh, seed=seed)
+    if is_preset(str(source)):
+        raise ConfigError(f"{source} has no weights to read as {load_format}; use auto or dummy", param="load_format")
+    directory = Path(source)
+    structure, shapes = abstract_decoder(config, dtype, mesh)
+    is_orbax = load_format == "orbax" or (load_format == "auto" and (directory / PARAMS).is_dir())
+    read = load_orbax if is_orbax else load_safetensors
+    decoder: Decoder = nnx.merge(structure, read(directory, config, shapes, progress))
     return decoder

@@ -1,0 +1,203 @@
+"""Hugging Face directories: safetensors, one file or many, straight into sharded arrays.
+
+Each device's shard of a parameter is cut out of the files by itself, so host memory never holds more than one shard,
+and stacked parameters are assembled from the tensors of their layers.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+from safetensors import SafetensorError, safe_open
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.model.families import FAMILIES
+from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.tree import Progress, first_line, flat_parameters, stored_shape, with_parameters
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass
+class Files:
+    """Open files of a checkpoint. `tensors` finds a tensor's file by its key; `unreadable` are keys in broken files."""
+
+    tensors: dict[str, Any] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a parameter comes from: a row of the family's table, and the key of each layer (or the one key)."""
+
+    weight: Weight
+    keys: tuple[str, ...]
+
+
+def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, progress: Progress) -> nnx.State:
+    """Read a Hugging Face directory, each device its own shards.
+
+    Args:
+        directory: holds model.safetensors, or model.safetensors.index.json and the files it names.
+        config: the model; its family says what the tensors are called.
+        shapes: tree of `ShapeDtypeStruct` with shardings, padded; values are cast to its types.
+        progress: told after each parameter.
+
+    Raises:
+        ConfigError: there are only pickled weights, which may run code when read.
+        CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
+    """
+    family, wanted = FAMILIES[config.family], flat_parameters(shapes)
+    with ExitStack() as stack:
+        files = _open(directory, stack)
+        if not files.tensors:
+            raise CheckpointError(str(directory), files.problems or ["its files hold no tensors"])
+        sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
+        problems = files.problems + _compare(sources, wanted, family, files, config)
+        if problems:
+            raise CheckpointError(str(directory), problems)
+        values: dict[str, Array] = {}
+        for path, leaf in wanted.items():
+            try:
+                values[path] = _build(sources[path], path, leaf, files, config)
+            except (SafetensorError, OSError) as error:
+                problems.append(f"{sources[path].keys[0]}: cannot be read, {first_line(error)}")
+            progress(len(values), len(wanted))
+    if problems:
+        raise CheckpointError(str(directory), problems)
+    return with_parameters(shapes, values)
+
+
+def _open(directory: Path, stack: ExitStack) -> Files:
+    """Open all files, noting those that are broken."""
+    files = Files()
+    for name, keys in _file_names(directory).items():
+        try:
+            opened = stack.enter_context(safe_open(directory / name, framework="numpy"))
+        except (SafetensorError, OSError) as error:
+            files.problems.append(f"{name}: cannot be read, {first_line(error)}")
+            files.unreadable |= keys
+            continue
+        found = set(opened.keys())
+        files.problems += [f"{key}: missing from {name}, where the index says it is" for key in sorted(keys - found)]
+        files.unreadable |= keys - found
+        files.tensors |= dict.fromkeys(found, opened)
+    return files
+
+
+def _file_names(directory: Path) -> Mapping[str, set[str]]:
+    """The files to open, and the keys that the index promises in each."""
+    if (directory / INDEX).is_file():
+        return _read_index(directory)
+    if (directory / SINGLE).is_file():
+        return {SINGLE: set()}
+    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    if pickled:
+        raise ConfigError(
+            f"{directory} holds only pickled weights ({', '.join(pickled[:3])}), which may run code when they are "
+            "read; convert them to safetensors",
+            param="model",
+        )
+    raise CheckpointError(str(directory), [f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in params/"])
+
+
+def _read_index(directory: Path) -> Mapping[str, set[str]]:
+    try:
+        weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        names = {str(name) for name in weight_map.values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(str(directory), [f"{INDEX}: has no readable weight_map ({error!r})"]) from error
+    outside = sorted(name for name in names if Path(name).name != name)
+    if outside:  # an index must not reach for files elsewhere
+        raise CheckpointError(str(directory), [f"{INDEX}: {name!r} is no file name" for name in outside])
+    return {name: {key for key, file in weight_map.items() if file == name} for name in sorted(names)}
+
+
+def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> Source:
+    """The keys of a parameter's tensors, with the first of the family's prefixes under which each is there."""
+    layers = range(config.num_layers) if weight.stacked else (None,)
+    prefixes = family.prefixes if weight.prefixed else ("",)
+    keys = []
+    for layer in layers:
+        name = weight.key.format(layer=layer)
+        candidates = [prefix + name for prefix in prefixes]
+        known = (key for key in candidates if key in files.tensors or key in files.unreadable)
+        keys.append(next(known, candidates[0]))
+    return Source(weight, tuple(keys))
+
+
+def _compare(
+    sources: Mapping[str, Source], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
+) -> list[str]:
+    """Problems with keys, shapes and types; a tensor that serves several parameters is named once."""
+    problems: dict[str, None] = {}
+    for path, source in sources.items():
+        shape = _tensor_shape(source.weight, stored_shape(path, wanted[path].shape, config))
+        for key in source.keys:
+            if key not in files.tensors:
+                if key not in files.unreadable:
+                    problems[f"{key}: missing"] = None
+                continue
+            tensor = files.tensors[key].get_slice(key)
+            if tuple(tensor.get_shape()) != shape:
+                problems[f"{key}: shape {tensor.get_shape()}, the model needs {list(shape)}"] = None
+            if tensor.get_dtype() not in _FLOATS:
+                problems[f"{key}: type {tensor.get_dtype()} is not supported, only {', '.join(_FLOATS)}"] = None
+    used = {key for source in sources.values() for key in source.keys}
+    if config.tied_embeddings:
+        used.add("lm_head.weight")  # some files repeat the embedding
+    for key in sorted(set(files.tensors) - used):
+        if not family.ignored.fullmatch(key):
+            problems[f"{key}: unexpected"] = None
+    return list(problems)
+
+
+def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a checkpoint's tensor, from that of the parameter."""
+    *rest, last = shape[1:] if weight.stacked else shape
+    whole = (*rest, last * weight.part[1])
+    return whole[::-1] if weight.transpose else whole
+
+
+def _build(source: Source, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
+    """One parameter, shard by shard."""
+    rows = stored_shape(path, leaf.shape, config)[0]
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None, "every parameter has at least one axis"
+        bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
+        if source.weight.stacked:
+            layers = [_cut(source, layer, bounds[1:], files, leaf) for layer in bounds[0]]
+            return np.stack(layers)
+        bounds[0] = range(min(bounds[0].start, rows), min(bounds[0].stop, rows))
+        values = _cut(source, 0, bounds, files, leaf)
+        padding = len(range(*index[0].indices(leaf.shape[0]))) - len(values)
+        return np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)]) if padding else values
+
+    array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
+    return array
+
+
+def _cut(source: Source, layer: int, bounds: list[range], files: Files, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    """The piece `bounds` of one layer's parameter, in the parameter's orientation and type."""
+    weight, key = source.weight, source.keys[layer]
+    if any(len(bound) == 0 for bound in bounds):
+        return np.zeros([len(bound) for bound in bounds], leaf.dtype)
+    part, _ = weight.part
+    cut = [slice(bound.start, bound.stop) for bound in bounds]
+    offset = part * leaf.shape[-1]
+    cut[-1] = slice(cut[-1].start + offset, cut[-1].stop + offset)
+    tensor = files.tensors[key].get_slice(key)
+    piece = tensor[tuple(cut[::-1])].T if weight.transpose else tensor[tuple(cut)]
+    return np.asarray(piece).astype(leaf.dtype)

@@ -1,0 +1,1 @@
+"""What `scripts/train_demo.py` is made of."""

@@ -1,0 +1,142 @@
+"""Writes a trained model as a model directory: what a server needs, and a card that says where it comes from."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer
+
+from demo.data import ASSISTANT, END, USER, mark_id
+from demo.training import packed_attention
+from orca_jax.model.checkpoint import PARAMS, save_decoder
+from orca_jax.model.transformer import Decoder
+
+matplotlib.use("agg")
+
+CHAT_TEMPLATE = f"""\
+{{%- for message in messages -%}}
+{{%- if message.role == 'assistant' -%}}
+{{{{- '{ASSISTANT}' + message.content + '{END}' -}}}}
+{{%- else -%}}
+{{{{- '{USER}' + message.content -}}}}
+{{%- endif -%}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}
+{{{{- '{ASSISTANT}' -}}}}
+{{%- endif -%}}
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """How training went at one evaluation."""
+
+    step: int
+    tokens: int
+    minutes: float
+    train_loss: float
+    answer_loss: float
+    text_loss: float
+
+
+def hf_config(decoder: Decoder, end_id: int) -> dict[str, Any]:
+    """The model's config.json in the words of Hugging Face's GPT-2."""
+    config = decoder.config
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_positions": config.max_positions,
+        "n_embd": config.embed_dim,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": True,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+        "dtype": "bfloat16",
+    }
+
+
+def write_model(directory: Path, decoder: Decoder, tokenizer: Tokenizer) -> None:
+    """Write weights as bfloat16, configuration, tokenizer and chat template, in place of an earlier model."""
+    fresh = directory / "new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    save_decoder(decoder, fresh, "bfloat16")
+    shutil.rmtree(directory / PARAMS, ignore_errors=True)
+    (fresh / PARAMS).rename(directory / PARAMS)
+    fresh.rmdir()
+    end_id = mark_id(tokenizer, END)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    _write_json(directory / "config.json", hf_config(decoder, end_id))
+    _write_json(
+        directory / "generation_config.json",
+        {"bos_token_id": end_id, "eos_token_id": end_id, "temperature": 0.7, "top_p": 0.95},
+    )
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": END,
+            "eos_token": END,
+            "add_bos_token": False,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": decoder.config.max_positions,
+        },
+    )
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def draw_curve(path: Path, history: Sequence[Record]) -> None:
+    """The loss over the tokens seen, as a picture."""
+    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    tokens = [record.tokens / 1e6 for record in history]
+    for name, label in (
+        ("train_loss", "training, all"),
+        ("text_loss", "held out, literature"),
+        ("answer_loss", "held out, answers to word problems"),
+    ):
+        axes.plot(
+            tokens, [getattr(record, name) for record in history], label=label, marker="." if len(tokens) < 50 else ""
+        )
+    axes.set(xlabel="million tokens", ylabel="loss, nats per token", title="Training of the demo model")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Software": None})
+
+
+def sample(decoder: Decoder, tokenizer: Tokenizer, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
+    """Continue `prompt` until the end mark or `max_tokens`; it is slow, and only for a card."""
+    length = 256
+    hidden_of = jax.jit(
+        lambda decoder, ids: decoder(
+            ids, jnp.arange(length, dtype=jnp.int32), packed_attention(jnp.ones((1, length), jnp.int32)), ()
+        )[0]
+    )
+    unembed = jax.jit(lambda decoder, hidden: decoder.unembed(hidden))
+    random = np.random.default_rng(seed)
+    ids = tokenizer.encode(prompt).ids
+    begin = len(ids)
+    while len(ids) < min(length, begin + max_tokens):
+        hidden = hidden_of(decoder, jnp.asarray(ids + [0] * (length - len(ids)), jnp.int32))
+        logits = np.asarray(unembed(decoder, hidden[len(ids) - 1 : len(ids)]))[0, : tokenizer.get_vocab_size()]
+        noise = random.gumbel(size=logits.shape) * temperature
+        ids.append(int(np.argmax(logits + noise)))
+        if ids[-1] == mark_id(tokenizer, END):
+            break
+    return tokenizer.decode(ids[begin:], skip_special_tokens=False)

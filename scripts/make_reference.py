@@ -1,0 +1,193 @@
+"""Makes the small models that the tests compare with transformers, or verifies the ones that are there.
+
+    python scripts/make_reference.py [--verify] [--out tests/fixtures/reference]
+
+Needs torch, transformers and safetensors, in an environment of their own: neither the package nor its tests use them.
+Each folder is a Hugging Face directory with random weights and `expected.npz`: for every prompt its ids, the logits
+of every position in float32, the ids that greedy `generate()` adds, and the least margin between the best and the
+second best logit on the way, which is kept wide enough that rounding cannot turn it.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+PROMPT_LENGTHS = (1, 5, 17, 33)
+NEW_TOKENS = 12
+MARGIN = 5e-3
+TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model: its family and configuration, and how it is written."""
+
+    family: str
+    options: Mapping[str, Any]
+    shard_size: str = "100MB"
+    extra: Mapping[str, Any] = field(default_factory=dict)  # options that are tried on top, such as a kind of rope
+
+
+def gpt2(heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> Case:
+    """A GPT-2 of a given shape; end tokens are off, so that every prompt generates as much."""
+    embed = heads * head_dim
+    shape = {"n_head": heads, "n_embd": embed, "n_inner": 2 * embed, "n_layer": layers, "vocab_size": vocab}
+    shape["n_positions"] = 64
+    return Case("gpt2", {**shape, "bos_token_id": None, "eos_token_id": None, **options})
+
+
+def llama(heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> Case:
+    """A Llama of a given shape, likewise."""
+    shape = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_size": heads * 4,
+        "intermediate_size": heads * 8,
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "max_position_embeddings": 64,
+    }
+    return Case("llama", {**shape, "bos_token_id": None, "eos_token_id": None, **options})
+
+
+def stretched(**rope: Any) -> Case:
+    """A small Llama with a kind of rope whose original context is short, so that the kind matters."""
+    parameters = {"rope_theta": 10000.0, **rope}
+    return llama(2, 1, 16, 2, 97, rope_parameters=parameters)
+
+
+CASES: Mapping[str, Case] = {
+    "gpt2-12-heads": gpt2(12, 4, 3, 211, n_inner=None),
+    "gpt2-25-heads": gpt2(25, 2, 2, 97),
+    "gpt2-untied-sharded": Case(
+        "gpt2", {**gpt2(4, 12, 2, 131, tie_word_embeddings=False, n_inner=80).options}, shard_size="60KB"
+    ),
+    "llama-12-heads-3-groups": llama(12, 4, 8, 2, 211),
+    "llama-25-heads": llama(25, 5, 4, 2, 97, tie_word_embeddings=True),
+    "llama-biases-sharded": Case(
+        "llama", {**llama(6, 2, 16, 3, 131, attention_bias=True, mlp_bias=True).options}, shard_size="60KB"
+    ),
+    "llama-rope-linear": stretched(rope_type="linear", factor=4.0),
+    "llama-rope-dynamic": stretched(rope_type="dynamic", factor=2.0),
+    "llama-rope-llama3": stretched(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+    ),
+    "llama-rope-yarn": stretched(
+        rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0
+    ),
+    "llama-rope-yarn-mscale": stretched(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        mscale=0.7,
+        mscale_all_dim=1.0,
+        truncate=False,
+    ),
+    "llama-rope-longrope": stretched(
+        rope_type="longrope",
+        original_max_position_embeddings=48,
+        short_factor=[1.0 + 0.25 * i for i in range(8)],
+        long_factor=[2.0 + 0.5 * i for i in range(8)],
+    ),
+}
+
+
+def build(case: Case, seed: int) -> Any:
+    """The model with random weights wide enough that no position is like another."""
+    torch.manual_seed(seed)
+    kind = transformers.GPT2Config if case.family == "gpt2" else transformers.LlamaConfig
+    config = kind(**case.options, initializer_range=0.2, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name or ".ln_" in name:  # else these start as zeros and ones
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@torch.no_grad()
+def expect(model: Any, seed: int) -> dict[str, np.ndarray]:
+    """What the model says to a few random prompts, and the least margin on the greedy way."""
+    random = np.random.default_rng(seed)
+    expected: dict[str, np.ndarray] = {}
+    margins = []
+    for number, length in enumerate(PROMPT_LENGTHS):
+        ids = random.integers(0, model.config.vocab_size, length)
+        prompt = torch.tensor(ids)[None]
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        best = torch.stack(out.scores).squeeze(1).topk(2).values
+        margins.append(float((best[:, 0] - best[:, 1]).min()))
+        expected[f"ids_{number}"] = ids.astype(np.int32)
+        expected[f"logits_{number}"] = model(prompt).logits[0].float().numpy()
+        expected[f"greedy_{number}"] = out.sequences[0, length:].numpy().astype(np.int32)
+    return {**expected, "margin": np.asarray(min(margins), np.float32)}
+
+
+def make(name: str, directory: Path) -> None:
+    """Try seeds until the margins are wide, then write the model."""
+    case = CASES[name]
+    for seed in range(1000):
+        model = build(case, seed)
+        expected = expect(model, seed)
+        if expected["margin"] > MARGIN:
+            break
+    else:
+        raise SystemExit(f"{name}: no seed gives margins above {MARGIN}")
+    shutil.rmtree(directory, ignore_errors=True)
+    model.save_pretrained(directory, max_shard_size=case.shard_size)
+    np.savez_compressed(directory / "expected.npz", **expected)
+    print(f"{name}: seed {seed}, margin {expected['margin']:.4f}")
+
+
+def verify(name: str, directory: Path) -> bool:
+    """Read the model back, ask it the same, and compare."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    stored, worst, same = np.load(directory / "expected.npz"), 0.0, True
+    for number in range(len(PROMPT_LENGTHS)):
+        prompt = torch.tensor(stored[f"ids_{number}"].astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(prompt).logits[0].numpy()
+            mask = torch.ones_like(prompt)
+            greedy = model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS)
+        worst = max(worst, float(np.abs(logits - stored[f"logits_{number}"]).max() / np.abs(logits).max()))
+        same &= bool((greedy[0, prompt.shape[1] :].numpy() == stored[f"greedy_{number}"]).all())
+    holds = same and worst <= TOLERANCE
+    print(
+        f"{name}: {'ok' if holds else 'DIFFERS'}, logits within {worst:.1e}, greedy ids {'same' if same else 'differ'}"
+    )
+    return holds
+
+
+def main() -> int:
+    """Make or verify all cases; 1 if one differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verify", action="store_true", help="compare what is there, write nothing")
+    parser.add_argument("--out", type=Path, default=Path("tests/fixtures/reference"))
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    if args.verify:
+        return 0 if all([verify(name, args.out / name) for name in CASES]) else 1
+    for name in CASES:
+        make(name, args.out / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

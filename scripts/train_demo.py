@@ -1,0 +1,212 @@
+"""Trains the small GPT that is bundled in checkpoints/demo, from text files, on whatever JAX finds.
+
+    python scripts/train_demo.py --data problems.jsonl novel.txt --eval-data test.jsonl --minutes 60
+
+The length of the training is a time, not a number of steps: the learning rate is planned by the clock, and a run
+that was interrupted (Ctrl-C) goes on with --resume. To end a run early, interrupt it and resume with fewer --minutes:
+the rate then falls faster. At every evaluation the state goes to --run-dir, and the best model so far to --out.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from signal import SIGINT, SIGTERM, getsignal, signal
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from demo.bundle import Record, write_model
+from demo.card import write_card
+from demo.data import Packer, Rows, read_corpus, split_texts, train_tokenizer
+from demo.training import Trainer, learning_rate
+from orca_jax.config import ModelConfig
+from orca_jax.model.load import load_decoder, tensor_mesh
+from orca_jax.model.transformer import Decoder
+
+SHAPES = (256, 256, 256, 512, 256, 256, 256, 1024)  # row lengths in turn: mostly short ones, which cost less
+
+
+@dataclass
+class Run:
+    """Where a run stands; saved beside its arrays."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    history: list[Record] = field(default_factory=list)
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help=".jsonl with question and answer, or text")
+    parser.add_argument(
+        "--eval-data", type=Path, nargs="*", default=[], help="held-out .jsonl; text holds out its tails"
+    )
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/demo"), help="model directory (%(default)s)")
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --run-dir")
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
+    parser.add_argument("--eval-minutes", type=float, default=5.0, help="between evaluations (%(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens per update (%(default)s)")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--embed", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(arguments)
+
+
+def model_config(args: argparse.Namespace) -> ModelConfig:
+    """A small GPT-2."""
+    return ModelConfig(
+        family="gpt2",
+        vocab_size=args.vocab,
+        num_layers=args.layers,
+        embed_dim=args.embed,
+        num_heads=args.heads,
+        num_kv_heads=args.heads,
+        head_dim=args.embed // args.heads,
+        mlp_dim=4 * args.embed,
+        max_positions=max(SHAPES),
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation="gelu_tanh",
+        gated_mlp=False,
+        attention_bias=True,
+        mlp_bias=True,
+        tied_embeddings=True,
+    )
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """The arguments that matter to somebody who repeats the run; files by name."""
+    data, held_out = (" ".join(path.name for path in paths) for paths in (args.data, args.eval_data))
+    return f"--data {data}" + (f" --eval-data {held_out}" if held_out else "") + f" --minutes {args.minutes:g}"
+
+
+def best(history: list[Record]) -> Record:
+    """The evaluation with the least loss."""
+    return min(history, key=lambda record: record.answer_loss + record.text_loss)
+
+
+def save_run(directory: Path, run: Run, trainer: Trainer) -> None:
+    """Write the state beside the old one, then swap, so that an interruption leaves a whole one."""
+    fresh, old = directory / "state.new", directory / "state"
+    shutil.rmtree(fresh, ignore_errors=True)
+    leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves((trainer.params, trainer.state)))}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(fresh.absolute() / "arrays", args=ocp.args.PyTreeSave(leaves))
+    (fresh / "run.json").write_text(json.dumps(asdict(run)), encoding="utf-8")
+    shutil.rmtree(old, ignore_errors=True)
+    fresh.rename(old)
+
+
+def restore_run(directory: Path, trainer: Trainer) -> Run:
+    """Read what `save_run` wrote into `trainer`."""
+    leaves, structure = jax.tree.flatten((trainer.params, trainer.state))
+    on_host = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in range(len(leaves))}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        arrays: dict[str, Any] = checkpointer.restore(
+            (directory / "state" / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
+        )
+    restored = [jnp.asarray(arrays[str(i)], leaf.dtype) for i, leaf in enumerate(leaves)]
+    trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
+    saved = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))
+    return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """The list gets the signals that came; training looks at it between updates."""
+    received: list[int] = []
+    before = {number: getsignal(number) for number in (SIGINT, SIGTERM)}
+    for number in before:
+        signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal(number, handler)
+
+
+class Training:
+    """One run: draws batches, updates, evaluates, saves."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        corpus, held_out = read_corpus(args.data), read_corpus(args.eval_data)
+        heads, tails = split_texts(corpus)
+        args.run_dir.mkdir(parents=True, exist_ok=True)
+        tokenizer_file = args.run_dir / "tokenizer.json"
+        if not args.resume:
+            train_tokenizer(corpus, args.vocab).save(str(tokenizer_file))
+        self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        config = model_config(args)
+        self.trainer = Trainer(
+            Decoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(args.seed), vocab_rows=args.vocab)
+        )
+        self.run = restore_run(args.run_dir, self.trainer) if args.resume else Run()
+        # Where a resumed run stood in the data is not saved: its state is seeded by the step instead.
+        self.packer = Packer(self.tokenizer, heads, corpus.problems, config.max_positions, args.seed + self.run.step)
+        examiner = Packer(self.tokenizer, tails, held_out.problems, config.max_positions, args.seed)
+        self.exam = [examiner.draw(4, 512, 2 if held_out.problems else 0) for _ in range(8)]
+
+    def draw(self) -> Rows:
+        """The next batch; half of its rows are problems."""
+        length = min(SHAPES[self.run.step % len(SHAPES)], self.args.batch_tokens)
+        rows = self.args.batch_tokens // length
+        return self.packer.draw(rows, length, rows // 2 if self.packer.num_tokens[1] else 0)
+
+    def train(self) -> None:
+        """Update until the time is over or a signal comes."""
+        run, limit, losses = self.run, self.args.minutes * 60, []
+        since_exam = 0.0
+        with interruptible() as signals, tqdm(total=int(limit), initial=int(run.seconds), unit="s") as bar:
+            while run.seconds < limit and not signals:
+                begin = time.monotonic()
+                losses.append(self.trainer.step(self.draw(), learning_rate(run.step, run.seconds / limit)))
+                run.step, run.tokens = run.step + 1, run.tokens + self.args.batch_tokens
+                taken = time.monotonic() - begin
+                run.seconds, since_exam = run.seconds + taken, since_exam + taken
+                bar.set_postfix(step=run.step, loss=f"{np.mean(losses[-20:]):.3f}", tokens=f"{run.tokens / 1e6:.2f}M")
+                bar.update(int(run.seconds) - bar.n)
+                if since_exam > self.args.eval_minutes * 60 or run.seconds >= limit or signals:
+                    self.evaluate(float(np.mean(losses)))
+                    losses, since_exam = [], 0.0
+
+    def evaluate(self, train_loss: float) -> None:
+        """Measure, save the state, and write the model if it is the best so far."""
+        run = self.run
+        scores = self.trainer.evaluate(self.exam)
+        record = Record(run.step, run.tokens, round(run.seconds / 60, 2), train_loss, **scores)
+        run.history.append(record)
+        tqdm.write(json.dumps(asdict(record)))
+        save_run(self.args.run_dir, run, self.trainer)
+        if best(run.history) is record:
+            write_model(self.args.out, self.trainer.decoder, self.tokenizer)
+
+    def describe(self) -> None:
+        """Write the card of the model in --out, which is the best one, as it is there."""
+        decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
+        paths = [*self.args.data, *self.args.eval_data]
+        history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]
+        write_card(self.args.out, decoder, self.tokenizer, history, paths, command_line(self.args))
+
+
+if __name__ == "__main__":
+    training = Training(parse_arguments(sys.argv[1:]))
+    training.train()
+    training.describe()
