@@ -29,7 +29,8 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     kv_heads = get_int(hf, "num_key_value_heads", heads)
     if hf.get("head_dim") is None and embed % heads:
         raise ConfigError(
-            f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}", param="head_dim"
+            f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}, and head_dim is not given",
+            param="num_attention_heads",
         )
     if heads % kv_heads:
         raise ConfigError(
@@ -66,7 +67,10 @@ def _read_rope(hf: HfConfig, head_dim: int) -> tuple[RopeConfig, int]:
 
     `rope_parameters` is transformers 5's key, `rope_scaling` the older one, in which the kind was once called `type`.
     """
-    scaling = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
+    scaling = hf.get(key) or {}
+    if not isinstance(scaling, dict):
+        raise ConfigError(f"config.json: {key} must be an object, got {scaling!r}", param=key)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind not in _KINDS:
         raise ConfigError(

@@ -1,0 +1,57 @@
+"""Logits and greedy ids equal transformers', for every fixture of scripts/make_reference.py, on one device and more."""
+
+import numpy as np
+import pytest
+
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder
+from tests.model.reference import NAMES, REFERENCE, logits, mesh_of
+
+
+def fitting() -> list[tuple[str, int]]:
+    configs = {name: read_model_config(REFERENCE / name) for name in NAMES}
+    return [
+        (name, size)
+        for name, config in configs.items()
+        for size in (1, 2, 4)
+        if config.num_heads % size == 0 and config.num_kv_heads % size == 0
+    ]
+
+
+def test_the_cases_that_were_asked_for_are_there() -> None:
+    configs = {name: read_model_config(REFERENCE / name) for name in NAMES}
+    assert {config.num_heads for config in configs.values()} >= {12, 25}
+    assert any(config.num_heads == 3 * config.num_kv_heads for config in configs.values())
+    kinds = {config.rope.kind for config in configs.values() if config.rope}
+    assert kinds == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
+    assert {config.tied_embeddings for config in configs.values()} == {True, False}
+    assert {size for _, size in fitting()} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(("name", "devices"), fitting())
+def test_logits_equal_transformers(name: str, devices: int) -> None:
+    decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices))
+    expected = np.load(REFERENCE / name / "expected.npz")
+    for number in range(4):
+        ours, theirs = logits(decoder, expected[f"ids_{number}"]), expected[f"logits_{number}"]
+        assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_ids_equal_generate(name: str) -> None:
+    decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(1))
+    expected = np.load(REFERENCE / name / "expected.npz")
+    for number in range(4):
+        ids, greedy = expected[f"ids_{number}"], expected[f"greedy_{number}"]
+        whole = logits(decoder, np.concatenate([ids, greedy]))
+        # Fed with the reference's own ids, every next one must follow: the same as generating them one by one.
+        assert whole.argmax(axis=1)[len(ids) - 1 : -1].tolist() == greedy.tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
+def test_bfloat16_is_near(name: str) -> None:
+    decoder = load_decoder(REFERENCE / name, dtype="bfloat16", mesh=mesh_of(2))
+    expected = np.load(REFERENCE / name / "expected.npz")
+    ours, theirs = logits(decoder, expected["ids_2"]), expected["logits_2"]
+    error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    assert 1e-4 < error < 5e-2, "exact would mean that the weights are not bfloat16"

@@ -1,0 +1,135 @@
+"""Hugging Face directories: every way in which one can be wrong, each told together with the others."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.model.load import load_decoder
+from orca_jax.model.transformer import Decoder
+from orca_jax.model.weights import INDEX, SINGLE
+from tests.model.reference import REFERENCE, copy_of, logits, mesh_of
+
+GPT2, LLAMA, MANY = "gpt2-25-heads", "llama-12-heads-3-groups", "llama-biases-sharded"
+
+
+def load(directory: Path, devices: int = 1) -> Decoder:
+    return load_decoder(directory, dtype="float32", mesh=mesh_of(devices))
+
+
+def problems(directory: Path) -> tuple[str, ...]:
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    assert all(problem in str(caught.value) for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def assert_right(directory: Path, name: str) -> None:
+    expected = np.load(REFERENCE / name / "expected.npz")
+    ours, theirs = logits(load(directory), expected["ids_1"]), expected["logits_1"]
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    directory = copy_of(GPT2, tmp_path)
+    tensors = load_file(directory / SINGLE)
+    del tensors["transformer.h.1.ln_1.weight"]
+    tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"][:32]
+    tensors["transformer.h.0.attn.c_attn.weight"] = np.zeros((50, 149), np.float32)
+    tensors["transformer.h.0.mlp.c_fc.bias"] = tensors["transformer.h.0.mlp.c_fc.bias"].astype(np.int8)
+    tensors["transformer.h.2.ln_1.weight"] = np.zeros(50, np.float32)
+    save_file(tensors, directory / SINGLE)
+    assert set(problems(directory)) == {
+        "transformer.h.1.ln_1.weight: missing",
+        "transformer.wpe.weight: shape [32, 50], the model needs [64, 50]",
+        "transformer.h.0.attn.c_attn.weight: shape [50, 149], the model needs [50, 150]",
+        "transformer.h.0.mlp.c_fc.bias: type I8 is not supported, only F64, F32, F16, BF16",
+        "transformer.h.2.ln_1.weight: unexpected",
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_prefixes_and_what_holds_no_weights(tmp_path: Path, prefix: str) -> None:
+    directory = copy_of(GPT2, tmp_path)
+    tensors = {prefix + key.removeprefix("transformer."): value for key, value in load_file(directory / SINGLE).items()}
+    tensors[f"{prefix}h.0.attn.bias"] = np.tril(np.ones((1, 1, 64, 64), np.uint8))
+    tensors[f"{prefix}h.0.attn.masked_bias"] = np.asarray(-1e4, np.float32)
+    tensors["lm_head.weight"] = tensors[f"{prefix}wte.weight"].copy()  # some files repeat a tied embedding
+    save_file(tensors, directory / SINGLE)
+    assert_right(directory, GPT2)
+
+
+def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
+    directory = copy_of(LLAMA, tmp_path)
+    tensors = load_file(directory / SINGLE)
+    del tensors["lm_head.weight"]
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    save_file(tensors, directory / SINGLE)
+    assert problems(directory) == ("lm_head.weight: missing",)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_float_types_are_cast(tmp_path: Path, dtype: type) -> None:
+    directory = copy_of(LLAMA, tmp_path)
+    save_file({key: value.astype(dtype) for key, value in load_file(directory / SINGLE).items()}, directory / SINGLE)
+    stored = load_file(directory / SINGLE)["model.layers.1.mlp.up_proj.weight"]
+    loaded = load(directory, devices=2).blocks.mlp.up.kernel.get_value()
+    np.testing.assert_array_equal(np.asarray(loaded[1]), stored.T.astype(np.float32))
+
+
+def test_a_truncated_file_is_told(tmp_path: Path) -> None:
+    directory = copy_of(LLAMA, tmp_path)
+    content = (directory / SINGLE).read_bytes()
+    for size in (len(content) - 1, len(content) // 2, 4, 0):
+        (directory / SINGLE).write_bytes(content[:size])
+        (problem,) = problems(directory)
+        assert problem.startswith(f"{SINGLE}: cannot be read")
+
+
+def test_broken_parts_of_many(tmp_path: Path) -> None:
+    directory = copy_of(MANY, tmp_path)
+    weight_map = json.loads((directory / INDEX).read_text())["weight_map"]
+    first, second, *others = sorted(set(weight_map.values()))
+    assert others, "the fixture must have three files or more"
+    (directory / first).unlink()
+    (directory / second).write_bytes((directory / second).read_bytes()[:-8])
+    moved = next(key for key, file in weight_map.items() if file == others[0])
+    tensors = load_file(directory / others[0])
+    del tensors[moved]
+    save_file(tensors, directory / others[0])
+    told = problems(directory)
+    assert [problem.split(":")[0] for problem in told] == [first, second, moved]
+
+
+@pytest.mark.parametrize("index", ["", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../a.safetensors"}}'])
+def test_broken_index(tmp_path: Path, index: str) -> None:
+    directory = copy_of(MANY, tmp_path)
+    (directory / INDEX).write_text(index)
+    assert INDEX in problems(directory)[0] or "no tensors" in problems(directory)[0]
+
+
+def test_pickled_weights_are_refused_unread(tmp_path: Path) -> None:
+    directory = copy_of(GPT2, tmp_path)
+    (directory / SINGLE).unlink()
+    assert "neither" in problems(directory)[0]
+    (directory / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin.*may run code.*convert"):
+        load(directory)
+
+
+def test_progress_counts_to_the_end(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_decoder(
+        REFERENCE / GPT2, dtype="float32", mesh=mesh_of(1), progress=lambda done, total: seen.append((done, total))
+    )
+    total = seen[0][1]
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
+def test_a_preset_has_nothing_to_read() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_decoder("preset:gpt2", dtype="float32", mesh=mesh_of(1), load_format="safetensors")
+    assert caught.value.param == "load_format"
