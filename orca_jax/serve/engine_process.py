@@ -41,7 +41,8 @@ Send = Callable[[Message], None]
 
 def main(argv: list[str]) -> int:
     """Serve the front end at the other end of socket `argv[1]`. Returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
+    logging.getLogger("orca_jax").setLevel(logging.INFO)  # libraries: warnings only
     connection = socket.socket(fileno=int(argv[1]))
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()

@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 after SIGINT or SIGTERM, 1 when the engine process died, 2 when a setting is wrong.
     """
     config = parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s server: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.basicConfig(format="%(asctime)s %(levelname)s server: %(message)s")
+    logging.getLogger("orca_jax").setLevel(logging.INFO)  # libraries: warnings only
     try:
         listener = bind(config.host, config.port)
         return asyncio.run(_serve(config, listener))
