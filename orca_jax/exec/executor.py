@@ -83,7 +83,7 @@ class JaxExecutor:
             num_tokens = sum([segment.size for segment in segments])
             bucket = bucket_for(self.config.buckets, num_tokens)
             layout = self._layouts[bucket]
-            vector, members = pack(plan.members, segments, self._rows, layout, self.config.cache.page_size)
+            vector, members = pack(plan.members, segments, self._rows, layout)
             packed = time.perf_counter()
             started.append(Launch(*self._launch(bucket, vector), members))
             self.stats.pack_seconds += packed - start
@@ -142,7 +142,6 @@ class JaxExecutor:
         bucket = self.config.buckets[0]
         vector = np.zeros(self._layouts[bucket].size, np.int32)
         view = self._layouts[bucket].views(vector)
-        view["slots"][:] = np.iinfo(np.int32).max
         view["sample_row"][:] = self.config.num_rows
         jax.block_until_ready(self._launch(bucket, vector))
 

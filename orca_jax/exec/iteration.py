@@ -16,7 +16,8 @@ from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import PAGES_SPEC
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.exec.sample import SamplingParameters, sample
-from orca_jax.kernels.kv_pages import KVPages, write_kv
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
@@ -66,7 +67,7 @@ def make_iteration(
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write the new K and V, then split by request; sharded over heads."""
-    num_pages, num_slots = config.cache.num_pages, config.cache.num_slots
+    num_pages = config.cache.num_pages
     scale = model.head_dim**-0.5
     everywhere = PartitionSpec()
 
@@ -78,19 +79,9 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         v: Float[Array, "T K D"],
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        # Padding stays past the end of all layers, where a write is dropped.
-        slots = jnp.where(batch.slots < num_slots, batch.slots + layer * num_slots, model.num_layers * num_slots)
-        pages = write_kv(pages, k, v, slots)
-        out = ragged_attention(
-            q,
-            pages,
-            batch.page_table + layer * num_pages,
-            batch.query_start,
-            batch.query_len,
-            batch.context_len,
-            scale=scale,
-            implementation=config.attention_implementation,
-        )
+        requests = batch.page_table + layer * num_pages, batch.query_start, batch.query_len, batch.context_len
+        pages = write_kv(pages, k, v, *requests)
+        out = ragged_attention(q, pages, *requests, scale=scale, implementation=config.attention_implementation)
         return out, pages
 
     split = jax.shard_map(

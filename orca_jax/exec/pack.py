@@ -28,7 +28,6 @@ class Batch(NamedTuple):
     on_device: Bool[Array, " T"]  # the id is `last_token` of the token's row instead
     token_row: Int[Array, " T"]
     positions: Int[Array, " T"]
-    slots: Int[Array, " T"]  # in one layer; past the end for padding
     query_start: Int[Array, " R"]
     query_len: Int[Array, " R"]
     context_len: Int[Array, " R"]
@@ -69,9 +68,9 @@ class Layout:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each array by name."""
         tokens, rows, samples = (self.num_tokens,), (self.num_rows,), (self.num_samples,)
-        per_token = dict.fromkeys(Batch._fields[:5], tokens)
-        per_row = dict.fromkeys(Batch._fields[5:8], rows)
-        per_sample = dict.fromkeys(Batch._fields[9:], samples)
+        per_token = dict.fromkeys(Batch._fields[:4], tokens)
+        per_row = dict.fromkeys(Batch._fields[4:7], rows)
+        per_sample = dict.fromkeys(Batch._fields[8:], samples)
         return {**per_token, **per_row, "page_table": (self.num_rows, self.num_pages), **per_sample}
 
     @cached_property
@@ -126,7 +125,7 @@ class RowTable:
 
 
 def pack(
-    members: Sequence[Member], segments: Sequence[Segment], rows: RowTable, layout: Layout, page_size: int
+    members: Sequence[Member], segments: Sequence[Segment], rows: RowTable, layout: Layout
 ) -> tuple[NDArray[np.int32], list[int]]:
     """Write one launch into a vector; no Python loop runs over tokens.
 
@@ -151,9 +150,6 @@ def pack(
     position = np.arange(total, dtype=np.int32) + np.repeat(first - start, count)
     view["token_row"][:total] = token_row
     view["positions"][:total] = position
-    page, place = np.divmod(position, page_size)
-    view["slots"][:total] = rows.page_table[token_row, page] * page_size + place
-    view["slots"][total:] = np.iinfo(np.int32).max
 
     # Requests.
     view["query_start"][:used], view["query_len"][:used], view["context_len"][:used] = start, count, first + count

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 
 class KVPages(NamedTuple):
@@ -32,22 +32,3 @@ class KVPages(NamedTuple):
         """Abstract pages: shapes and dtypes without memory."""
         page = jax.ShapeDtypeStruct((num_layers * num_pages, num_kv_heads, head_dim, page_size), dtype)
         return cls(page, page)  # type: ignore[arg-type]
-
-
-def write_kv(
-    pages: KVPages,
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
-    slots: Int[Array, " T"],
-) -> KVPages:
-    """Write K and V of T tokens to their slots; slot `s` is place `s % S` of page `s // S`.
-
-    A padding token names a slot past the end and is dropped. Slots are unique, which spares XLA the
-    order of writes.
-    """
-    page, place = jnp.divmod(slots, pages.page_size)
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[page, :, :, place].set(new.astype(old.dtype), mode="drop", unique_indices=True)
-
-    return KVPages(put(pages.k, k), put(pages.v, v))

@@ -7,14 +7,11 @@ from orca_jax.exec.buckets import launches
 from orca_jax.exec.pack import Batch, Layout, RowTable, pack
 from orca_jax.step import Member, RowSampling
 
-PAGE_SIZE = 4
-PADDING = np.iinfo(np.int32).max
-
 
 def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Batch, list[int]]:
     rows.update(members)
     [segments] = launches(members, layout.num_tokens)
-    vector, sampling = pack(members, segments, rows, layout, PAGE_SIZE)
+    vector, sampling = pack(members, segments, rows, layout)
     return Batch(*(np.asarray(array) for array in layout.unpack(jnp.asarray(vector)))), sampling
 
 
@@ -31,7 +28,6 @@ def test_a_mixed_batch() -> None:
     assert sampled == [1, 0], "the increment comes first; the chunk does not sample"
     assert batch.ids.tolist() == [20, 10, 11, 12, 13, 14, 30, 31, 0, 0]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 0, 1, 0, 0]
-    assert batch.slots.tolist() == [12, 20, 21, 22, 23, 4, 8, 9, PADDING, PADDING]
     assert batch.query_start.tolist() == [0, 1, 6, 0]
     assert batch.query_len.tolist() == [1, 5, 2, 0]
     assert batch.context_len.tolist() == [5, 5, 2, 0]
@@ -66,7 +62,6 @@ def test_known_ids_before_one_on_the_device() -> None:
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)
     assert batch.ids.tolist() == [50, 51, 52, 0]
     assert batch.on_device.tolist() == [False, False, False, True]
-    assert batch.slots.tolist() == [4, 5, 6, 7]
 
 
 def test_a_cut_member_samples_only_in_its_last_launch() -> None:
@@ -74,7 +69,7 @@ def test_a_cut_member_samples_only_in_its_last_launch() -> None:
     members = [Member("long", 0, 0, list(range(60, 66)), samples=True, new_pages=[1, 0])]
     rows.update(members)
     layout = Layout(num_tokens=4, num_rows=1, num_pages=2)
-    first, last = (pack(members, cut, rows, layout, PAGE_SIZE) for cut in launches(members, 4))
+    first, last = (pack(members, cut, rows, layout) for cut in launches(members, 4))
     assert first[1] == []
     assert last[1] == [0]
     view = layout.views(last[0])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import KVPages, write_kv
+from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
@@ -25,7 +25,8 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
     for row, (count, context) in enumerate(case.requests):
         pages = arrays.page_table[row]
         k, v = (
-            np.concatenate([pool[page].transpose(2, 0, 1) for page in pages]).astype(np.float64) for pool in arrays.pages
+            np.concatenate([pool[page].transpose(2, 0, 1) for page in pages]).astype(np.float64)
+            for pool in arrays.pages
         )
         for i in range(count):
             token = arrays.query_start[row] + i
@@ -93,14 +94,3 @@ def test_heads_that_do_not_group_are_refused() -> None:
     arrays = make_arrays(Case("3 over 2", ((1, 1),), num_heads=4, num_kv_heads=4))
     with pytest.raises(NotImplementedError, match="3 query heads"):
         run(arrays._replace(q=arrays.q[:, :3], pages=KVPages(*(pool[:, :2] for pool in arrays.pages))), "xla")
-
-
-def test_write_kv_writes_each_token_to_its_slot_and_drops_padding() -> None:
-    pages = KVPages(jnp.zeros((3, 2, 4, 8)), jnp.zeros((3, 2, 4, 8)))
-    k = jnp.arange(1, 4 * 8 + 1, dtype=jnp.float32).reshape(4, 2, 4)
-    slots = jnp.array([23, 0, 9, 24], jnp.int32)  # the last is past the end: padding
-    written = write_kv(pages, k, -k, slots)
-    for i, slot in enumerate([23, 0, 9]):
-        np.testing.assert_array_equal(written.k[slot // 8, :, :, slot % 8], k[i])
-        np.testing.assert_array_equal(written.v[slot // 8, :, :, slot % 8], -k[i])
-    assert np.count_nonzero(written.k) == 3 * 8, "nothing else changed"

@@ -105,9 +105,7 @@ def _attend_block(
         shrink = jnp.exp(state.top - top)
         v = jnp.where(token < num_visible, v, 0.0)  # unwritten slots may hold anything
         weighted = jnp.einsum("kms,kds->kmd", weights, v, preferred_element_type=jnp.float32)
-        return _Softmax(
-            top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
-        )
+        return _Softmax(top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted)
 
     shape = heads.shape[:2]
     empty = _Softmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
