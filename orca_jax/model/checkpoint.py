@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
-from orca_jax.model.transformer import Decoder
+from orca_jax.model.transformer import Block, Decoder
 from orca_jax.model.tree import Progress, first_line, flat_parameters, stored_shape, with_parameters
 
 PARAMS = "params"
@@ -22,6 +22,7 @@ PARAMS = "params"
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
     """Write the parameters as `dtype` to `directory`/params, which must not exist."""
+    assert isinstance(decoder.blocks, Block), "checkpoints hold stacked layers: save before `unstack`"
     tree: dict[str, Any] = {}
     for path, value in flat_parameters(nnx.state(decoder)).items():
         *parents, name = path.split(".")

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
+from orca_jax.model.sharding import partition_spec
 from tests.model.reference import NAMES, REFERENCE, logits, mesh_of
 
 
@@ -46,6 +49,21 @@ def test_greedy_ids_equal_generate(name: str) -> None:
         whole = logits(decoder, np.concatenate([ids, greedy]))
         # Fed with the reference's own ids, every next one must follow: the same as generating them one by one.
         assert whole.argmax(axis=1)[len(ids) - 1 : -1].tolist() == greedy.tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_unstacked_layers_are_the_same_model(name: str, devices: int) -> None:
+    decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices))
+    expected = np.load(REFERENCE / name / "expected.npz")
+    decoder.unstack()
+    for _, variable in nnx.to_flat_state(nnx.state(decoder)):
+        value, axes = variable.get_value(), variable.get_metadata("axes")
+        assert "layers" not in axes
+        placed = NamedSharding(mesh_of(devices), partition_spec(axes))
+        assert value.sharding.is_equivalent_to(placed, value.ndim)
+    ours, theirs = logits(decoder, expected["ids_2"]), expected["logits_2"]
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
