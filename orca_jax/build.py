@@ -6,21 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, SchedulerConfig
+from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import is_preset, read_model_config
+from orca_jax.progress import progress_bar
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
-from orca_jax.step import Executor
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import jax
+    from jax.sharding import Mesh
+
+    from orca_jax.model.transformer import Decoder
 
 DEMO = "demo"
 TOY = "preset:toy"
@@ -61,9 +64,14 @@ def build_engine(config: EngineConfig) -> Built:
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
-    executor, resolved = _build_executor(config, str(source), model, max_model_len)
-    engine = _build_engine(config, executor, model, max_model_len, resolved.cache)
-    return Built(engine, tokenizer, model, max_model_len, resolved)
+    from orca_jax.exec.executor import JaxExecutor
+
+    scheduler = SCHEDULERS[config.scheduler](config.max_num_seqs, config.n_workers)
+    decoder, mesh = _load(config, str(source), model)
+    resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
+    pool = _pool(config, model, max_model_len, resolved.cache)  # before minutes of compilation, for it may refuse
+    executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
+    return Built(Engine(executor, scheduler, pool, seed=config.seed), tokenizer, model, max_model_len, resolved)
 
 
 def demo_directory() -> Path:
@@ -110,47 +118,49 @@ def _tokenizer(config: EngineConfig, source: str | Path) -> Tokenizer:
     return ByteTokenizer() if is_preset(str(source)) else load_tokenizer(str(source))
 
 
-def _build_executor(
-    config: EngineConfig, source: str, model: ModelConfig, max_model_len: int
-) -> tuple[Executor, ExecutorConfig]:
-    """Load the model onto its devices, size the cache from what is left, compile."""
-    from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
-    from orca_jax.exec.executor import JaxExecutor
+def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decoder, Mesh]":
+    """The model on its devices."""
     from orca_jax.model.load import load_decoder, tensor_mesh
-    from orca_jax.progress import progress_bar
 
     devices = _devices(config.tensor_parallel_size, model)
-    platform = devices[0].platform
-    dtype = config.dtype if config.dtype != "auto" else "float32" if platform == "cpu" else "bfloat16"
-    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
-    cache_dtype = (
-        config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32" if platform == "cpu" else dtype
-    )
-    largest = config.max_num_batched_tokens or _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
-    page_size = config.page_size or _PAGE_SIZE
-    num_rows = config.max_num_seqs * config.n_workers
-
     mesh = tensor_mesh(devices)
     decoder = load_decoder(
         source,
-        dtype=dtype,
+        dtype=_dtype(config, devices[0].platform),
         mesh=mesh,
         load_format=config.load_format,
         seed=config.seed,
         progress=progress_bar("Loading", config.progress),
     )
+    return decoder, mesh
+
+
+def _resolve(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]"
+) -> ExecutorConfig:
+    """Shapes and devices; the cache is sized from what memory the loaded model left."""
+    from orca_jax.exec.buckets import default_buckets
+    from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
+
+    platform = devices[0].platform
+    dtype = _dtype(config, platform)
+    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
+    cache_auto: DType = "float32" if platform == "cpu" else dtype
+    cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    largest = config.max_num_batched_tokens or _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
+    page_size = config.page_size or _PAGE_SIZE
+    num_rows = config.max_num_seqs * config.n_workers
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype)
     else:
-        workspace = workspace_bytes(model, largest, num_rows)
-        memory = free_memory(devices, config.gpu_memory_utilization, workspace)
+        memory = free_memory(devices, config.gpu_memory_utilization, workspace_bytes(model, largest, num_rows))
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=num_rows, max_model_len=max_model_len
         )
-    resolved = ExecutorConfig(
+    return ExecutorConfig(
         dtype=dtype,
         tensor_parallel_size=len(devices),
-        buckets=_buckets(largest),
+        buckets=default_buckets(largest),
         num_rows=num_rows,
         max_model_len=max_model_len,
         cache=cache,
@@ -158,33 +168,33 @@ def _build_executor(
         compile_cache=_compile_cache(config.compile_cache),
         strict_compile=config.strict_compile,
     )
-    return JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress)), resolved
 
 
-def _build_engine(
-    config: EngineConfig, executor: Executor, model: ModelConfig, max_model_len: int, cache: CacheConfig
-) -> Engine:
-    """Pool, K/V manager and scheduler around an executor."""
-    rows = config.max_num_seqs * config.n_workers
-    n_slots = config.n_slots or max(1, cache.num_slots - rows * (cache.page_size - 1))
-    scheduler = SchedulerConfig(config.scheduler, config.max_num_seqs, max_model_len, n_slots, config.n_workers)
-    kv = KVManager(cache.num_pages, cache.page_size, scheduler.num_rows, scheduler.n_slots)
-    pool = RequestPool(kv, vocab_size=model.vocab_size, max_model_len=max_model_len, eos_token_ids=model.eos_token_ids)
-    decide = SCHEDULERS[scheduler.name](scheduler.max_num_seqs, scheduler.n_workers)
-    return Engine(executor, decide, pool, seed=config.seed)
+def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig) -> RequestPool:
+    """The pool of requests, and the K/V manager in it."""
+    num_rows = config.max_num_seqs * config.n_workers
+    n_slots = config.n_slots or max(1, cache.num_slots - num_rows * (cache.page_size - 1))
+    kv = KVManager(cache.num_pages, cache.page_size, num_rows, n_slots)
+    return RequestPool(kv, vocab_size=model.vocab_size, max_model_len=max_model_len, eos_token_ids=model.eos_token_ids)
 
 
 def _build_toy(config: EngineConfig) -> Built:
     """The toy model behind the real engine: starts at once and needs no JAX, for tests and load on the faces."""
     max_model_len = _max_model_len(config, TOY_MODEL)
+    scheduler = SCHEDULERS[config.scheduler](config.max_num_seqs, config.n_workers)
     page_size = config.page_size or TOY_PAGE_SIZE
     rows = config.max_num_seqs * config.n_workers
-    cache = CacheConfig(config.num_pages or rows * -(-max_model_len // page_size), page_size, "float32")
-    executor = ToyExecutor(
-        TOY_MODEL.vocab_size, cache.num_pages, page_size, rows, latency=TOY_LATENCY, check_pages=False
-    )
-    engine = _build_engine(config, executor, TOY_MODEL, max_model_len, cache)
+    num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
+    pool = _pool(config, TOY_MODEL, max_model_len, CacheConfig(num_pages, page_size, "float32"))
+    executor = ToyExecutor(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=TOY_LATENCY, check_pages=False)
+    engine = Engine(executor, scheduler, pool, seed=config.seed)
     return Built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
+
+
+def _dtype(config: EngineConfig, platform: str) -> DType:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if platform == "cpu" else "bfloat16"
 
 
 def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
@@ -215,12 +225,6 @@ def _most_shards(model: ModelConfig, most: int) -> int:
     """The most devices, up to `most`, that divide heads and MLP evenly."""
     sizes = (model.num_heads, model.num_kv_heads, model.mlp_dim)
     return max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes))
-
-
-def _buckets(largest: int) -> tuple[int, ...]:
-    from orca_jax.exec.buckets import default_buckets
-
-    return default_buckets(largest)
 
 
 def _compile_cache(directory: str | None) -> str | None:

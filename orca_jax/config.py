@@ -76,22 +76,6 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
-class SchedulerConfig:
-    """Who may run together. Names in brackets are the paper's."""
-
-    name: SchedulerName
-    max_num_seqs: int  # [max_bs] requests in one iteration
-    max_model_len: int  # prompt and generated tokens of one request
-    n_slots: int  # [n_slots] tokens that may be reserved at once
-    n_workers: int = 1  # [n_workers] iterations in flight
-
-    @property
-    def num_rows(self) -> int:
-        """Requests that can hold a row at once: a full batch for each iteration in flight."""
-        return self.max_num_seqs * self.n_workers
-
-
-@dataclass(frozen=True)
 class ExecutorConfig:
     """Shapes and devices of the computing floor."""
 
@@ -116,10 +100,10 @@ class EngineConfig:
     dtype: DType | Literal["auto"] = "auto"
     seed: int = 0
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int = 64  # the paper's max_bs
     scheduler: SchedulerName = "orca"
-    n_workers: int = 1
-    n_slots: int | None = None
+    n_workers: int = 1  # the paper's n_workers: iterations in flight
+    n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
     tensor_parallel_size: int | None = None
     page_size: int | None = None
     num_pages: int | None = None

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from orca_jax.errors import RequestError
 
@@ -127,8 +127,7 @@ class RequestMetrics:
     finished: float
 
 
-@dataclass(frozen=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):
     """What an iteration brought to one request: handed out by the engine, in ids."""
 
     request_id: str

@@ -6,7 +6,7 @@ written to a socket, replayed, or run by a simulator.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,7 @@ class RowSampling:
     seed: int  # 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """What one request does in one iteration.
 
     It processes `num_tokens` tokens from position `start`. `ids` are the ones the host knows, in order; where

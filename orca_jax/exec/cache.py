@@ -47,6 +47,8 @@ def size_cache(
         ConfigError: not even one request of full length fits, in its own pages and the part pages of other rows.
     """
     pages_per_row = -(-max_model_len // page_size)
+    # Every row at full length, and the part pages that reservations leave unused (see KVManager).
+    useful = -(-num_rows * (max_model_len + page_size - 1) // page_size)
     fitting = memory // page_bytes(model, page_size, dtype)
     if fitting < pages_per_row + num_rows:
         needed = (pages_per_row + num_rows) * page_bytes(model, page_size, dtype)
@@ -56,7 +58,7 @@ def size_cache(
             f"raise gpu_memory_utilization",
             param="max_model_len",
         )
-    return CacheConfig(min(fitting, num_rows * pages_per_row), page_size, dtype)
+    return CacheConfig(min(fitting, useful), page_size, dtype)
 
 
 def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from orca_jax.config import SchedulerConfig, SchedulerName
+from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import Request, RequestUpdate, SamplingParams
 from orca_jax.sched.kv import KVManager
@@ -41,8 +41,8 @@ class RecordingScheduler:
 class RecordingExecutor(ToyExecutor):
     """Keeps every plan."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, override: Override | None) -> None:
-        super().__init__(VOCAB, kv.num_pages, kv.page_size, config.num_rows, override=override)
+    def __init__(self, num_rows: int, kv: KVManager, override: Override | None) -> None:
+        super().__init__(VOCAB, kv.num_pages, kv.page_size, num_rows, override=override)
         self.plans: list[StepPlan] = []
 
     def submit(self, plan: StepPlan) -> Handle:
@@ -65,13 +65,14 @@ class Lab:
         seed: int = 0,
         override: Override | None = None,
     ) -> None:
-        self.config = SchedulerConfig(name, max_bs, max_model_len, n_slots, n_workers)
-        rows = self.config.num_rows
+        self.max_bs = max_bs
+        self.n_slots = n_slots
+        rows = max_bs * n_workers
         num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
         self.kv = KVManager(num_pages, page_size, rows, n_slots)
         self.pool = RequestPool(self.kv, vocab_size=VOCAB, max_model_len=max_model_len, eos_token_ids=eos)
         self.scheduler = RecordingScheduler(SCHEDULERS[name](max_bs, n_workers))
-        self.executor = RecordingExecutor(self.config, self.kv, override)
+        self.executor = RecordingExecutor(rows, self.kv, override)
         self.now = 0.0
         self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)
         self.eos = eos

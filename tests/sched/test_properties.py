@@ -99,7 +99,7 @@ def check_orca(lab: Lab) -> None:
     assert started == sorted(started, reverse=True), "a later request has run more iterations"
     admitted = [request.row is not None for request in live]
     assert admitted == sorted(admitted, reverse=True), "the admitted are a prefix of the order of arrival"
-    assert lab.kv.reserved_slots <= lab.config.n_slots
+    assert lab.kv.reserved_slots <= lab.n_slots
     in_flight = [member.request_id for plan, _ in lab.engine._in_flight for member in plan.members]
     assert len(set(in_flight)) == len(in_flight), "a request in two plans"
     assert {request.request_id for request in live if request.state is State.RUNNING} == set(in_flight)
@@ -117,8 +117,8 @@ class NeverHeldBack(Lab):
             chosen = [choice.request.request_id for choice in choices]
             idle = [request for request in pool if request.state is not State.RUNNING]
             assert chosen == [request.request_id for request in idle][: len(chosen)], "a prefix, so nobody starves"
-            assert len(chosen) <= self.config.max_num_seqs
-            if len(chosen) < self.config.max_num_seqs:
+            assert len(chosen) <= self.max_bs
+            if len(chosen) < self.max_bs:
                 left = idle[len(chosen) :]
                 assert all(request.state is State.INITIATION for request in left), "an increment is held back"
                 if left:

@@ -1,7 +1,6 @@
 """The toy model by hand, and the plans that its executor refuses."""
 
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -34,7 +33,7 @@ def test_sampling_by_hand() -> None:
     """20 + seed 3 + 3 tokens + top_k 5 = 31."""
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=5)
     assert toy_generate([1, 2, 3], params, vocab_size=10, seed=3) == [1]
-    assert run(toy(), replace(FIRST, sampling=RowSampling(1.0, 5, 1.0, 3))).token_ids == [1]
+    assert run(toy(), FIRST._replace(sampling=RowSampling(1.0, 5, 1.0, 3))).token_ids == [1]
 
 
 def test_the_oracle_stops() -> None:
@@ -57,18 +56,18 @@ def test_going_back_is_computed_again() -> None:
     executor = toy()
     run(executor, FIRST)
     assert run(executor, Member("a", 0, 2, [3], True, num_old_pages=2)).token_ids == [0]
-    assert run(executor, replace(FIRST, new_pages=[1, 3])).token_ids == [0]
+    assert run(executor, FIRST._replace(new_pages=[1, 3])).token_ids == [0]
 
 
 def test_several_in_flight_come_back_in_order() -> None:
     executor = toy()
     first = executor.submit(StepPlan(0, (FIRST,)))
-    second = executor.submit(StepPlan(1, (replace(FIRST, request_id="b", row=1, new_pages=[0, 1]),)))
+    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_pages=[0, 1]),)))
     with pytest.raises(AssertionError, match="out of order"):
         executor.collect(second)
     executor = toy()
     first = executor.submit(StepPlan(0, (FIRST,)))
-    second = executor.submit(StepPlan(1, (replace(FIRST, request_id="b", row=1, new_pages=[0, 1]),)))
+    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_pages=[0, 1]),)))
     assert [executor.collect(handle).iteration for handle in (first, second)] == [0, 1]
     assert (executor.stats.iterations, executor.stats.tokens) == (2, 6)
     with pytest.raises(AssertionError, match="nothing is in flight"):
@@ -83,16 +82,16 @@ NEXT = Member("a", 0, 3, [0], True, num_old_pages=2)
     [
         ([], "empty"),
         ([NEXT, NEXT], "names a row twice"),
-        ([replace(NEXT, ids=[])], "processes nothing"),
-        ([replace(NEXT, ids=[10])], "outside the vocabulary"),
-        ([replace(NEXT, start=4)], "starts at 4 after 3"),
-        ([replace(NEXT, ids=[1, 2])], "5 tokens in 2 pages"),
-        ([replace(NEXT, num_old_pages=1)], "has 2 pages, the plan says 1"),
-        ([replace(NEXT, request_id="b")], "row 0 is a's, not b's"),
-        ([replace(NEXT, sampling=GREEDY)], "new in row 0 and has old pages"),
-        ([replace(NEXT, row=2)], "row 2 of 2"),
-        ([NEXT, replace(FIRST, request_id="b", row=1, new_pages=[4, 0])], "given to row 1 too"),
-        ([replace(FIRST, request_id="b", new_pages=[3, 3])], "another request wrote"),
+        ([NEXT._replace(ids=[])], "processes nothing"),
+        ([NEXT._replace(ids=[10])], "outside the vocabulary"),
+        ([NEXT._replace(start=4)], "starts at 4 after 3"),
+        ([NEXT._replace(ids=[1, 2])], "5 tokens in 2 pages"),
+        ([NEXT._replace(num_old_pages=1)], "has 2 pages, the plan says 1"),
+        ([NEXT._replace(request_id="b")], "row 0 is a's, not b's"),
+        ([NEXT._replace(sampling=GREEDY)], "new in row 0 and has old pages"),
+        ([NEXT._replace(row=2)], "row 2 of 2"),
+        ([NEXT, FIRST._replace(request_id="b", row=1, new_pages=[4, 0])], "given to row 1 too"),
+        ([FIRST._replace(request_id="b", new_pages=[3, 3])], "another request wrote"),
     ],
 )
 def test_wrong_plans_are_refused(members: list[Member], message: str) -> None:
@@ -119,7 +118,7 @@ def test_latency() -> None:
     start = time.perf_counter()
     handles = [
         executor.submit(StepPlan(0, (FIRST,))),
-        executor.submit(StepPlan(1, (replace(FIRST, request_id="b", row=1, new_pages=[0, 1]),))),
+        executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_pages=[0, 1]),))),
     ]
     for handle in handles:
         executor.collect(handle)
