@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,8 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult
 
 Progress = Callable[[int, int], None]
+
+_COMPILE_THREADS = 4
 
 
 class Launch(NamedTuple):
@@ -68,9 +71,12 @@ class JaxExecutor:
         self._counter = CompileCounter()
         self.programs: dict[int, jax.stages.Compiled] = {}
         with compile_cache(config.compile_cache):
-            for number, size in enumerate(config.buckets, start=1):
-                self.programs[size] = self._compile(size, model, mesh)
-                progress(number, len(config.buckets))
+            lowered = {size: self._lower(size, model, mesh) for size in config.buckets}
+            with ThreadPoolExecutor(_COMPILE_THREADS) as threads:  # XLA compiles outside Python's lock
+                compiled = threads.map(lambda size: (size, lowered[size].compile()), config.buckets)
+                for number, (size, program) in enumerate(compiled, start=1):
+                    self.programs[size] = program
+                    progress(number, len(config.buckets))
         self._warm_up()
         self.stats.compiles = self._counter.count
 
@@ -125,7 +131,7 @@ class JaxExecutor:
         )
         return tokens, finite
 
-    def _compile(self, bucket: int, model: ModelConfig, mesh: Mesh) -> jax.stages.Compiled:
+    def _lower(self, bucket: int, model: ModelConfig, mesh: Mesh) -> jax.stages.Lowered:
         layout = self._layouts[bucket]
         iteration = make_iteration(self._structure, model, self.config, layout, mesh)
         pages_sharding = jax.tree.map(lambda pool: pool.sharding, self._pages)
@@ -135,7 +141,7 @@ class JaxExecutor:
             out_shardings=(pages_sharding, self._replicated, self._replicated, self._replicated),
         )
         vector = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
-        return program.lower(self._weights, self._pages, self._last_token, vector).compile()
+        return program.lower(self._weights, self._pages, self._last_token, vector)
 
     def _warm_up(self) -> None:
         """Run an iteration without requests: what starts lazily starts now, and nothing is written."""

@@ -96,11 +96,11 @@ def _draw_in_window(
     window = min(_WINDOW, scaled.shape[1])
     values, tokens = lax.top_k(scaled, window)
     mass = jnp.where(jnp.arange(window) < top_k[:, None], jnp.exp(values), 0.0)
-    within = jnp.cumsum(mass, axis=-1)
-    available = jnp.where(top_k <= window, within[:, -1], total)
-    kept = jnp.where(within - mass < (top_p * available)[:, None], mass, 0.0)
-    fits = (top_k <= window) | ((within[:, -1] >= top_p * available) & (top_p < 1))
-    choice = _inverse(jnp.cumsum(kept, axis=-1), uniform)
+    upto = _cumulative(mass)
+    available = jnp.where(top_k <= window, upto[:, -1], total)
+    kept = jnp.where(upto - mass < (top_p * available)[:, None], mass, 0.0)
+    fits = (top_k <= window) | ((upto[:, -1] >= top_p * available) & (top_p < 1))
+    choice = _pick(kept, _cumulative(kept), uniform * kept.sum(axis=-1))
     return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], fits
 
 
@@ -118,17 +118,27 @@ def _draw_from_all(
     kept = jnp.where((rank >= nucleus[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
     # Two short cumulative sums instead of a long one: first the block, then the token in it.
     blocks = kept.reshape(kept.shape[0], -1, _BLOCK)
-    upto = jnp.cumsum(blocks.sum(axis=-1), axis=-1)
-    block = _inverse(upto, uniform)
-    before = jnp.where(block > 0, jnp.take_along_axis(upto, jnp.maximum(block - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
-    within = jnp.cumsum(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], axis=-1)
-    return block * _BLOCK + _inverse(within, (uniform * upto[:, -1] - before) / within[:, -1])
+    block_mass = blocks.sum(axis=-1)
+    upto = _cumulative(block_mass)
+    target = uniform * upto[:, -1]
+    block = _pick(block_mass, upto, target)
+    before = jnp.take_along_axis(upto - block_mass, block[:, None], axis=-1)[:, 0]
+    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return block * _BLOCK + _pick(within, _cumulative(within), target - before)
 
 
-def _inverse(cumulative: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
-    """First index whose cumulative mass exceeds `uniform` of the whole; never one without mass."""
-    last = jnp.sum(cumulative < cumulative[:, -1:], axis=-1)
-    return jnp.minimum(jnp.sum(cumulative <= (uniform * cumulative[:, -1])[:, None], axis=-1), last)
+def _cumulative(mass: Float[Array, "B N"]) -> Float[Array, "B N"]:
+    """Sums up to each place, by a triangular matrix: `jnp.cumsum` takes XLA:CPU seconds to compile."""
+    upto = jnp.triu(jnp.ones((mass.shape[1], mass.shape[1]), mass.dtype))
+    return jnp.matmul(mass, upto, precision=lax.Precision.HIGHEST)
+
+
+def _pick(mass: Float[Array, "B N"], upto: Float[Array, "B N"], target: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The first place whose cumulative mass exceeds the target, or the last; never one without mass."""
+    place = lax.broadcasted_iota(jnp.int32, mass.shape, 1)
+    first = jnp.where((mass > 0) & (upto > target[:, None]), place, mass.shape[1]).min(axis=-1)
+    last = jnp.where(mass > 0, place, 0).max(axis=-1)
+    return jnp.minimum(first, last)
 
 
 def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:

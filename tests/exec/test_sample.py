@@ -1,6 +1,6 @@
 """The sampler against a sorting oracle in numpy."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,14 @@ def parameters(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float
     )
 
 
-def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int) -> NDArray[np.int32]:
+@cache
+def jitted(vocab_size: int):
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    tokens, finite = jax.jit(partial(sample, vocab_size=vocab_size, replicated=replicated))(jnp.asarray(logits), wanted)
+    return jax.jit(partial(sample, vocab_size=vocab_size, replicated=NamedSharding(mesh, PartitionSpec())))
+
+
+def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int) -> NDArray[np.int32]:
+    tokens, finite = jitted(vocab_size)(jnp.asarray(logits), wanted)
     assert np.asarray(finite).all()
     return np.asarray(tokens)
 
@@ -104,9 +108,7 @@ def test_the_seed_and_the_position_decide_and_all_64_bits_count() -> None:
 def test_a_row_that_is_not_finite_is_told_and_the_others_are_well(bad: float) -> None:
     logits = np.random.default_rng(3).normal(size=(3, 128)).astype(np.float32)
     logits[1, 40] = bad
-    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    tokens, finite = sample(jnp.asarray(logits), parameters(3, 0.0), vocab_size=128, replicated=replicated)
+    tokens, finite = jitted(128)(jnp.asarray(logits), parameters(3, 0.0))
     assert np.asarray(finite).tolist() == [True, False, True]
     assert [int(tokens[0]), int(tokens[2])] == [int(logits[0].argmax()), int(logits[2].argmax())]
     assert 0 <= int(tokens[1]) < 128
