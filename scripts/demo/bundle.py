@@ -21,6 +21,8 @@ from orca_jax.model.transformer import Decoder
 
 matplotlib.use("agg")
 
+SAMPLE_LENGTH = 256
+
 CHAT_TEMPLATE = f"""\
 {{%- for message in messages -%}}
 {{%- if message.role == 'assistant' -%}}
@@ -120,21 +122,22 @@ def draw_curve(path: Path, history: Sequence[Record]) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
+@jax.jit
+def _next_logits(decoder: Decoder, ids: jax.Array, last: jax.Array) -> jax.Array:
+    """Logits after position `last`; ids beyond it change nothing."""
+    positions, segments = jnp.arange(SAMPLE_LENGTH, dtype=jnp.int32), jnp.ones((1, SAMPLE_LENGTH), jnp.int32)
+    hidden, _ = decoder(ids, positions, packed_attention(segments), ())
+    return decoder.unembed(hidden[last][None])[0]
+
+
 def sample(decoder: Decoder, tokenizer: Tokenizer, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
     """Continue `prompt` until the end mark or `max_tokens`; it is slow, and only for a card."""
-    length = 256
-    hidden_of = jax.jit(
-        lambda decoder, ids: decoder(
-            ids, jnp.arange(length, dtype=jnp.int32), packed_attention(jnp.ones((1, length), jnp.int32)), ()
-        )[0]
-    )
-    unembed = jax.jit(lambda decoder, hidden: decoder.unembed(hidden))
     random = np.random.default_rng(seed)
     ids = tokenizer.encode(prompt).ids
     begin = len(ids)
-    while len(ids) < min(length, begin + max_tokens):
-        hidden = hidden_of(decoder, jnp.asarray(ids + [0] * (length - len(ids)), jnp.int32))
-        logits = np.asarray(unembed(decoder, hidden[len(ids) - 1 : len(ids)]))[0, : tokenizer.get_vocab_size()]
+    while len(ids) < min(SAMPLE_LENGTH, begin + max_tokens):
+        padded = jnp.asarray(ids + [0] * (SAMPLE_LENGTH - len(ids)), jnp.int32)
+        logits = np.asarray(_next_logits(decoder, padded, jnp.int32(len(ids) - 1)))[: tokenizer.get_vocab_size()]
         noise = random.gumbel(size=logits.shape) * temperature
         ids.append(int(np.argmax(logits + noise)))
         if ids[-1] == mark_id(tokenizer, END):
