@@ -178,8 +178,10 @@ def _build(source: Source, path: str, leaf: jax.ShapeDtypeStruct, files: Files, 
         assert index is not None, "every parameter has at least one axis"
         bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
         if source.weight.stacked:
-            layers = [_cut(source, layer, bounds[1:], files, leaf) for layer in bounds[0]]
-            return np.stack(layers)
+            stack = np.empty([len(bound) for bound in bounds], leaf.dtype)
+            for place, layer in enumerate(bounds[0]):
+                stack[place] = _cut(source, layer, bounds[1:], files, leaf)
+            return stack
         bounds[0] = range(min(bounds[0].start, rows), min(bounds[0].stop, rows))
         values = _cut(source, 0, bounds, files, leaf)
         padding = len(range(*index[0].indices(leaf.shape[0]))) - len(values)
