@@ -132,6 +132,8 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         seed=config.seed,
         progress=progress_bar("Loading", config.progress),
     )
+    if devices[0].platform == "cpu":
+        decoder.unstack()  # where a scan over layers would copy every layer's weights
     return decoder, mesh
 
 
@@ -207,7 +209,8 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        jax.config.update("jax_num_cpu_devices", max(cores, wanted or 1))
+        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # a caller may have asked for more
+        jax.config.update("jax_num_cpu_devices", most)
     except RuntimeError:  # a backend runs already, and its devices are what they are
         cores = min(cores, len(jax.devices("cpu")))
     devices = jax.local_devices()

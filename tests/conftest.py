@@ -36,3 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker(marker):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory of compiled programs for the whole run: executors of the same shapes compile once."""
+    return str(tmp_path_factory.mktemp("programs"))

@@ -35,12 +35,14 @@ NUM_PAGES = 1000  # many, so that a copy of the cache would show among the other
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
-def make_executor(devices: int = 1, buckets: tuple[int, ...] = (8, 16), strict: bool = False) -> JaxExecutor:
+def make_executor(
+    program_cache: str, devices: int = 1, buckets: tuple[int, ...] = (4, 8), strict: bool = False
+) -> JaxExecutor:
     mesh = tensor_mesh(jax.devices()[:devices])
     decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
     cache = CacheConfig(num_pages=NUM_PAGES, page_size=8, dtype="float32")
     return JaxExecutor(
-        decoder, MODEL, ExecutorConfig("float32", devices, buckets, 4, 64, cache, strict_compile=strict), mesh
+        decoder, MODEL, ExecutorConfig("float32", devices, buckets, 4, 64, cache, None, program_cache, strict), mesh
     )
 
 
@@ -61,8 +63,8 @@ def generate(executor: JaxExecutor, prompt: list[int], count: int, row: int = 0)
 
 
 @pytest.fixture(scope="module")
-def executor() -> JaxExecutor:
-    return make_executor()
+def executor(program_cache: str) -> JaxExecutor:
+    return make_executor(program_cache)
 
 
 PROMPT = [5, 17, 250, 3, 99]
@@ -77,17 +79,17 @@ def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
         assert temp < cache_bytes / MODEL.num_layers, f"bucket {bucket} has temporary memory like a layer's cache"
 
 
-def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor) -> None:
+def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, program_cache: str) -> None:
     whole = generate(executor, PROMPT * 3, 4)
-    small = make_executor(buckets=(1, 4))
+    small = make_executor(program_cache, buckets=(1, 4))
     assert generate(small, PROMPT * 3, 4) == whole
     assert small.stats.launches == 4 + 3, "15 prompt tokens in launches of 4, then one launch a token"
     assert small.stats.padding_tokens == 1
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int) -> None:
-    assert generate(make_executor(devices), PROMPT, 6) == generate(executor, PROMPT, 6)
+def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, program_cache: str) -> None:
+    assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(executor, PROMPT, 6)
 
 
 def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
@@ -125,8 +127,8 @@ def test_nothing_is_compiled_while_serving(executor: JaxExecutor) -> None:
     assert executor.stats.compiles_while_serving == before
 
 
-def test_a_compile_while_serving_is_counted_and_strictly_an_error() -> None:
-    lenient, strict = make_executor(), make_executor(strict=True)
+def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache: str) -> None:
+    lenient, strict = make_executor(program_cache), make_executor(program_cache, strict=True)
     jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
     generate(lenient, PROMPT, 1)
     assert lenient.stats.compiles_while_serving >= 1
@@ -134,8 +136,8 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error() -> None:
         generate(strict, PROMPT, 1)
 
 
-def test_close_frees_the_cache() -> None:
-    executor = make_executor()
+def test_close_frees_the_cache(program_cache: str) -> None:
+    executor = make_executor(program_cache)
     pages = executor._pages
     executor.close()
     assert all(pool.is_deleted() for pool in pages)
@@ -152,15 +154,15 @@ def test_the_cache_takes_what_fits_and_no_more_than_it_can_use() -> None:
         size_cache(MODEL, page_size=8, dtype="float32", memory=3 * one, num_rows=4, max_model_len=64)
 
 
-def test_logits_that_are_not_finite_are_told_for_their_row_alone() -> None:
+def test_logits_that_are_not_finite_are_told_for_their_row_alone(program_cache: str) -> None:
     mesh = tensor_mesh(jax.devices()[:1])
     decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
     table = decoder.embedding.table
     table[...] = table[...].at[7].set(np.nan)
-    untied = [leaf for leaf in jax.tree.leaves(decoder.positions) if leaf is not None]
-    assert untied, "positions are learned"
-    cache = CacheConfig(num_pages=40, page_size=8, dtype="float32")
-    executor = JaxExecutor(decoder, MODEL, ExecutorConfig("float32", 1, (8,), 4, 64, cache), mesh)
+    cache = CacheConfig(NUM_PAGES, page_size=8, dtype="float32")
+    executor = JaxExecutor(
+        decoder, MODEL, ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache), mesh
+    )
     result = executor.collect(
         executor.submit(plan(Member("bad", 0, 0, [7], samples=True, new_pages=range(8), sampling=GREEDY)))
     )
