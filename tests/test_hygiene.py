@@ -42,9 +42,9 @@ def imported_packages(file: SourceFile) -> set[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_no_forbidden_import(file: SourceFile) -> None:
-    if file.path.name == "make_reference.py":
-        pytest.skip("runs in an environment of its own, with torch")
-    assert not imported_packages(file) & FORBIDDEN_IMPORTS
+    # These run in environments of their own: the one asks transformers what is right, the others are the peers.
+    has_torch = file.path.name == "make_reference.py" or file.path.is_relative_to("scripts/peers")
+    assert not imported_packages(file) & (FORBIDDEN_IMPORTS - ({"torch"} if has_torch else set()))
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)

@@ -104,7 +104,7 @@ def hardware() -> dict[str, Any]:
 
     devices = jax.devices()
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
         "jax": jax.__version__,
@@ -112,7 +112,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
