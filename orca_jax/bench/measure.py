@@ -113,6 +113,7 @@ def hardware() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
+    """The processor's name, as the system gives it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
