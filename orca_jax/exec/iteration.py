@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
@@ -47,7 +47,6 @@ def make_iteration(
         layout: of `vector`.
         mesh: of weights and pages.
     """
-    replicated = NamedSharding(mesh, PartitionSpec())
 
     def iteration(
         weights: Weights, pages: KVPages, last_token: jax.Array, vector: jax.Array
@@ -56,9 +55,9 @@ def make_iteration(
         decoder = structure(weights)
         ids = jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
         attend = _make_attend(batch, model, config, mesh)
-        hidden, pages = decoder(ids, batch.positions, attend, pages)
+        hidden, pages = decoder(ids, batch.positions, attend, pages, keep=batch.sample_token)
         with jax.named_scope("sampling"):
-            draw = partial(_unembed_and_sample, decoder, hidden, batch, model.vocab_size, replicated)
+            draw = partial(_unembed_and_sample, decoder, hidden, batch, model.vocab_size, mesh)
             if layout.num_samples > _FEW:
                 num_sampling = jnp.sum(batch.sample_row < layout.num_rows)
                 few, all_rows = partial(draw, _FEW), partial(draw, layout.num_samples)
@@ -72,15 +71,15 @@ def make_iteration(
 
 
 def _unembed_and_sample(
-    decoder: Decoder, hidden: Float[Array, "T E"], batch: Batch, vocab_size: int, replicated: NamedSharding, rows: int
+    decoder: Decoder, hidden: Float[Array, "B E"], batch: Batch, vocab_size: int, mesh: Mesh, rows: int
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Tokens of the first `rows` sampling rows; the rest are filled up and mean nothing."""
-    logits = decoder.unembed(hidden[batch.sample_token[:rows]])
+    logits = decoder.unembed(hidden[:rows])
     parameters = SamplingParameters(
         batch.temperature, batch.top_k, batch.top_p, batch.seed_high, batch.seed_low, batch.sample_position
     )
     parameters = SamplingParameters(*(values[:rows] for values in parameters))
-    results = sample(logits, parameters, vocab_size=vocab_size, replicated=replicated)
+    results = sample(logits, parameters, vocab_size=vocab_size, mesh=mesh)
     tokens, finite = (jnp.pad(values, (0, batch.sample_token.shape[0] - rows)) for values in results)
     return tokens, finite
 

@@ -10,14 +10,17 @@ tokens, which `top_k` finds quickly; only a batch with a row whose choice is wid
 over all tokens, which bisects for a threshold and sorts nothing.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
+
+from orca_jax.model.sharding import TENSOR_AXIS
 
 _WINDOW = 256
 _BLOCK = 128  # the padded vocabulary is a multiple of it
@@ -35,7 +38,7 @@ class SamplingParameters(NamedTuple):
 
 
 def sample(
-    logits: Float[Array, "B V"], parameters: SamplingParameters, *, vocab_size: int, replicated: NamedSharding
+    logits: Float[Array, "B V"], parameters: SamplingParameters, *, vocab_size: int, mesh: Mesh
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw a token for each row.
 
@@ -43,27 +46,68 @@ def sample(
     Tokens tied with the last one kept are kept too.
 
     Args:
-        logits: the columns from `vocab_size` on are padding and are never drawn.
+        logits: sharded over the vocabulary; the columns from `vocab_size` on are padding and are never drawn.
         parameters: of each row.
         vocab_size: tokens that exist.
-        replicated: where to gather logits that are sharded over the vocabulary, when a row is not greedy.
+        mesh: with a tensor axis that divides the columns.
 
     Returns:
         Token ids, and whether all logits of the row were finite; where they were not, the id means nothing.
     """
-    finite = jnp.isfinite(logits).all(axis=-1)
-    token = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-    logits = jnp.where(token < vocab_size, logits, -jnp.inf)
-    # A maximum and a minimum are vectorised and reduce over shards as they are; XLA:CPU's argmax is neither.
-    top = logits.max(axis=-1, keepdims=True)
-    greedy = jnp.where(logits == top, token, vocab_size - 1).min(axis=-1)
+    on_shard = jax.shard_map(
+        partial(_sample_on_shard, vocab_size=vocab_size, axis=TENSOR_AXIS),
+        mesh=mesh,
+        in_specs=(PartitionSpec(None, TENSOR_AXIS), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        check_vma=False,  # every shard computes the same tokens from what it gathered
+    )
+    tokens, finite = on_shard(logits, parameters)
+    return tokens, finite
+
+
+def _sample_on_shard(
+    logits: Float[Array, "B N"], parameters: SamplingParameters, *, vocab_size: int, axis: str
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """On N of the columns; only rows that are not greedy make the shards exchange more than a maximum."""
+    width = logits.shape[1]
+    first = lax.axis_index(axis) * width
+    finite = lax.pmin(jnp.isfinite(logits).all(axis=-1).astype(jnp.int32), axis) > 0
+    logits = _without_padding(logits, vocab_size - first)
+    top, place = _first_maximum(logits)
+    overall = lax.pmax(top, axis)
+    greedy = lax.pmin(jnp.where(top == overall, first + place, vocab_size - 1), axis)
 
     def draw() -> Int[Array, " B"]:
-        scaled = lax.with_sharding_constraint(logits, replicated) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
-        drawn = _draw(scaled - scaled.max(axis=-1, keepdims=True), parameters)
-        return jnp.where(parameters.temperature > 0, drawn, greedy)
+        everything = lax.all_gather(logits, axis, axis=1, tiled=True)
+        scaled = (everything - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
+        return jnp.where(parameters.temperature > 0, _draw(scaled, parameters), greedy)
 
     return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy), finite
+
+
+def _without_padding(logits: Float[Array, "B N"], num_tokens: Int[Array, ""]) -> Float[Array, "B N"]:
+    """Nothing but minus infinity from column `num_tokens` on."""
+    return jnp.where(jnp.arange(logits.shape[1]) < num_tokens, logits, -jnp.inf)
+
+
+def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """The maximum of each row and its first column, in two steps: XLA:CPU vectorises a maximum, but no argmax.
+
+    Rows with NaN get some column.
+    """
+    width = math.gcd(logits.shape[1], _BLOCK)
+    blocks = logits.reshape(logits.shape[0], -1, width)
+    block_top = blocks.max(axis=-1)
+    top = block_top.max(axis=-1)
+    block = _first(block_top == top[:, None])
+    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return top, block * width + _first(within == top[:, None])
+
+
+def _first(where: Bool[Array, "B N"]) -> Int[Array, " B"]:
+    """The first column that holds, or the last of all."""
+    column = lax.broadcasted_iota(jnp.int32, where.shape, 1)
+    return jnp.where(where, column, where.shape[1] - 1).min(axis=-1)
 
 
 def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:

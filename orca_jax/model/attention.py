@@ -43,9 +43,14 @@ class Attention(nnx.Module):
         self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=bias, std=out_std)
 
     def __call__[Cache](
-        self, x: Float[Array, "T E"], rotation: Rotation | None, attend: LayerAttend[Cache], cache: Cache
-    ) -> tuple[Float[Array, "T E"], Cache]:
-        """Attention output of every token, and the cache that now holds its key and value."""
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        attend: LayerAttend[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
+        """Attention output of every token, or of those in `keep`, and the cache that now holds all keys and values."""
         tokens = x.shape[0]
         query, key, value = (
             project(x).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
@@ -53,4 +58,5 @@ class Attention(nnx.Module):
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         out, cache = attend(query, key, value, cache)
-        return self.out(out.reshape(tokens, -1)), cache
+        out = out.reshape(tokens, -1)
+        return self.out(out if keep is None else out[keep]), cache

@@ -25,11 +25,16 @@ class Block(nnx.Module):
         self.mlp = Mlp(make, config, out_std)
 
     def __call__[Cache](
-        self, x: Float[Array, "T E"], rotation: Rotation | None, attend: LayerAttend[Cache], cache: Cache
-    ) -> tuple[Float[Array, "T E"], Cache]:
-        """One layer of every token."""
-        out, cache = self.attention(self.attention_norm(x), rotation, attend, cache)
-        x = x + out
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        attend: LayerAttend[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
+        """One layer of every token; what follows attention only for the tokens in `keep`, if given."""
+        out, cache = self.attention(self.attention_norm(x), rotation, attend, cache, keep)
+        x = (x if keep is None else x[keep]) + out
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
@@ -58,8 +63,13 @@ class Decoder(nnx.Module):
         self.head = nnx.data(None if tied else Table(make, vocab_rows, embed, "vocab", used=config.vocab_size))
 
     def __call__[Cache](
-        self, ids: Int[Array, "T"], positions: Int[Array, "T"], attend: Attend[Cache], cache: Cache
-    ) -> tuple[Float[Array, "T E"], Cache]:
+        self,
+        ids: Int[Array, "T"],
+        positions: Int[Array, "T"],
+        attend: Attend[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
         """Run all layers over T tokens of any mix of requests.
 
         Args:
@@ -68,6 +78,8 @@ class Decoder(nnx.Module):
             attend: attention of one layer; owns what `cache` means.
             cache: any tree of arrays. It is a flat carry of the scan over layers, never sliced by layer, because
                 only then does XLA update it in place.
+            keep: the tokens whose hidden vectors are wanted; None for all. Where layers are unrolled the last one
+                spares the others what follows attention: of a prompt only the last token is sampled from.
 
         Returns:
             Hidden vectors after the final norm, and the cache.
@@ -79,9 +91,12 @@ class Decoder(nnx.Module):
         rotation = None if rope is None else Rotation(rope, self.config.head_dim, positions)
         if isinstance(self.blocks, Block):
             x, cache = self._scan(self.blocks, x, rotation, attend, cache)
+            x = x if keep is None else x[keep]
         else:
+            last = len(self.blocks) - 1
             for index, block in enumerate(self.blocks):
-                x, cache = block(x, rotation, partial(attend, jnp.int32(index)), cache)
+                wanted = keep if index == last else None
+                x, cache = block(x, rotation, partial(attend, jnp.int32(index)), cache, wanted)
         return self.final_norm(x), cache
 
     def _scan[Cache](

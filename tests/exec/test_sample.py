@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.exec.sample import SamplingParameters, sample
+from orca_jax.model.load import tensor_mesh
 
 DRAWS = 8192
 
@@ -26,9 +26,8 @@ def parameters(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float
 
 
 @cache
-def jitted(vocab_size: int):
-    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
-    return jax.jit(partial(sample, vocab_size=vocab_size, replicated=NamedSharding(mesh, PartitionSpec())))
+def jitted(vocab_size: int, devices: int = 1):
+    return jax.jit(partial(sample, vocab_size=vocab_size, mesh=tensor_mesh(jax.devices()[:devices])))
 
 
 def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int) -> NDArray[np.int32]:
@@ -112,3 +111,20 @@ def test_a_row_that_is_not_finite_is_told_and_the_others_are_well(bad: float) ->
     assert np.asarray(finite).tolist() == [True, False, True]
     assert [int(tokens[0]), int(tokens[2])] == [int(logits[0].argmax()), int(logits[2].argmax())]
     assert 0 <= int(tokens[1]) < 128
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_shards_of_the_vocabulary_agree(devices: int) -> None:
+    """97 tokens in 128 columns: on eight shards the last one holds nothing but padding."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(16, 128)).astype(np.float32)
+    logits[0, 3] = logits[0, 90] = 9.0  # a tie between shards
+    logits[1, :97] = -5.0  # padding is larger than every token
+    wanted = parameters(16)._replace(temperature=jnp.where(jnp.arange(16) < 8, 0.0, 1.0))
+    alone, _ = jitted(97)(jnp.asarray(logits), wanted)
+    together, finite = jitted(97, devices)(jnp.asarray(logits), wanted)
+    assert np.asarray(together).tolist() == np.asarray(alone).tolist()
+    assert np.asarray(finite).all()
+    assert [int(token) for token in alone[:2]] == [3, 0]
+    logits[5, 96] = np.nan
+    assert np.flatnonzero(~np.asarray(jitted(97, devices)(jnp.asarray(logits), wanted)[1])).tolist() == [5]
