@@ -143,7 +143,11 @@ def _resolve(
     """Shapes and devices; the cache is sized from what memory the loaded model left."""
     from orca_jax.exec.buckets import default_buckets
     from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
+    from orca_jax.kernels.ragged_attention import implementations
 
+    if config.attention_implementation not in (None, *implementations()):
+        message = f"attention_implementation must be one of {', '.join(implementations())}"
+        raise ConfigError(message, param="attention_implementation")
     platform = devices[0].platform
     dtype = _dtype(config, platform)
     # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.

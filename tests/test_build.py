@@ -1,0 +1,64 @@
+"""Wiring: what "auto" becomes, and settings that are refused by name before anything is loaded or compiled."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.build import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+
+MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
+
+
+def config(cache: str, **settings: Any) -> EngineConfig:
+    small = {"model": MODEL, "tokenizer": "byte", "compile_cache": cache, "progress": False, "max_num_seqs": 4}
+    return EngineConfig(**{**small, "max_num_batched_tokens": 4, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "param", "hint"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs", "at least 1"),
+        ({"num_pages": 0}, "num_pages", "at least 1"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization", r"\(0, 1\]"),
+        ({"scheduler": "fastest"}, "scheduler", "orca, request_level"),
+        ({"scheduler": "request_level", "n_workers": 2}, "n_workers", "1"),
+        ({"max_model_len": 65}, "max_model_len", "64 positions"),
+        ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),
+        ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
+        ({"num_pages": 3, "n_slots": 10_000}, "n_slots", "raise num_pages"),
+        ({"attention_implementation": "magic"}, "attention_implementation", "reference, xla"),
+        ({"model": "no/such/directory"}, "model", "no directory"),
+        ({"model": "preset:gpt5"}, "model", "unknown preset"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_remedy(
+    settings: dict[str, Any], param: str, hint: str, program_cache: str
+) -> None:
+    with pytest.raises(ConfigError, match=hint) as error:
+        build_engine(config(program_cache, **settings))
+    assert error.value.param == param
+
+
+def test_auto_on_a_cpu(program_cache: str) -> None:
+    built = build_engine(config(program_cache, max_model_len=48))
+    resolved = built.executor_config
+    assert resolved is not None
+    assert (resolved.dtype, resolved.cache.dtype) == ("float32", "float32")
+    assert 12 % resolved.tensor_parallel_size == 0
+    assert resolved.buckets[-1] == 4
+    kv = built.engine.pool.kv
+    assert kv.num_rows == 4
+    assert kv.n_slots >= 4 * 48, "every row can hold a request of full length"
+    assert built.max_model_len == 48
+    built.engine.executor.close()
+
+
+def test_reference_attention_serves_too(program_cache: str) -> None:
+    settings = {"attention_implementation": "reference", "tensor_parallel_size": 1, "num_pages": 20, "page_size": 8}
+    built = build_engine(config(program_cache, **settings, max_num_seqs=2))
+    assert built.executor_config is not None
+    assert built.executor_config.attention_implementation == "reference"
+    built.engine.executor.close()
