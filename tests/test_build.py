@@ -28,7 +28,7 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"max_model_len": 65}, "max_model_len", "64 positions"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),
         ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
-        ({"num_pages": 3, "n_slots": 10_000}, "n_slots", "raise num_pages"),
+        ({"num_pages": 3, "n_slots": 10_000}, "num_pages", "raise num_pages"),
         ({"attention_implementation": "magic"}, "attention_implementation", "reference, xla"),
         ({"model": "no/such/directory"}, "model", "no directory"),
         ({"model": "preset:gpt5"}, "model", "unknown preset"),
