@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
 
-from orca_jax.kernels.kv_pages import KVPages, write_kv
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_write import write_kv
 
 
 def test_fake_devices() -> None:
@@ -29,6 +30,7 @@ def test_no_implicit_promotion() -> None:
 def test_shapes_are_checked() -> None:
     pages = KVPages(jnp.zeros((4, 2, 8, 16)), jnp.zeros((4, 2, 8, 16)))
     new = jnp.zeros((3, 2, 8))
-    write_kv(pages, new, new, jnp.arange(3))
+    requests = [jnp.array(x, jnp.int32) for x in ([[1]], [0], [3], [3])]
+    write_kv(pages, new, new, *requests)
     with pytest.raises(TypeCheckError):
-        write_kv(pages, new, new[:, :1], jnp.arange(3))
+        write_kv(pages, new, new[:, :1], *requests)

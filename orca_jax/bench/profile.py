@@ -11,6 +11,7 @@ import jax
 from orca_jax.bench.measure import run_trace
 from orca_jax.bench.traces import TraceRequest
 from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
@@ -25,8 +26,12 @@ def profile(engine: Engine, trace: Sequence[TraceRequest]) -> dict[str, float]:
 
     Returns:
         Shares of the time in operations, adding up to 1.
+
+    Raises:
+        ConfigError: the engine has no device.
     """
-    assert isinstance(engine.executor, JaxExecutor), "only programs on a device can be profiled"
+    if not isinstance(engine.executor, JaxExecutor):
+        raise ConfigError("the toy has no device to profile; leave out --profile", param="profile")
     parts = {
         name: _part(op)
         for program in engine.executor.programs.values()

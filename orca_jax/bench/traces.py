@@ -1,7 +1,6 @@
 """Workloads: what arrives when, and how long it is."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca_jax.errors import ConfigError
@@ -49,8 +48,3 @@ def make_trace(name: str, *, num_requests: int, vocab_size: int, seed: int, rate
         trace.append(TraceRequest(now, prompt, num_output))
         now += gaps.expovariate(rate) if rate else 0.0
     return trace
-
-
-def longest(trace: Sequence[TraceRequest]) -> int:
-    """Tokens of the longest request."""
-    return max(len(request.prompt_ids) + request.num_output for request in trace)

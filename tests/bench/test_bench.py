@@ -1,0 +1,80 @@
+"""Benchmarks on the toy engine: the trace is the paper's, the figures add up, the last line is JSON."""
+
+import json
+
+import pytest
+
+from orca_jax.bench.__main__ import main
+from orca_jax.bench.measure import percentile
+from orca_jax.bench.traces import make_trace
+from orca_jax.errors import ConfigError
+
+REQUIRED = {
+    "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "median_normalized_latency_ms", "p99_ttft_ms",
+    "iterations", "mean_batch_size", "padding_fraction", "compiles_while_serving", "host_ms_per_iteration",
+    "hardware", "config",
+}  # fmt: skip
+
+
+def test_the_trace_is_the_papers() -> None:
+    trace = make_trace("orca", num_requests=2000, vocab_size=100, seed=0, rate=4.0)
+    inputs = [len(request.prompt_ids) for request in trace]
+    outputs = [request.num_output for request in trace]
+    assert (min(inputs), max(inputs), min(outputs), max(outputs)) == (32, 512, 1, 128)
+    assert sum(inputs) / 2000 == pytest.approx(272, rel=0.03)
+    assert sum(outputs) / 2000 == pytest.approx(64.5, rel=0.03)
+    assert trace[-1].arrival / 1999 == pytest.approx(1 / 4.0, rel=0.1)
+    assert all(0 <= token < 100 for request in trace for token in request.prompt_ids)
+
+
+def test_lengths_depend_on_the_seed_and_not_on_the_rate() -> None:
+    def lengths(seed: int, rate: float | None) -> list[tuple[int, int]]:
+        trace = make_trace("orca", num_requests=20, vocab_size=100, seed=seed, rate=rate)
+        return [(len(request.prompt_ids), request.num_output) for request in trace]
+
+    assert lengths(0, None) == lengths(0, 3.0) != lengths(1, None)
+    assert {r.arrival for r in make_trace("orca", num_requests=5, vocab_size=9, seed=0, rate=None)} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"), [({"name": "gone"}, "trace"), ({"num_requests": 0}, "num_requests"), ({"rate": 0.0}, "rate")]
+)
+def test_a_trace_that_cannot_be(change: dict[str, object], param: str) -> None:
+    settings = {"name": "orca", "num_requests": 1, "vocab_size": 9, "seed": 0, "rate": None, **change}
+    with pytest.raises(ConfigError) as error:
+        make_trace(**settings)  # type: ignore[arg-type]
+    assert error.value.param == param
+
+
+def test_percentiles_by_hand() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([float(i) for i in range(1, 201)], 99) == 198.0
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_offline_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["offline", "--model", "preset:toy", "--num-requests", "12", "--max-num-seqs", "4"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result.keys() >= REQUIRED
+    trace = make_trace("orca", num_requests=12, vocab_size=257, seed=0, rate=None)
+    outputs = sum(request.num_output for request in trace)
+    assert result["output_tokens_per_s"] * result["wall_s"] == pytest.approx(outputs)
+    assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), "a token a member an iteration"
+    assert result["compiles_while_serving"] == 0
+
+
+def test_iteration_level_needs_fewer_iterations(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "preset:toy", "--num-requests", "8", "--max-num-seqs", "4", "--load", "5"]
+    assert main(["schedulers", *arguments]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    saturated, loaded = result["comparisons"]
+    assert saturated["orca_iterations"] < saturated["request_level_iterations"]
+    assert saturated["throughput_ratio"] > 1
+    assert loaded["arrivals"].startswith("5 x saturation")
+
+
+def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["offline", "--model", "preset:none"]) == 2
+    assert "unknown preset" in capsys.readouterr().err
+    assert main(["offline", "--model", "preset:toy", "--num-requests", "2", "--profile"]) == 2
+    assert "device" in capsys.readouterr().err
