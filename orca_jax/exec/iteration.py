@@ -30,9 +30,8 @@ HEADS_SPEC = PartitionSpec(None, MESH_AXES["heads"], None)
 _FEW = 8
 
 Weights = Sequence[jax.Array]
-Carry = tuple[KVPages, jax.Array]
-"""What stays on the device between iterations, donated: the pages, and the last token of each row [R]."""
 Iteration = Callable[[Weights, KVPages, jax.Array, jax.Array], tuple[KVPages, jax.Array, jax.Array, jax.Array]]
+"""Pages and last tokens of rows [R] stay on the device between iterations, donated from one to the next."""
 
 
 def make_iteration(

@@ -2,7 +2,7 @@
 
 Two implementations, chosen by name. `scatter` is the oracle and the default of accelerators. `blocks` is for CPUs,
 where XLA scatters an element at a time: an increment writes one column of a page, a chunk of a prompt page after
-page, which costs a fifth.
+page.
 """
 
 from collections.abc import Callable
