@@ -28,6 +28,8 @@ class EngineStats:
     waiting: int  # requests without a row
     running: int  # requests with a row
     in_flight: int  # iterations
+    preemptions: int
+    num_pages: int
     free_pages: int
     reserved_slots: int  # the paper's n_rsrv
 
@@ -122,6 +124,8 @@ class Engine:
             waiting=len(self.pool) - kv.num_held_rows,
             running=kv.num_held_rows,
             in_flight=len(self._in_flight),
+            preemptions=self.pool.num_preemptions,
+            num_pages=kv.num_pages,
             free_pages=kv.num_free_pages,
             reserved_slots=kv.reserved_slots,
         )

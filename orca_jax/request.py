@@ -1,11 +1,13 @@
 """A request: one prompt and its sampling parameters; it owns its generated ids."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.errors import RequestError
+from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs, TokenSet
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -20,8 +22,35 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
+class StructuredOutput:
+    """What the generated text must match. `kind` says how `value` is read."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar
+
+
+class Constraint(Protocol):
+    """Which ids a request may generate next. It has been told of every id that the request generated so far."""
+
+    def allowed(self) -> TokenSet:
+        """The ids that may come next.
+
+        Raises:
+            RequestError: it cannot be said; the request then ends with reason "error".
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Take in the id that was generated, which `allowed` held."""
+        ...
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How a request's tokens are chosen and when it ends.
+
+    The last group is about text, which the engine never sees: a face (`LLM`, the server) turns it into the fields
+    above or handles it, and the engine refuses what is left of it.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -31,13 +60,38 @@ class SamplingParams:
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # smallest set of tokens with at least this probability; (0, 1]
     top_k: int = 0  # the k most probable tokens; 0 for all
+    min_p: float = 0.0  # tokens with at least this share of the most probable one's probability; [0, 1]
     seed: int | None = None  # None: drawn by the engine
     stop_token_ids: tuple[int, ...] = ()  # end the request, beside the model's own end tokens
     ignore_eos: bool = False  # do not end at the model's end tokens
+    min_tokens: int = 0  # generated tokens before any end token may come
+    presence_penalty: float = 0.0  # taken from the logit of every token generated so far; [-2, 2]
+    frequency_penalty: float = 0.0  # the same, times how often it was generated; [-2, 2]
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and output, multiplies negative; > 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit; [-100, 100]
+    allowed_token_ids: tuple[int, ...] | None = None  # nothing else is generated, end tokens apart only if listed
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never generated
+    logprobs: int | None = None  # log probabilities of the generated tokens, and of so many most probable ones
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens from the second on
+    structured: StructuredOutput | None = None  # what the text must match; needs a tokenizer behind the engine
+
+    stop: tuple[str, ...] = ()  # strings that end the request; not part of the text
+    include_stop_str_in_output: bool = False  # make them part of it
+    bad_words: tuple[str, ...] = ()  # words that are never generated; become `bad_token_ids`
+    skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "an integer >= 1", self.max_tokens)
+        for name in ("stop_token_ids", "stop", "bad_words"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        object.__setattr__(self, "bad_token_ids", tuple(tuple(ids) for ids in self.bad_token_ids))
+        self._check_draw()
+        self._check_end()
+        self._check_logits()
+        self._check_text()
+
+    def _check_draw(self) -> None:
         _require(_in(self.temperature, 0, 2), "temperature", "a number in [0, 2]", self.temperature)
         _require(_in(self.top_p, 0, 1) and self.top_p > 0, "top_p", "a number in (0, 1]", self.top_p)
         _require(
@@ -46,14 +100,53 @@ class SamplingParams:
             "an integer >= 1, or 0 (or -1) for all",
             self.top_k,
         )
+        _require(_in(self.min_p, 0, 1), "min_p", "a number in [0, 1]", self.min_p)
         _require(
             self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63),
             "seed",
             "a 64-bit integer",
             self.seed,
         )
-        for token in self.stop_token_ids:
-            _require(_is_int(token) and 0 <= token < 2**31, "stop_token_ids", "a list of token ids", token)
+
+    def _check_end(self) -> None:
+        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "an integer >= 1", self.max_tokens)
+        _require_ids("stop_token_ids", self.stop_token_ids)
+        holds = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens
+        _require(holds, "min_tokens", f"an integer from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
+
+    def _check_logits(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(_in(getattr(self, name), -2, 2), name, "a number in [-2, 2]", getattr(self, name))
+        holds = _in(self.repetition_penalty, 0, 100) and self.repetition_penalty > 0
+        _require(holds, "repetition_penalty", "a number in (0, 100]", self.repetition_penalty)
+        _require(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", len(self.logit_bias)
+        )
+        _require_ids("logit_bias", self.logit_bias)
+        for bias in self.logit_bias.values():
+            _require(_in(bias, -100, 100), "logit_bias", "a map of ids to numbers in [-100, 100]", bias)
+        if self.allowed_token_ids is not None:
+            _require(bool(self.allowed_token_ids), "allowed_token_ids", "at least one id", self.allowed_token_ids)
+            _require_ids("allowed_token_ids", self.allowed_token_ids)
+        for ids in self.bad_token_ids:
+            _require(bool(ids), "bad_token_ids", "a list of sequences that are not empty", ids)
+            _require_ids("bad_token_ids", ids)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            holds = count is None or (_is_int(count) and 0 <= count <= MAX_LOGPROBS)
+            _require(holds, name, f"an integer from 0 to {MAX_LOGPROBS}", count)
+
+    def _check_text(self) -> None:
+        for name in ("stop", "bad_words"):
+            strings = getattr(self, name)
+            holds = all(isinstance(string, str) and string for string in strings)
+            _require(holds, name, "a list of strings that are not empty", strings)
+
+
+def _require_ids(param: str, ids: Iterable[object]) -> None:
+    for token in ids:
+        holds = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
+        _require(holds, param, "token ids", token)
 
 
 def _is_int(value: object) -> bool:
@@ -86,8 +179,11 @@ class Request:
     arrival_index: int  # order of arrival, unique
     seed: int  # resolved: never None
     stop_ids: frozenset[int]  # end tokens of this request
+    constraint: Constraint | None = None
     state: State = State.INITIATION
     generated_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, where asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's ids from the second on
     num_computed: int = 0
     num_iterations: int = 0
     num_delivered: int = 0  # generated ids already handed out
@@ -135,6 +231,8 @@ class RequestUpdate(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with finish_reason "error"
     metrics: RequestMetrics | None = None  # set with finish_reason "stop" or "length"
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, where asked for
 
 
 @dataclass(frozen=True)
@@ -145,6 +243,9 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None  # the stop string, or the id of `stop_token_ids`, that ended it
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, where asked for
+    cumulative_logprob: float | None = None  # their sum
 
 
 @dataclass(frozen=True)
@@ -157,3 +258,4 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
     metrics: RequestMetrics | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids from the second on

@@ -8,15 +8,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+MAX_LOGPROBS = 20  # most probable tokens that a request may ask to see; a shape of the compiled sampler
+MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
+
+TokenSet = int
+"""A set of token ids as the bits of an integer: bit i is id i."""
+
+
+class TokenLogprobs(NamedTuple):
+    """One token under the model's own distribution: before temperature, filters, penalties, biases and masks."""
+
+    logprob: float
+    rank: int  # tokens that are more probable, plus one
+    top_ids: tuple[int, ...] = ()  # the most probable ones, as many as were asked for, best first
+    top_logprobs: tuple[float, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling parameters of the request that now holds a row; sent when the row changes hands."""
+    """Sampling parameters of the request that now holds a row; sent when the row changes hands.
+
+    What the fields mean is said at `SamplingParams`. They act in this order: bias, penalties, mask, temperature,
+    top-k, top-p, min-p.
+    """
 
     temperature: float
     top_k: int  # 0: all
     top_p: float
     seed: int  # 64 bits
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_prompt: int = 0  # tokens of the context that were not generated
+    logprobs: int | None = None  # None: not wanted; else how many of the most probable tokens
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether more than temperature, filters and seed is asked for, which costs the whole launch some time."""
+        has_penalty = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(has_penalty or self.logit_bias) or self.logprobs is not None
 
 
 class Member(NamedTuple):
@@ -29,6 +61,10 @@ class Member(NamedTuple):
     Pages are told once: `new_pages` were given since the member's last plan and follow the row's first
     `num_old_pages` pages. `sampling` is set when the row has a new holder, also after preemption.
     Only a member whose last token is the newest of its request samples; a prompt's earlier chunk does not.
+    A sampling member that `is_constrained` waits for its set of allowed ids, which comes by `Executor.constrain`.
+
+    `targets` asks for log probabilities of known ids: the i-th one's, given the context up to the member's i-th
+    token. They are the ids that follow, so there are `num_tokens` of them, or one fewer where the member samples.
     """
 
     request_id: str
@@ -40,6 +76,9 @@ class Member(NamedTuple):
     num_old_pages: int = 0
     new_pages: Sequence[int] = ()
     sampling: RowSampling | None = None
+    is_constrained: bool = False
+    targets: Sequence[int] = ()
+    num_top_targets: int = 0  # most probable tokens to be told for each target
 
     @property
     def num_tokens(self) -> int:
@@ -59,14 +98,25 @@ class StepPlan:
         """T before padding."""
         return sum(member.num_tokens for member in self.members)
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether sampling waits for `Executor.constrain`."""
+        return any(member.is_constrained for member in self.members)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came back, for each sampling member in the plan's order."""
+    """What came back, for each sampling member in the plan's order.
+
+    `logprobs` is empty where no member wanted any. `scores` holds, for each member with targets in the plan's order,
+    one entry for each target.
+    """
 
     iteration: int
     token_ids: Sequence[int]
     finite: Sequence[bool]  # False: the logits held NaN or infinity and the token means nothing
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    scores: Sequence[Sequence[TokenLogprobs]] = ()
 
 
 @dataclass(slots=True)
@@ -95,6 +145,14 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration and return at once."""
+        ...
+
+    def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
+        """Say what the constrained members of a plan may draw, one set for each in the plan's order, none empty.
+
+        Must follow `submit` of a constrained plan, before anything else is submitted or collected; the layers are
+        already running meanwhile.
+        """
         ...
 
     def collect(self, handle: Handle) -> StepResult:

@@ -37,6 +37,7 @@ class RequestPool:
         self._live: OrderedDict[str, Request] = OrderedDict()
         self._undelivered: dict[str, Request] = {}  # has new ids or an end that nobody was told of
         self._num_arrived = 0
+        self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._live.values())

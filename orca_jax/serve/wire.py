@@ -5,11 +5,14 @@ A frame is four bytes of length, big-endian, and one MessagePack value. Nothing 
 
 import struct
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
 from orca_jax.config import EngineConfig
+from orca_jax.engine import EngineStats
 from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.step import ExecutorStats
 
 MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct(">I")
@@ -42,10 +45,12 @@ class Abort(Message, frozen=True):
 class Ready(Message, frozen=True):
     """Engine, once: it serves. All that the front end has to know of the model."""
 
+    source: str  # the model's directory; empty for a preset
     tokenizer: str  # for `load_tokenizer`
     vocab_size: int
     max_model_len: int  # prompt and generated tokens of one request
     n_slots: int  # tokens of K and V that may be reserved at once, so also by one request
+    num_rows: int  # requests that can run at once
 
 
 class Rejected(Message, frozen=True):
@@ -64,6 +69,15 @@ class Updates(Message, frozen=True):
     waiting: int
 
 
+class Heartbeat(Message, frozen=True):
+    """Engine, twice a second from a thread of its own, from the start on: it lives."""
+
+    phase: Literal["loading", "compiling", "serving"]
+    busy_seconds: float  # for which the main thread has been in its current step; 0 where it waits for work
+    engine: EngineStats | None = None  # None before it serves
+    executor: ExecutorStats | None = None
+
+
 class Failed(Message, frozen=True):
     """Engine, at last: it cannot go on. `is_config` says that a setting is to blame, which `param` names."""
 
@@ -73,7 +87,7 @@ class Failed(Message, frozen=True):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Ready | Rejected | Updates | Failed
+FromEngine = Ready | Rejected | Updates | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
