@@ -1,0 +1,262 @@
+"""Chat templates: from messages to a prompt, in processes that cannot harm the server.
+
+A template comes with the model and is a program in Jinja's language. It is compiled and rendered by
+`template_worker.py`, whose memory, output and time are limited; a process that passes its time is killed and replaced.
+Special tokens that a user writes into a message are part of the prompt's text like any other words: a template
+cannot tell them apart, and the tokenizer reads them as special tokens.
+"""
+
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.text import template_worker
+from orca_jax.text.template_files import read_templates
+from orca_jax.text.template_worker import Frame, receive_frame, send_frame
+
+RENDER_SECONDS = 5.0  # for one conversation; others allow 30, and a template that needs one is broken
+START_SECONDS = 30.0  # for a process to start and compile the templates, on a machine that is busy loading a model
+NUM_WORKERS = 2  # so that one slow conversation does not keep the others waiting
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+def load_chat_template(source: str, override: str | None) -> "ChatTemplate | None":
+    """The chat template of a model, compiled; None where the model has none. Whoever loads it closes it.
+
+    Args:
+        source: the model's directory, of which chat_template.jinja is read, or else tokenizer_config.json; empty or
+            "preset:<name>" for a preset, which gets a plain template.
+        override: a file to take instead; the names of the special tokens still come from the directory.
+
+    Raises:
+        ConfigError: a file cannot be read, or the template is wrong; `param` is "chat_template".
+    """
+    templates, tokens = read_templates(source, override)
+    return ChatTemplate(templates, tokens) if templates else None
+
+
+class ChatTemplate:
+    """Renders conversations. `render` blocks and may be called from any thread."""
+
+    def __init__(
+        self, templates: Mapping[str, str], tokens: Mapping[str, str], render_seconds: float = RENDER_SECONDS
+    ) -> None:
+        """Start a process and compile `templates`, of which "tool_use" is for conversations with tools.
+
+        Raises:
+            ConfigError: a template is wrong; `param` is "chat_template".
+        """
+        self._templates, self._tokens = dict(templates), dict(tokens)
+        self._seconds = render_seconds
+        self._closed = False
+        self._lock = threading.Lock()
+        self._running: set[_Worker] = set()
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # None: a place for one that is not started
+        for _ in range(NUM_WORKERS - 1):
+            self._idle.put(None)
+        self._idle.put(self._start())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation, as transformers' `apply_chat_template` has it.
+
+        Args:
+            messages: in OpenAI's shape, with text as content. Arguments of tool calls may be JSON text; templates get
+                the value.
+            tools: in OpenAI's shape, or None.
+            add_generation_prompt: end with the beginning of an assistant's message.
+            continue_final_message: end within the last message, for the model to go on with it.
+            kwargs: further variables for the template.
+
+        Raises:
+            RequestError: the template refuses the conversation, or fails, or passes a limit; `param` is "messages".
+            EngineError: no process could be started.
+        """
+        if continue_final_message and add_generation_prompt:
+            message = "continue_final_message cannot be combined with add_generation_prompt; set one of them to false"
+            raise RequestError(message, param="continue_final_message")
+        context = {
+            **self._tokens,
+            "documents": None,
+            **_checked_kwargs(kwargs or {}),
+            "messages": [_with_parsed_arguments(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        name = TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT
+        text = self._ask({"template": name, "context": context})
+        return _cut_after_final_message(text, messages) if continue_final_message else text
+
+    def close(self) -> None:
+        """End the processes; what they were rendering fails."""
+        with self._lock:
+            self._closed = True
+            workers, self._running = self._running, set()
+        for worker in workers:
+            worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, frame: Frame) -> str:
+        worker = self._idle.get()
+        try:
+            worker = worker or self._start()
+            answer = worker.ask(frame, self._seconds)
+        except _WorkerLost as error:
+            assert worker is not None, "only a worker is lost"
+            self._discard(worker)
+            worker = None
+            raise RequestError(f"the chat template {error}; shorten the conversation", param="messages") from None
+        except ConfigError as error:  # it compiled before
+            raise EngineError(f"the chat template's process does not start again: {error.message}") from error
+        finally:
+            self._idle.put(worker)
+        if "error" in answer:
+            raise RequestError(f"the chat template does not take this conversation: {answer['error']}", "messages")
+        return str(answer["text"])
+
+    def _start(self) -> "_Worker":
+        with self._lock:
+            if self._closed:
+                raise EngineError("the chat template was closed")
+            worker = _Worker()
+            self._running.add(worker)
+        try:
+            problem = worker.ask({"templates": self._templates}, START_SECONDS).get("error")
+        except _WorkerLost as error:
+            problem = f"compiling it {error}"
+        if problem is not None:
+            self._discard(worker)
+            raise ConfigError(f"the chat template cannot be used: {problem}", param="chat_template")
+        return worker
+
+    def _discard(self, worker: "_Worker") -> None:
+        with self._lock:
+            self._running.discard(worker)
+        worker.close()
+
+
+class _WorkerLost(Exception):
+    """A process ended or was too slow; the message goes on from "the chat template"."""
+
+
+class _Worker:
+    """A process, for one conversation at a time."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        # By path, and so without this package's own imports; -P keeps the modules beside it from being found instead of
+        # others of their names. A session of its own, so that Ctrl-C in a terminal leaves it alone.
+        command = [sys.executable, "-P", str(Path(template_worker.__file__))]
+        null = subprocess.DEVNULL
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=theirs.fileno(), stdout=null, stderr=null, start_new_session=True
+                )
+            except OSError as error:
+                ours.close()
+                raise EngineError(f"no process for the chat template: {error.strerror}") from error
+        self._socket = ours
+
+    def ask(self, frame: Frame, seconds: float) -> Frame:
+        """The answer, which holds "text" or "error".
+
+        Raises:
+            RequestError: the question cannot be written as JSON.
+            _WorkerLost: there is no answer; the process is of no further use.
+        """
+        deadline = time.monotonic() + seconds
+
+        def left() -> float:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            return remaining
+
+        try:
+            self._socket.settimeout(left())
+            send_frame(self._socket, frame)
+            answer = receive_frame(self._socket, left)
+        except TimeoutError:
+            raise _WorkerLost(f"took longer than {seconds:g} s") from None
+        except (RecursionError, TypeError, UnicodeError) as error:
+            raise RequestError(f"messages cannot be written as JSON: {error}", param="messages") from None
+        except OSError:
+            answer = None
+        except ValueError as error:
+            raise _WorkerLost(f"was given or gave too much: {error}") from None
+        if answer is None:
+            raise _WorkerLost("needed too much memory or processor time")
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it is doing. May be called twice, and from another thread."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+def _checked_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    reserved = sorted(RESERVED & set(kwargs))
+    if reserved:
+        message = f"chat_template_kwargs must not hold {', '.join(reserved)}: the request has fields for them"
+        raise RequestError(message, param="chat_template_kwargs")
+    return kwargs
+
+
+def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with the arguments of its tool calls as values: OpenAI has JSON text where templates expect these."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**call, "function": _parsed(call.get("function") or {})} for call in calls]}
+
+
+def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return function
+    try:
+        return {**function, "arguments": json.loads(arguments) if arguments.strip() else {}}
+    except (ValueError, RecursionError):
+        message = f"arguments of the tool call {function.get('name')!r} must be JSON"
+        raise RequestError(message, param="messages") from None
+
+
+def _cut_after_final_message(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The prompt up to the end of the last message's content, with the blanks at its end if the template keeps them."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise RequestError("continue_final_message needs text as content of the last message", param="messages")
+    start = text.rfind(content.strip())
+    if start < 0:
+        message = "the chat template changes the last message, so that it cannot be continued"
+        raise RequestError(message, param="continue_final_message")
+    kept = content.lstrip()
+    end = len(kept) if text.startswith(kept, start) else len(content.strip())
+    return text[: start + end]
