@@ -16,6 +16,7 @@ from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -58,7 +59,7 @@ def build_engine(config: EngineConfig) -> Built:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
     _check(config)
-    if config.model == TOY:
+    if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
         return _build_toy(config)
     source = demo_directory() if config.model == DEMO else config.model
     model = read_model_config(source)
@@ -185,14 +186,18 @@ def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: C
 
 
 def _build_toy(config: EngineConfig) -> Built:
-    """The toy model behind the real engine: starts at once and needs no JAX, for tests and load on the faces."""
+    """The toy model, or its clock, behind the real engine: starts at once and needs no JAX, for tests and load."""
+    override = None if config.model == TOY else Clock(clock_latency(config.model))
+    latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
     max_model_len = _max_model_len(config, TOY_MODEL)
     scheduler = SCHEDULERS[config.scheduler](config.max_num_seqs, config.n_workers)
     page_size = config.page_size or TOY_PAGE_SIZE
     rows = config.max_num_seqs * config.n_workers
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     pool = _pool(config, TOY_MODEL, max_model_len, CacheConfig(num_pages, page_size, "float32"))
-    executor = ToyExecutor(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=TOY_LATENCY, check_pages=False)
+    executor = ToyExecutor(
+        TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
+    )
     engine = Engine(executor, scheduler, pool, seed=config.seed)
     return Built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
 
