@@ -52,8 +52,8 @@ class Built:
     executor_config: ExecutorConfig | None = None  # None for the toy
 
 
-def build_engine(config: EngineConfig) -> Built:
-    """Resolve every "auto" and put the parts together.
+def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = None) -> Built:
+    """Resolve every "auto" and put the parts together. `on_compile` is called when loading is over.
 
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
@@ -71,6 +71,8 @@ def build_engine(config: EngineConfig) -> Built:
     decoder, mesh = _load(config, str(source), model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
     pool = _pool(config, model, max_model_len, resolved.cache)  # before minutes of compilation, for it may refuse
+    if on_compile is not None:
+        on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
     return Built(Engine(executor, scheduler, pool, seed=config.seed), tokenizer, model, max_model_len, resolved)
 

@@ -18,6 +18,7 @@ from orca_jax.serve.wire import (
     Abort,
     Failed,
     FrameReader,
+    FromEngine,
     Message,
     Ready,
     Rejected,
@@ -195,7 +196,7 @@ class EngineClient(asyncio.Protocol):
             else (f"the engine process ended with code {code}")
         )
 
-    def _take(self, message: Ready | Rejected | Updates | Failed) -> None:
+    def _take(self, message: FromEngine) -> None:
         match message:
             case Updates(updates, running, waiting):
                 self.running, self.waiting = running, waiting

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from orca_jax.build import build_engine
+from orca_jax.build import DEMO, build_engine, demo_directory
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.serve.wire import (
@@ -69,14 +69,23 @@ def _run(inbox: Inbox, send: Send) -> int:
         return 0
     built = build_engine(start.config)
     ready = Ready(
+        source=_source(start.config.model),
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,
         n_slots=built.engine.pool.kv.n_slots,
+        num_rows=start.config.max_num_seqs * start.config.n_workers,
     )
     send(ready)
     serve(built.engine, inbox, send)
     return 0
+
+
+def _source(model: str) -> str:
+    """The model's directory; empty for a preset."""
+    if model.startswith("preset:"):
+        return ""
+    return str(demo_directory()) if model == DEMO else model
 
 
 def serve(engine: Engine, inbox: Inbox, send: Send) -> None:

@@ -38,7 +38,7 @@ TO_ENGINE = [
     Abort("r1"),
 ]
 FROM_ENGINE = [
-    Ready("byte", 257, 64, 1000),
+    Ready("", "byte", 257, 64, 1000, 8),
     Rejected("r1", "no", "prompt"),
     Updates(
         [
