@@ -1,0 +1,219 @@
+"""Tools: what a request may offer, how models write calls of them, and the schema of calls that are demanded."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.text.call_parser import CallParser, Dialect, Node, ToolCall, read_call, read_object
+
+__all__ = [
+    "DIALECTS",
+    "ForcedCalls",
+    "ToolCall",
+    "ToolParser",
+    "check_tools",
+    "forced_tools_schema",
+    "tool_name",
+    "tool_parser",
+]
+
+MAX_TOOLS = 128
+MAX_SCHEMA_DEPTH = 64
+
+Tools = Sequence[Mapping[str, Any]]
+"""Tools in OpenAI's shape: {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_OBJECT: Node = {"{": "object"}
+
+DIALECTS: Mapping[str, Dialect] = {
+    # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them
+    "hermes": Dialect("<tool_call>", _OBJECT, {"</tool_call>": "end"}),
+    # {"name": ..., "parameters": {...}}; {...}
+    "llama3_json": Dialect(None, {"{": "object", "<|python_tag|>": _OBJECT}, {";": _OBJECT}),
+    # [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]
+    "mistral": Dialect("[TOOL_CALLS]", {"[": _OBJECT}, {",": _OBJECT, "]": "end"}),
+}
+_CALL_LIST = Dialect(None, {"[": _OBJECT}, {",": _OBJECT, "]": "end"})
+_ONE_OBJECT = Dialect(None, _OBJECT, {})
+
+
+class ToolParser(Protocol):
+    """Parses one text that arrives in pieces. Pieces of text and calls come out in order, and no text is lost."""
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """What is certain after this piece of text."""
+        ...
+
+    def finish(self) -> list[str | ToolCall]:
+        """The rest, at the end of the text."""
+        ...
+
+
+def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
+    """A parser for the way in which a model writes calls of its own accord.
+
+    The markers of "mistral" and "llama3_json" are special tokens: such text has to be decoded with them.
+
+    Args:
+        name: one of `DIALECTS`.
+        tool_names: the tools of the request; what calls another one stays text.
+
+    Raises:
+        ConfigError: no such parser.
+    """
+    if name not in DIALECTS:
+        raise ConfigError(f"tool_call_parser must be one of {', '.join(DIALECTS)}, got {name!r}", "tool_call_parser")
+    known = frozenset(tool_names)
+    return CallParser(DIALECTS[name], lambda text: read_call(text, known))
+
+
+class ForcedCalls:
+    """A parser for text that follows `forced_tools_schema`. A call comes out when it is whole; one cut off is text."""
+
+    def __init__(self, tools: Tools, choice: str | Mapping[str, Any]) -> None:
+        known = frozenset(tool_name(tool) for tool in tools)
+        name = _chosen(choice, known)
+        if name is None:
+            self._parser = CallParser(_CALL_LIST, lambda text: read_call(text, known))
+        else:
+            self._parser = CallParser(_ONE_OBJECT, lambda text: _call_of(name, read_object(text)))
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """What is certain after this piece of text."""
+        return self._parser.push(text)
+
+    def finish(self) -> list[str | ToolCall]:
+        """The rest, at the end of the text."""
+        return self._parser.finish()
+
+
+def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel: bool = True) -> str:
+    """The JSON schema that the generated text has to follow where calls are demanded.
+
+    Args:
+        tools: as `check_tools` took them.
+        choice: "required" for a list of one or more calls, {"name": ..., "arguments": {...}} each; OpenAI's object that
+            names a tool for the arguments of one call of it.
+        parallel: whether such a list may hold more than one call.
+
+    Raises:
+        RequestError: the choice is neither, or names a tool that the request does not have; `param` is "tool_choice".
+    """
+    parameters = {tool_name(tool): _parameters(tool) for tool in tools}
+    name = _chosen(choice, parameters)
+    if name is not None:
+        return _dump(parameters[name])
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name in parameters
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not parallel:
+        schema["maxItems"] = 1
+    schema["$defs"] = {name: _moved(value, f"#/$defs/{name}") for name, value in parameters.items()}
+    return _dump(schema)
+
+
+def check_tools(tools: Tools) -> None:
+    """Check the request field "tools", whose entries are objects.
+
+    Raises:
+        RequestError: too many, or one is no function with a sane and unique name and a schema of an object.
+    """
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        raise _wrong(f"tools must hold 1 to {MAX_TOOLS} tools, got {len(tools)}")
+    names = set()
+    for index, tool in enumerate(tools):
+        where, function = f"tools[{index}]", tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, Mapping):
+            raise _wrong(f'{where} must be an object with type "function" and an object as function')
+        name = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _ or -")
+        if name in names:
+            raise _wrong(f"{where}.function.name: {name} is there twice")
+        names.add(name)
+        _check_parameters(f"{where}.function.parameters", function.get("parameters"))
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool that `check_tools` took."""
+    return str(tool["function"]["name"])
+
+
+def _check_parameters(where: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping) or value.get("type", "object") != "object":
+        raise _wrong(f'{where} must be a JSON schema with type "object"')
+    level: list[Any] = [value]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [inner for outer in level for inner in _children(outer)]
+    if level:
+        raise _wrong(f"{where} must not be nested more than {MAX_SCHEMA_DEPTH} deep")
+
+
+def _children(value: object) -> Collection[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a tool's arguments; one without parameters takes none."""
+    found = tool["function"].get("parameters")
+    if not found:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object", **found}
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """The schema with its references into itself changed for a place inside another one."""
+    if isinstance(schema, list):
+        return [_moved(item, root) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = root + value[1:]
+        elif key in ("const", "enum", "default", "examples"):  # values, not schemas
+            moved[key] = value
+        else:
+            moved[key] = _moved(value, root)
+    return moved
+
+
+def _chosen(choice: str | Mapping[str, Any], names: Collection[str]) -> str | None:
+    """The tool that the choice names; None for "required"."""
+    if choice == "required":
+        return None
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        message = 'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+        raise RequestError(message, param="tool_choice")
+    if name not in names:
+        raise RequestError(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+    return name
+
+
+def _call_of(name: str, arguments: str | None) -> ToolCall | None:
+    return None if arguments is None else ToolCall(name, arguments)
+
+
+def _dump(schema: object) -> str:
+    return msgspec.json.encode(schema).decode()
+
+
+def _wrong(message: str) -> RequestError:
+    return RequestError(message, param="tools")
