@@ -1,0 +1,135 @@
+"""Who may call: keys for every route but two, and which web pages."""
+
+import hmac
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orca_jax.errors import ConfigError
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.config import ServerConfig
+
+OPEN_PATHS = frozenset({"/live", "/health"})  # probes of load balancers, which have no keys
+OPEN_METHODS = frozenset({"GET", "HEAD"})
+_KEY = re.compile(r"[!-~]+")  # what a header can carry unchanged
+
+logger = logging.getLogger(__name__)
+
+
+class Access:
+    """Pure ASGI: refuses whatever does not bring `Authorization: Bearer` with one of `keys`; without keys, nothing.
+
+    It stands before the router, so that routes which are added later, or do not exist, are closed as well.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._secret = secrets.token_bytes(32)
+        self._digests = tuple(self._digest(key.encode()) for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
+        if not self._digests or scope["type"] == "lifespan" or _is_open(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "an API key is required"})
+        else:
+            refusal = self._refusal(scope)
+            await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        if not values:
+            return _refuse("no API key was given: send it in the header 'Authorization: Bearer KEY'")
+        scheme, _, token = values[0].strip().partition(b" ")
+        if len(values) > 1 or scheme.lower() != b"bearer":
+            return _refuse("the Authorization header must be a single 'Bearer KEY'")
+        return None if self._is_known(token.strip()) else _refuse("the API key is not one of this server's")
+
+    def _is_known(self, token: bytes) -> bool:
+        """Takes the same time whichever key it is, and however much of it is right."""
+        presented = self._digest(token)
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(presented, digest)
+        return found
+
+    def _digest(self, key: bytes) -> bytes:
+        return hmac.digest(self._secret, key, "sha256")
+
+
+def read_keys(config: ServerConfig) -> tuple[str, ...]:
+    """The keys of `--api-key` and of `--api-key-file`; empty when neither was given.
+
+    Raises:
+        ConfigError: a key is none, or the file cannot be read or holds none. It never shows a key.
+    """
+    keys = list(config.api_key)
+    for key in keys:
+        _check(key, "api_key", "--api-key")
+    if config.api_key_file is not None:
+        keys += _read_file(Path(config.api_key_file))
+    return tuple(dict.fromkeys(keys))
+
+
+def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """Let pages of `--allowed-origins` call the server; outside `Access`, so that they can read its 401 as well.
+
+    Raises:
+        ConfigError: any page could use its visitors' credentials, or there is no page to use them.
+    """
+    origins = config.allowed_origins
+    if config.allow_credentials and (not origins or "*" in origins):
+        raise ConfigError("--allow-credentials needs origins that --allowed-origins names", param="allow_credentials")
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),  # clients for browsers send a dozen of their own
+        allow_credentials=config.allow_credentials,
+        expose_headers=("x-request-id", "retry-after"),
+    )
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether the router would take this call to one of the open routes: the very path, and no other spelling."""
+    if scope["type"] != "http" or scope["method"] not in OPEN_METHODS:
+        return False
+    path, root = scope["path"], scope.get("root_path", "")
+    return path in OPEN_PATHS if not root else path.removeprefix(root) in OPEN_PATHS
+
+
+def _refuse(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _read_file(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--api-key-file {path} cannot be read: {reason}", param="api_key_file") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"--api-key-file {path} holds no key; write one a line", param="api_key_file")
+    for key in keys:
+        _check(key, "api_key_file", f"--api-key-file {path}")
+    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        logger.warning("every user of this machine can read %s; chmod 600 keeps its keys secret", path)
+    return keys
+
+
+def _check(key: str, param: str, where: str) -> None:
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"{where}: a key is one or more printable ASCII characters without spaces", param=param)

@@ -1,0 +1,95 @@
+"""What every HTTP call has: an id on its answer and log lines, a place in the metrics, an answer when code crashes."""
+
+import logging
+import re
+import time
+import uuid
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.observe import Observer
+
+METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
+NO_ROUTE = "none"  # refused before the router, or unknown to it
+PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every few seconds
+HUNG_UP = 499  # nginx's status for an answer that nobody waited for
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+class RequestContext:
+    """Pure ASGI, around everything else.
+
+    The id is the client's own `x-request-id` where that is sane, and is in `scope["state"]["request_id"]`.
+    """
+
+    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+        self._app = app
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        with (
+            structlog.contextvars.bound_contextvars(request_id=request_id),
+            self._observer.continued_trace(scope["headers"]),
+        ):
+            await _Call(self._observer, scope, send, request_id).run(self._app, receive)
+
+
+class _Call:
+    """One call, from its headers to its last byte."""
+
+    def __init__(self, observer: Observer, scope: Scope, send: Send, request_id: str) -> None:
+        self._observer = observer
+        self._scope = scope
+        self._send = send
+        self._id = (b"x-request-id", request_id.encode())
+        self._status: int | None = None
+        self._start = time.monotonic()
+
+    async def run(self, app: ASGIApp, receive: Receive) -> None:
+        """Answer, whatever happens; then count."""
+        self._observer.call_started()
+        try:
+            await app(self._scope, receive, self.send)
+        except Exception:
+            # Logged here and not by the HTTP server, to whose lines no request's id could be added.
+            logger.exception("a call crashed")
+            if self._status is None:
+                error = ApiError(500, "an internal error occurred", code="internal_error")
+                await error.response()(self._scope, receive, self.send)
+        finally:
+            self._count()
+
+    async def send(self, message: Message) -> None:
+        """ASGI's, with the id on the answer."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            kept = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
+            message["headers"] = [*kept, self._id]
+        await self._send(message)
+
+    def _count(self) -> None:
+        seconds = time.monotonic() - self._start
+        status = self._status if self._status is not None else HUNG_UP
+        method = self._scope["method"] if self._scope["method"] in METHODS else "other"
+        route = getattr(self._scope.get("route"), "path", NO_ROUTE)
+        self._observer.call_ended(method, route, status, seconds)
+        level = logging.DEBUG if route in PROBES or not self._observer.logs_requests else logging.INFO
+        fields = {"method": method, "route": route, "status": status, "duration_ms": round(seconds * 1e3, 3)}
+        logger.log(level, "answered", extra=fields)
+
+
+def _request_id(scope: Scope) -> str:
+    sent = [value for name, value in scope["headers"] if name.lower() == b"x-request-id"]
+    if len(sent) == 1 and _CLIENT_ID.fullmatch(sent[0]):
+        return str(sent[0], "ascii")
+    return f"req_{uuid.uuid4().hex}"
