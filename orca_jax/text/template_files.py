@@ -1,15 +1,15 @@
 """Where a model directory keeps its chat template and the texts of its special tokens."""
 
-import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from orca_jax.errors import ConfigError
+from orca_jax.text.settings_file import read_settings, read_text
 
 MAX_TEMPLATE_BYTES = 2**20
-MAX_SETTINGS_BYTES = 16 * 2**20  # tokenizer_config.json repeats thousands of added tokens in some models
+PARAM = "chat_template"  # the flag to mend what is wrong here
 
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -24,20 +24,29 @@ def read_templates(source: str, override: str | None) -> tuple[dict[str, str], d
     Raises:
         ConfigError: a file is unreadable, too large or of the wrong shape; names it.
     """
-    path = Path(source)
-    directory = path.parent if path.is_file() else path
-    is_preset = not source or source.startswith("preset:") or not directory.is_dir()
-    settings = {} if is_preset else _settings(directory / "tokenizer_config.json")
-    tokens = {} if is_preset else {**_tokens(_settings(directory / "special_tokens_map.json")), **_tokens(settings)}
+    directory = _directory(source)
+    settings: Mapping[str, Any] = {}
+    tokens: dict[str, str] = {}
+    if directory is not None:
+        settings = read_settings(directory / "tokenizer_config.json", PARAM)
+        tokens = {**_tokens(read_settings(directory / "special_tokens_map.json", PARAM)), **_tokens(settings)}
     if override is not None:
-        return {"default": _read(Path(override), MAX_TEMPLATE_BYTES)}, tokens
-    if is_preset:
+        return {"default": read_text(Path(override), MAX_TEMPLATE_BYTES, PARAM)}, tokens
+    if directory is None:
         plain = resources.files("orca_jax.text").joinpath("plain_chat.jinja").read_text(encoding="utf-8")
         return {"default": plain}, tokens
     own = directory / "chat_template.jinja"
     if own.exists():
-        return {"default": _read(own, MAX_TEMPLATE_BYTES)}, tokens
+        return {"default": read_text(own, MAX_TEMPLATE_BYTES, PARAM)}, tokens
     return _named(settings.get("chat_template"), directory / "tokenizer_config.json"), tokens
+
+
+def _directory(source: str) -> Path | None:
+    """The model directory; None for a preset."""
+    if not source or source.startswith("preset:"):
+        return None
+    path = Path(source)
+    return path.parent if path.is_file() else path
 
 
 def _named(value: object, path: Path) -> dict[str, str]:
@@ -68,30 +77,5 @@ def _tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _settings(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(_read(path, MAX_SETTINGS_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, f"is no JSON that can be read: {error}") from None
-    if not isinstance(value, dict):
-        raise _wrong(path, "must hold an object")
-    return value
-
-
-def _read(path: Path, limit: int) -> str:
-    try:
-        if not path.is_file():  # before opening: a pipe or a device would block or never end
-            raise _wrong(path, "is no file")
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise _wrong(path, f"has more than {limit} bytes")
-        return content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"cannot be read: {error}") from None
-
-
 def _wrong(path: Path, what: str) -> ConfigError:
-    return ConfigError(f"{path} {what}", param="chat_template")
+    return ConfigError(f"{path} {what}", param=PARAM)
