@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.request import Constraint, RequestUpdate, SamplingParams
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -72,14 +72,20 @@ class Engine:
         self._schedule_seconds = 0.0
         self._update_seconds = 0.0
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Queue a request.
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Queue a request. `constraint` is what `params.structured` was compiled to, and serves this request alone.
 
         Raises:
             RequestError: it could never run; `param` names the field and the message says how to mend it.
         """
         seed = self._seeds.getrandbits(63)
-        self.pool.add(request_id, prompt_ids, params, seed=seed, arrival=self._clock())
+        self.pool.add(request_id, prompt_ids, params, seed=seed, arrival=self._clock(), constraint=constraint)
 
     def abort(self, request_id: str) -> bool:
         """End a request; a coming step hands out its last update. False if it is not live (any more)."""
@@ -99,7 +105,10 @@ class Engine:
             plan = self._plan()  # 4, 6, 7
             if plan is None:
                 break
-            self._in_flight.append((plan, self.executor.submit(plan)))  # 5, 8
+            handle = self.executor.submit(plan)  # 8
+            if plan.is_constrained:
+                self.executor.constrain(handle, self.pool.allowed(plan))  # while the layers run
+            self._in_flight.append((plan, handle))  # 5
         if not self._in_flight:
             return self.pool.deliver(self.scheduler.may_return, self._clock())  # aborted while they waited
         plan, handle = self._in_flight.popleft()  # 15

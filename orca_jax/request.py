@@ -190,6 +190,7 @@ class Request:
     row: int | None = None  # held from the first iteration to the end
     in_flight: int = 0  # iterations submitted and not yet collected
     finish_reason: FinishReason | None = None
+    error: str | None = None  # why no further token can be chosen; the request ends with reason "error"
     aborted: bool = False
     first_scheduled: float | None = None
     first_token: float | None = None

@@ -29,6 +29,8 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) ->
     if request.finish_reason is not None:  # ended and kept in its place: the same tokens again
         start -= num_tokens
     end = start + num_tokens
+    samples = end == request.num_tokens
+    targets = _targets(request, start, end)
     num_old_pages = len(pool.kv.pages_of(row))
     new_pages = pool.kv.allocate(row, end)
     pool.launch(request, end)
@@ -37,14 +39,36 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) ->
         row=row,
         start=start,
         ids=request.ids_from(start, num_tokens),
-        samples=end == request.num_tokens,
+        samples=samples,
         num_old_pages=num_old_pages,
         new_pages=new_pages,
         sampling=sampling,
+        is_constrained=samples and request.constraint is not None and request.finish_reason is None,
+        targets=targets,
+        num_top_targets=request.params.prompt_logprobs or 0 if targets else 0,
     )
+
+
+def _targets(request: Request, start: int, end: int) -> Sequence[int]:
+    """The prompt's ids to score: those that follow the positions from `start` to `end`, unless all are known."""
+    last = min(end, len(request.prompt_ids) - 1)
+    if request.params.prompt_logprobs is None or last <= max(start, len(request.prompt_logprobs)):
+        return ()
+    return request.prompt_ids[start + 1 : last + 1]
 
 
 def _row_sampling(request: Request) -> RowSampling:
     params = request.params
-    # -1 and 0 both mean all tokens to users; executors know only 0.
-    return RowSampling(params.temperature, max(params.top_k, 0), params.top_p, request.seed)
+    return RowSampling(
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),  # -1 and 0 both mean all tokens to users; executors know only 0
+        top_p=params.top_p,
+        seed=request.seed,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=tuple(params.logit_bias.items()),
+        num_prompt=len(request.prompt_ids),
+        logprobs=params.logprobs,
+    )

@@ -4,18 +4,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from orca_jax.errors import RequestError
-from orca_jax.request import Request, RequestMetrics, RequestUpdate, SamplingParams, State
+from orca_jax.request import Constraint, Request, RequestMetrics, RequestUpdate, SamplingParams, State
+from orca_jax.sched.constraint import after, all_tokens, build_constraint
+from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
-from orca_jax.step import StepPlan, StepResult
+from orca_jax.step import Member, StepPlan, StepResult, TokenLogprobs, TokenSet
 
 NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
+NOTHING_ALLOWED = (
+    "no token could follow: what min_tokens, allowed_token_ids, bad_token_ids and the structure of the output allow "
+    "has no id in common"
+)
 
 
 class RequestPool:
     """Owns requests in order of arrival, and is the only one to change them.
 
-    A request's life: `add`, `admit` (a row and a reservation), then for each iteration `launch` and `record`, and
-    `deliver`, which hands out what it generated and, at its end, gives back what it held. `abort` may come at any time.
+    A request's life: `add`, `admit` (a row and a reservation), then for each iteration `launch`, `allowed` where it is
+    constrained, and `record`, and `deliver`, which hands out what it generated and, at its end, gives back what it
+    held. `abort` may come at any time.
 
     Iterating yields live requests in order of arrival, lazily: a scheduler that stops early never looks at the
     thousands that wait behind.
@@ -34,6 +41,7 @@ class RequestPool:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._eos_ids = frozenset(eos_token_ids)
+        self._all_tokens = all_tokens(vocab_size)
         self._live: OrderedDict[str, Request] = OrderedDict()
         self._undelivered: dict[str, Request] = {}  # has new ids or an end that nobody was told of
         self._num_arrived = 0
@@ -51,11 +59,19 @@ class RequestPool:
         return bool(self._live or self._undelivered)
 
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, seed: int, arrival: float
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        arrival: float,
+        constraint: Constraint | None = None,
     ) -> Request:
         """Take a request in at the end of the queue.
 
-        `seed` is used where `params.seed` is None; `arrival` is in seconds on the engine's clock.
+        `seed` is used where `params.seed` is None; `arrival` is in seconds on the engine's clock. `constraint` holds
+        beside what the parameters forbid, belongs to this request from now on, and is what `params.structured` needs.
 
         Raises:
             RequestError: it could never run; `param` names the field, and nothing has changed.
@@ -63,8 +79,10 @@ class RequestPool:
         if request_id in self._live or request_id in self._undelivered:
             raise RequestError(f"a request with id {request_id!r} is already in the pool", param="request_id")
         prompt_ids = list(prompt_ids)
-        self._check_prompt(prompt_ids)
-        self._check_length(len(prompt_ids), params.max_tokens)
+        check_prompt(prompt_ids, self.vocab_size)
+        check_length(len(prompt_ids), params.max_tokens, max_model_len=self.max_model_len, n_slots=self.kv.n_slots)
+        check_params(params, constraint, self.vocab_size)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -72,7 +90,8 @@ class RequestPool:
             arrival=arrival,
             arrival_index=self._num_arrived,
             seed=seed if params.seed is None else params.seed,
-            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
+            stop_ids=stop_ids,
+            constraint=build_constraint(params, stop_ids, self.vocab_size, constraint),
         )
         self._num_arrived += 1
         self._live[request_id] = request
@@ -105,16 +124,27 @@ class RequestPool:
         request.in_flight += 1
         request.num_computed = num_computed
 
+    def allowed(self, plan: StepPlan) -> list[TokenSet]:
+        """What the constrained members of a plan may draw, never empty; for `Executor.constrain`.
+
+        A request for which that cannot be said may draw anything, and ends with reason "error" when it comes back.
+        """
+        return [self._allowed(self._live[member.request_id]) for member in plan.members if member.is_constrained]
+
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what an iteration brought (lines 11-13 of Algorithm 1)."""
         num_samples = sum([member.samples for member in plan.members])
         assert len(result.token_ids) == len(result.finite) == num_samples, (
             f"iteration {plan.iteration} samples {num_samples} tokens, the result has {len(result.token_ids)}"
         )
-        samples = zip(result.token_ids, result.finite, strict=True)
+        logprobs = result.logprobs or (None,) * num_samples
+        samples = zip(result.token_ids, result.finite, logprobs, strict=True)
+        scores = iter(result.scores)
         for member in plan.members:
             request = self._live[member.request_id]
             sample = next(samples) if member.samples else None
+            if member.targets:
+                _score(request, member, next(scores))
             request.in_flight -= 1
             request.num_iterations += 1
             if not request.in_flight:
@@ -162,49 +192,34 @@ class RequestPool:
             assert request.num_computed <= room, f"{request_id} wrote {request.num_computed} tokens into {room} slots"
         assert len(holders) == self.kv.num_held_rows, "a row is held by no live request"
 
-    def _check_prompt(self, prompt_ids: list[int]) -> None:
-        if not prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token", param="prompt")
-        if set(map(type, prompt_ids)) != {int}:
-            wrong = next(token for token in prompt_ids if type(token) is not int)
-            raise RequestError(f"prompt ids must be integers, got {wrong!r}", param="prompt")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
-            wrong = next(token for token in prompt_ids if not 0 <= token < self.vocab_size)
-            raise RequestError(
-                f"prompt id {wrong} is outside the model's vocabulary of {self.vocab_size} ids", param="prompt"
-            )
+    def _allowed(self, request: Request) -> TokenSet:
+        assert request.constraint is not None, f"{request.request_id} is not constrained"
+        try:
+            tokens = request.constraint.allowed() & self._all_tokens
+        except RequestError as error:
+            request.error = error.message
+            return self._all_tokens
+        if not tokens:
+            request.error = NOTHING_ALLOWED
+        return tokens or self._all_tokens
 
-    def _check_length(self, num_prompt: int, max_tokens: int) -> None:
-        total = num_prompt + max_tokens
-        if num_prompt >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens and the model's context of {self.max_model_len} has to hold at "
-                f"least one generated token too; shorten the prompt to at most {self.max_model_len - 1} tokens",
-                param="prompt",
-            )
-        if total > self.max_model_len:
-            raise RequestError(
-                f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the model's context is "
-                f"{self.max_model_len}; lower max_tokens to at most {self.max_model_len - num_prompt}",
-                param="max_tokens",
-            )
-        if total > self.kv.n_slots:  # it would block the queue for ever
-            raise RequestError(
-                f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache reserves at "
-                f"most n_slots={self.kv.n_slots}; ask for fewer, or give the server a larger cache",
-                param="max_tokens" if num_prompt < self.kv.n_slots else "prompt",
-            )
-
-    def _append(self, request: Request, token: int, finite: bool) -> None:
+    def _append(self, request: Request, token: int, finite: bool, logprobs: TokenLogprobs | None) -> None:
         self._undelivered[request.request_id] = request
         if not finite:
+            request.error = NOT_FINITE
+        if request.error is not None:
             request.finish_reason = "error"
             return
         request.generated_ids.append(token)
+        if request.params.logprobs is not None:
+            assert logprobs is not None, f"{request.request_id} asked for logprobs, the result has none"
+            request.logprobs.append(logprobs)
         if token in request.stop_ids:
             request.finish_reason = "stop"
         elif len(request.generated_ids) == request.params.max_tokens:
             request.finish_reason = "length"
+        elif request.constraint is not None:
+            request.constraint = after(request.constraint, token)
 
     def _end_aborted(self, request: Request) -> None:
         request.finish_reason = "abort"
@@ -227,16 +242,27 @@ class RequestPool:
         reason = request.finish_reason
         if reason == "abort":
             return RequestUpdate(request.request_id, (), reason)
-        new_ids = tuple(request.generated_ids[request.num_delivered :])
+        start = request.num_delivered
+        new_ids = tuple(request.generated_ids[start:])
+        logprobs = tuple(request.logprobs[start:])
+        asked = request.params.prompt_logprobs is not None
+        prompt_logprobs = tuple(request.prompt_logprobs) if asked and new_ids and not start else None
         request.num_delivered += len(new_ids)
         if new_ids and request.first_token is None:
             request.first_token = now
-        if reason is None:
-            return RequestUpdate(request.request_id, new_ids)
-        self._leave(request)
-        if reason == "error":
-            return RequestUpdate(request.request_id, new_ids, reason, NOT_FINITE)
-        return RequestUpdate(request.request_id, new_ids, reason, metrics=_metrics(request, now))
+        metrics = None
+        if reason is not None:
+            self._leave(request)
+            metrics = _metrics(request, now) if reason != "error" else None
+        return RequestUpdate(request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs)
+
+
+def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) -> None:
+    """Keep what the prompt's ids were found to be worth: those that an earlier iteration has not told already."""
+    assert len(scores) == len(member.targets), f"{len(member.targets)} targets and {len(scores)} scores"
+    num_known = len(request.prompt_logprobs) - member.start
+    assert num_known >= 0, f"{request.request_id}: scores are missing before position {member.start}"
+    request.prompt_logprobs += scores[num_known:]
 
 
 def _metrics(request: Request, now: float) -> RequestMetrics:

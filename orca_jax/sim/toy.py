@@ -1,18 +1,31 @@
 """A model whose next token can be computed by hand, behind the real contract.
 
-The next id after ids `x_0 .. x_{n-1}` is `sum((i + 1) * (x_i + 1)) mod vocab_size` where sampling is greedy, and
-with a temperature `seed + n + top_k` is added to the sum. So every id, its position, the row's seed and every page
-matter. `ToyExecutor` trusts no plan: what a scheduler gets wrong ends in an AssertionError.
+After ids `x_0 .. x_{n-1}` its favourite is `sum((i + 1) * (x_i + 1)) mod vocab_size`, and logits fall from there by
+`toy_logits.py`. The next id is the favourite where sampling is greedy; with a temperature `seed + n + top_k` is added
+to the sum first. So every id, its position, the row's seed and every page matter. Biases, penalties and masks then act
+on the logits around that id, and the highest is drawn. Log probabilities are the model's own, without the temperature's
+addition. `ToyExecutor` trusts no plan: what a scheduler gets wrong ends in an AssertionError.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from orca_jax.config import ModelConfig
-from orca_jax.request import SamplingParams
-from orca_jax.step import ExecutorStats, Handle, Member, RowSampling, StepPlan, StepResult
+from orca_jax.request import Constraint, SamplingParams
+from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
+from orca_jax.step import (
+    ExecutorStats,
+    Handle,
+    Member,
+    RowSampling,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    TokenSet,
+)
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
@@ -46,24 +59,53 @@ def toy_generate(
     vocab_size: int,
     seed: int = 0,
     eos_token_ids: Collection[int] = (),
+    constraint: Constraint | None = None,
 ) -> list[int]:
     """What the toy model generates for one request alone, with neither pages nor batches: the oracle of tests.
 
-    `seed` is the resolved one, for a request without a seed of its own. A final stop token is included.
+    `seed` is the resolved one, for a request without a seed of its own. `constraint` is a new one, for a request that
+    has one beside its parameters. A final stop token is included; where nothing may follow, the ids end.
     """
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     ids = list(prompt_ids)
     total = sum((i + 1) * (token + 1) for i, token in enumerate(ids))
     for _ in range(params.max_tokens):
-        noise = 0
-        if params.temperature > 0:
-            noise = (seed if params.seed is None else params.seed) + len(ids) + max(params.top_k, 0)
-        token = (total + noise) % vocab_size
+        generated = ids[len(prompt_ids) :]
+        allowed = [i for i in range(vocab_size) if _may_follow(i, generated, params, stop_ids)]
+        if constraint is not None:
+            tokens = constraint.allowed()
+            allowed = [i for i in allowed if tokens >> i & 1]
+        if not allowed:
+            break
+        noise = toy_noise(params.temperature, params.top_k, seed if params.seed is None else params.seed, len(ids))
+        logits = toy_adjusted((total + noise) % vocab_size, params, prompt_ids, Counter(generated), vocab_size)
+        token = max(allowed, key=logits.__getitem__)
         ids.append(token)
         total += len(ids) * (token + 1)
         if token in stop_ids:
             break
+        if constraint is not None:
+            constraint.accept(token)
     return ids[len(prompt_ids) :]
+
+
+def _may_follow(token: int, generated: list[int], params: SamplingParams, stop_ids: Collection[int]) -> bool:
+    """Whether a request's own parameters let an id come next."""
+    if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
+        return False
+    if len(generated) < params.min_tokens and token in stop_ids:
+        return False
+    after = (*generated, token)
+    return not any(after[-len(bad) :] == bad for bad in params.bad_token_ids)
+
+
+def toy_score(ids: Sequence[int], num_top: int, *, vocab_size: int) -> list[TokenLogprobs]:
+    """What each id from the second on is worth after those before it: the oracle of all log probabilities."""
+    scores, total = [], 0
+    for i, (token, following) in enumerate(pairwise(ids)):
+        total += (i + 1) * (token + 1)
+        scores.append(toy_logprobs(total % vocab_size, following, num_top, vocab_size))
+    return scores
 
 
 @dataclass(slots=True)
@@ -79,10 +121,12 @@ class _Row:
 
 @dataclass(slots=True)
 class _ToyHandle:
-    """An iteration in flight: its result, and the time when it may be seen."""
+    """An iteration in flight: what it computes, its result, and the time when it may be seen."""
 
-    result: StepResult
+    plan: StepPlan
+    scores: tuple[list[TokenLogprobs], ...]
     ready_at: float
+    result: StepResult | None = None  # None while the allowed ids are awaited
 
 
 class ToyExecutor:
@@ -121,12 +165,14 @@ class ToyExecutor:
         self._owner_of_page: list[int | None] = [None] * num_pages
         self._rows: dict[int, _Row] = {}
         self._in_flight: deque[_ToyHandle] = deque()
+        self._awaiting: _ToyHandle | None = None  # submitted, and not told what it may draw
         self._ready_at = 0.0
         self._closed = False
 
     def submit(self, plan: StepPlan) -> Handle:
         """Run a plan at once, and let its result be seen `latency` seconds after the one before it."""
         assert not self._closed, "submit after close"
+        assert self._awaiting is None, "submit where allowed ids are awaited"
         assert plan.members, f"iteration {plan.iteration} is empty"
         assert plan.iteration == self.stats.iterations, (
             f"iteration {plan.iteration} where {self.stats.iterations} is due"
@@ -136,25 +182,40 @@ class ToyExecutor:
         # First all writes, then all reads, as on a device: a page in two rows shows in both.
         for member in plan.members:
             self._write(member)
-        samples = [self._sample(member) for member in plan.members if member.samples]
-        result = StepResult(plan.iteration, [token or 0 for token in samples], [token is not None for token in samples])
         self.stats.iterations += 1
         self.stats.launches += 1
         self.stats.tokens += plan.num_tokens
         self._ready_at = max(time.perf_counter(), self._ready_at) + self._latency
-        handle = _ToyHandle(result, self._ready_at)
+        scores = tuple([self._score(member) for member in plan.members if member.targets])
+        handle = _ToyHandle(plan, scores, self._ready_at)
         self._in_flight.append(handle)
+        if plan.is_constrained:
+            self._awaiting = handle
+        else:
+            self._draw(handle, ())
         return handle
+
+    def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
+        """Draw what waited for it."""
+        assert self._awaiting is not None, "nothing awaits allowed ids"
+        assert self._awaiting is handle, "another iteration awaits allowed ids"
+        num_constrained = sum(member.is_constrained for member in self._awaiting.plan.members)
+        assert len(allowed) == num_constrained, f"{len(allowed)} sets for {num_constrained} constrained members"
+        assert all(0 < tokens < 1 << self._vocab_size for tokens in allowed), "a set is empty or outside the vocabulary"
+        self._draw(self._awaiting, allowed)
+        self._awaiting = None
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait until the oldest iteration in flight is done."""
         assert self._in_flight, "nothing is in flight"
+        assert self._awaiting is None, "collect where allowed ids are awaited"
         oldest = self._in_flight.popleft()
         assert oldest is handle, "collected out of order"
         if self._latency:
             wait = max(0.0, oldest.ready_at - time.perf_counter())
             time.sleep(wait)
             self.stats.wait_seconds += wait
+        assert oldest.result is not None, "collected before it was drawn"
         return oldest.result
 
     def close(self) -> None:
@@ -170,6 +231,7 @@ class ToyExecutor:
             assert row.last_token is not None, f"row {member.row} has no token on the device"
             ids.append(row.last_token)
         assert ids, f"{member.request_id} processes nothing"
+        self._check_claims(member, ids)
         assert all(0 <= token < self._vocab_size for token in ids), f"{member.request_id}: ids outside the vocabulary"
         assert member.start <= len(row.sums), (
             f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
@@ -200,31 +262,77 @@ class ToyExecutor:
         row.pages += member.new_pages
         return row
 
-    def _sample(self, member: Member) -> int | None:
-        """The next id after a member's whole context; None where the logits are not finite."""
+    def _check_claims(self, member: Member, ids: list[int]) -> None:
+        assert member.samples or not member.is_constrained, f"{member.request_id} is constrained and does not sample"
+        targets = list(member.targets)
+        if targets:
+            expected = len(ids) - member.samples
+            assert len(targets) == expected, f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
+            assert all(0 <= token < self._vocab_size for token in targets), f"{member.request_id}: targets outside"
+            assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not what follows"
+
+    def _score(self, member: Member) -> list[TokenLogprobs]:
+        sums = self._rows[member.row].sums[member.start :]
+        pairs = zip(sums, member.targets, strict=False)
+        return [
+            toy_logprobs(total % self._vocab_size, target, member.num_top_targets, self._vocab_size)
+            for total, target in pairs
+        ]
+
+    def _draw(self, handle: _ToyHandle, allowed: Sequence[TokenSet]) -> None:
+        """Sample for a plan whose members have all been written; `allowed` is for its constrained ones."""
+        plan, sets = handle.plan, iter(allowed)
+        samples = [self._sample(m, next(sets) if m.is_constrained else None) for m in plan.members if m.samples]
+        logprobs = [logprob for _, logprob in samples]
+        handle.result = StepResult(
+            iteration=plan.iteration,
+            token_ids=[token or 0 for token, _ in samples],
+            finite=[token is not None for token, _ in samples],
+            logprobs=logprobs if any(logprobs) else (),
+            scores=handle.scores,
+        )
+
+    def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
+        """The next id after a member's whole context, None where the logits are not finite; and what it is worth."""
         row = self._rows[member.row]
-        length = len(row.sums)
-        total = row.sums[-1]
+        sampling, length, total = row.sampling, len(row.sums), row.sums[-1]
         if self._check_pages:
             read_back = self._sum_of_pages(row, member)
             assert read_back == total, f"{member.request_id}: another request wrote into its pages"
-        sampling = row.sampling
-        noise = sampling.seed + length + sampling.top_k if sampling.temperature > 0 else 0
+        noise = toy_noise(sampling.temperature, sampling.top_k, sampling.seed, length)
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
             token = self._override(member.request_id, length, token)
         row.last_token = token
+        if token is None:
+            return None, None
+        favourite = (token - noise) % self._vocab_size
+        row.last_token = token = self._choose(row, token, allowed)
+        if sampling.logprobs is None:
+            return token, None
+        return token, toy_logprobs(favourite, token, sampling.logprobs, self._vocab_size)
+
+    def _choose(self, row: _Row, favourite: int, allowed: TokenSet | None) -> int:
+        """The id of the highest logit after biases, penalties and the mask."""
+        if not has_adjustments(row.sampling):
+            return favourite if allowed is None else first_allowed(favourite, allowed)
+        ids = [self._token_at(row, position) for position in range(len(row.sums))]
+        prompt, generated = ids[: row.sampling.num_prompt], ids[row.sampling.num_prompt :]
+        logits = toy_adjusted(favourite, row.sampling, prompt, Counter(generated), self._vocab_size)
+        return best_of(logits, (1 << self._vocab_size) - 1 if allowed is None else allowed)
+
+    def _token_at(self, row: _Row, position: int) -> int:
+        page, slot = divmod(position, self._page_size)
+        token = self._pages[row.pages[page]][slot]
+        assert token is not None, f"{row.request_id} reads position {position}, which nobody wrote"
         return token
 
     def _sum_of_pages(self, row: _Row, member: Member) -> int:
         total = 0
         for position in range(len(row.sums)):
-            page, slot = divmod(position, self._page_size)
-            index = row.pages[page]
+            index = row.pages[position // self._page_size]
             assert self._owner_of_page[index] == member.row, (
                 f"page {index} of {member.request_id} was given to row {self._owner_of_page[index]} too"
             )
-            token = self._pages[index][slot]
-            assert token is not None, f"{member.request_id} reads position {position}, which nobody wrote"
-            total += (position + 1) * (token + 1)
+            total += (position + 1) * (self._token_at(row, position) + 1)
         return total

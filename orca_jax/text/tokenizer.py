@@ -30,8 +30,8 @@ class Tokenizer(Protocol):
     eos_id: int | None
     special_ids: frozenset[int]
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, with the special tokens that the model's tokenizer puts around one.
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt, with the special tokens that the model's tokenizer puts around one if they are wanted.
 
         Raises:
             RequestError: the text is no Unicode: it holds half of a surrogate pair.
@@ -82,8 +82,8 @@ class ByteTokenizer(_BytesDecoder):
         self.eos_id: int | None = 256
         self.special_ids = frozenset({256})
 
-    def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of the text."""
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The UTF-8 bytes of the text; there is nothing to put around it."""
         return list(_utf8(text))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -118,10 +118,10 @@ class FileTokenizer(_BytesDecoder):
         self.bos_id = self._named(settings.get("bos_token"))
         self.eos_id = self._named(settings.get("eos_token"))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt. The work is done outside the interpreter lock."""
         _utf8(text)
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id, remembered."""

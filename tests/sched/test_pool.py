@@ -208,7 +208,7 @@ def test_plan_of_a_chunked_prompt() -> None:
         (5, [7], True),
     ]
     assert [(m.num_old_pages, len(m.new_pages)) for m in plans] == [(0, 1), (1, 1), (2, 0)]
-    assert [m.sampling for m in plans] == [RowSampling(0.5, 0, 0.9, 5), None, None], "told once, -1 as 0"
+    assert [m.sampling for m in plans] == [RowSampling(0.5, 0, 0.9, 5, num_prompt=5), None, None], "told once, -1 as 0"
 
 
 def test_check_integrity_sees_a_lost_row() -> None:

@@ -1,0 +1,71 @@
+"""What the pool refuses before it takes a request in: what could never run, and what it could not honour."""
+
+from collections.abc import Iterable, Sequence
+
+from orca_jax.errors import RequestError
+from orca_jax.request import Constraint, SamplingParams
+
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError unless there are ids, and all are the model's."""
+    if not prompt_ids:
+        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    if set(map(type, prompt_ids)) != {int}:
+        wrong = next(token for token in prompt_ids if type(token) is not int)
+        raise RequestError(f"prompt ids must be integers, got {wrong!r}", param="prompt")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        wrong = next(token for token in prompt_ids if not 0 <= token < vocab_size)
+        raise RequestError(f"prompt id {wrong} is outside the model's vocabulary of {vocab_size} ids", param="prompt")
+
+
+def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, n_slots: int) -> None:
+    """Raise RequestError unless the request fits into the model's context and the reservable slots."""
+    total = num_prompt + max_tokens
+    if num_prompt >= max_model_len:
+        raise RequestError(
+            f"the prompt has {num_prompt} tokens and the model's context of {max_model_len} has to hold at "
+            f"least one generated token too; shorten the prompt to at most {max_model_len - 1} tokens",
+            param="prompt",
+        )
+    if total > max_model_len:
+        raise RequestError(
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the model's context is "
+            f"{max_model_len}; lower max_tokens to at most {max_model_len - num_prompt}",
+            param="max_tokens",
+        )
+    if total > n_slots:  # it would block the queue for ever
+        raise RequestError(
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache reserves at "
+            f"most n_slots={n_slots}; ask for fewer, or give the server a larger cache",
+            param="max_tokens" if num_prompt < n_slots else "prompt",
+        )
+
+
+def check_params(params: SamplingParams, constraint: Constraint | None, vocab_size: int) -> None:
+    """Raise RequestError for ids that are not the model's, and for what only a face can do.
+
+    `include_stop_str_in_output` and `skip_special_tokens` say how a face shows text, and mean nothing here.
+    """
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    for sequence in params.bad_token_ids:
+        _check_ids("bad_token_ids", sequence, vocab_size)
+    if params.stop:
+        _refuse("stop", "LLM and the server watch the text for stop strings and abort the request; use stop_token_ids")
+    if params.bad_words:
+        _refuse("bad_words", "LLM and the server turn words into ids; use bad_token_ids")
+    if params.structured is not None and constraint is None:
+        _refuse("structured", "LLM and the server compile it; give its constraint along with the request")
+
+
+def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in ids:
+        if token_id >= vocab_size:
+            raise RequestError(
+                f"{param}: id {token_id} is outside the model's vocabulary of {vocab_size} ids", param=param
+            )
+
+
+def _refuse(param: str, mend: str) -> None:
+    raise RequestError(f"{param} is about text, and the engine knows ids only: {mend}", param=param)

@@ -1,0 +1,81 @@
+"""The toy model's distribution, and how its sampler changes it: pure functions, each with a value to be had by hand.
+
+The logit of id t is `-((t - favourite) mod vocab_size) / 8`: the favourite has 0, the next id -1/8, and so on around.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+
+from orca_jax.request import SamplingParams
+from orca_jax.step import RowSampling, TokenLogprobs, TokenSet
+
+SLOPE = 1 / 8
+
+
+def toy_logprobs(favourite: int, token_id: int, num_top: int, vocab_size: int) -> TokenLogprobs:
+    """One id under the model's own distribution; its rank is its distance from the favourite, plus one."""
+    distance = (token_id - favourite) % vocab_size
+    norm = _norm(vocab_size)
+    best = range(min(num_top, vocab_size))
+    top_ids = tuple([(favourite + n) % vocab_size for n in best])
+    return TokenLogprobs(-distance * SLOPE - norm, distance + 1, top_ids, tuple([-n * SLOPE - norm for n in best]))
+
+
+@lru_cache
+def _norm(vocab_size: int) -> float:
+    return math.log(sum(math.exp(-distance * SLOPE) for distance in range(vocab_size)))
+
+
+def toy_noise(temperature: float, top_k: int, seed: int, length: int) -> int:
+    """How far sampling moves the favourite, after a context of `length` tokens."""
+    return seed + length + max(top_k, 0) if temperature > 0 else 0
+
+
+def has_adjustments(sampling: RowSampling | SamplingParams) -> bool:
+    """Whether biases or penalties change any logit."""
+    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
+    return bool(has_penalty or sampling.logit_bias)
+
+
+def toy_adjusted(
+    favourite: int,
+    sampling: RowSampling | SamplingParams,
+    prompt: Collection[int],
+    counts: Mapping[int, int],
+    vocab_size: int,
+) -> list[float]:
+    """All logits after bias and penalties.
+
+    Args:
+        favourite: the id with the highest logit before.
+        sampling: the biases and penalties.
+        prompt: the ids of the prompt.
+        counts: how often an id was generated.
+        vocab_size: ids are below it.
+    """
+    logits = [-((token_id - favourite) % vocab_size) * SLOPE for token_id in range(vocab_size)]
+    for token_id, bias in dict(sampling.logit_bias).items():
+        logits[token_id] += bias
+    for token_id in {*prompt, *counts}:
+        factor = sampling.repetition_penalty
+        logits[token_id] = logits[token_id] / factor if logits[token_id] > 0 else logits[token_id] * factor
+    for token_id, count in counts.items():
+        logits[token_id] -= sampling.presence_penalty + sampling.frequency_penalty * count
+    return logits
+
+
+def first_allowed(favourite: int, allowed: TokenSet) -> int:
+    """The id of the highest logit in a set, where nothing was adjusted: the next one from the favourite around."""
+    ahead = allowed >> favourite
+    return favourite + _lowest(ahead) if ahead else _lowest(allowed)
+
+
+def _lowest(tokens: TokenSet) -> int:
+    return (tokens & -tokens).bit_length() - 1
+
+
+def best_of(logits: Sequence[float], allowed: TokenSet) -> int:
+    """The id of the highest logit in a set; of equal ones the lowest id."""
+    candidates = [token_id for token_id in range(len(logits)) if allowed >> token_id & 1]
+    return max(candidates, key=logits.__getitem__)
