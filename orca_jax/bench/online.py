@@ -155,6 +155,7 @@ def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
     """A server of our own on a free port, its front end alone on the first core."""
     flags = ["--model", model, "--port", "0", "--max-num-seqs", str(args.clients), "--max-model-len", "4096"]
     command = [sys.executable, "-m", "orca_jax.serve", *flags, *args.server_flags]
+    allowed = set(cores())
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
@@ -169,4 +170,5 @@ def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
                 pin(os.getpid(), set(others))
             yield Target(found[0], model, process.pid, engine)
         finally:
+            pin(os.getpid(), allowed)
             process.terminate()
