@@ -9,9 +9,9 @@ from orca_jax.step import MAX_LOGPROBS
 MIB = 2**20
 
 
-def _flag(default: Any, group: str, text: str) -> Any:
-    """A field with what `--help` says of it."""
-    return field(default=default, metadata={"group": group, "help": text})
+def _flag(default: Any, group: str, text: str, *, shown: bool = True) -> Any:
+    """A field with what `--help` says of it; a secret is not shown by `repr`."""
+    return field(default=default, repr=shown, metadata={"group": group, "help": text})
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class ServerConfig:
     )
     max_logprobs: int = _flag(MAX_LOGPROBS, "model", "most probable tokens that a request may ask for")
 
-    api_key: tuple[str, ...] = _flag((), "access", "keys, one of which every request but /live and /health must bring")
+    api_key: tuple[str, ...] = _flag(
+        (), "access", "keys, one of which every request but /live and /health must bring", shown=False
+    )
     api_key_file: str | None = _flag(None, "access", "file with one key a line, where no process list shows them")
     allowed_origins: tuple[str, ...] = _flag((), "access", "origins whose pages may call the server; default: none")
     allow_credentials: bool = _flag(False, "access", "let such pages send credentials")
