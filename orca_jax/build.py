@@ -162,7 +162,8 @@ def _resolve(
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype)
     else:
-        memory = free_memory(devices, config.gpu_memory_utilization, workspace_bytes(model, largest, num_rows))
+        workspace = workspace_bytes(model, largest, num_rows, max_model_len)
+        memory = free_memory(devices, config.gpu_memory_utilization, workspace)
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=num_rows, max_model_len=max_model_len
         )

@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 from orca_jax.step import Member
 
+FEW_PLACES = 8
+"""Places of the small sampler. A launch of prompts has few rows that sample, and unembedding all would cost it 5 %."""
+
 _FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_LEAST_PLACES = 64
 
 
 def default_buckets(largest: int) -> tuple[int, ...]:
@@ -24,6 +28,11 @@ def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
     return buckets[bisect_left(buckets, num_tokens)]
 
 
+def num_places(num_rows: int) -> int:
+    """B, the places of the large sampler: one for each row, and enough that a prompt is scored in few launches."""
+    return max(num_rows, _LEAST_PLACES)
+
+
 class Segment(NamedTuple):
     """Consecutive tokens of one member: `size` from its token `offset` on."""
 
@@ -32,16 +41,28 @@ class Segment(NamedTuple):
     size: int
 
 
-def launches(members: Sequence[Member], largest: int) -> Iterator[list[Segment]]:
+def launches(members: Sequence[Member], largest: int, most_scored: int) -> Iterator[list[Segment]]:
     """Cut an iteration into device launches of at most `largest` tokens each.
 
     Algorithm 1 puts no bound on the tokens of an iteration, but compiled shapes are finite. A member that does not
     fit in a launch goes on in the next, which sees the K and V that the first one wrote. Members with one token
     come first in each launch, as the attention kernels want them.
+
+    Members with targets get launches of their own, of at most `most_scored` tokens: every token there goes through
+    the sampler, which has no more places.
     """
+    scored = [index for index, member in enumerate(members) if member.targets]
+    if not scored:
+        yield from _cut(members, range(len(members)), largest)
+        return
+    yield from _cut(members, [index for index, member in enumerate(members) if not member.targets], largest)
+    yield from _cut(members, scored, min(largest, most_scored))
+
+
+def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Iterator[list[Segment]]:
     launch: list[Segment] = []
     room = largest
-    for index in sorted(range(len(members)), key=lambda i: members[i].num_tokens > 1):
+    for index in sorted(indices, key=lambda i: members[i].num_tokens > 1):
         offset, left = 0, members[index].num_tokens
         while left:
             size = min(left, room)

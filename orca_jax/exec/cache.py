@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, DType, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.exec.buckets import num_places
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.sharding import MESH_AXES
 
@@ -72,6 +73,17 @@ def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPage
     return pages
 
 
+def allocate_history(num_rows: int, max_model_len: int, mesh: Mesh) -> jax.Array:
+    """Ids of each row's context by position, `[R, L]`, on every device; penalties are counted from it.
+
+    It takes 4 R L bytes: 256 KiB for 64 rows of 1,024 tokens, 32 MiB for 256 rows of 32,768.
+    """
+    create = jax.jit(
+        lambda: jnp.zeros((num_rows, max_model_len), jnp.int32), out_shardings=NamedSharding(mesh, PartitionSpec())
+    )
+    return create()
+
+
 def _free_host_memory() -> int:
     """Bytes that programs can still take without swapping."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -80,8 +92,12 @@ def _free_host_memory() -> int:
     raise ConfigError("free memory cannot be read on this system; set num_pages", param="num_pages")
 
 
-def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int) -> int:
-    """An upper estimate of a program's temporary memory: one layer's float32 activations, some copies of logits."""
+def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int) -> int:
+    """An upper estimate of what programs need beside weights and cache on one device.
+
+    One layer's float32 activations, the copies of logits that the full sampler makes (as they were and changed,
+    counts of tokens, and what drawing gathers and orders), and the history of all rows.
+    """
     activations = 4 * num_tokens * (8 * model.embed_dim + 3 * model.mlp_dim + 4 * model.num_heads * model.head_dim)
-    logits = 4 * min(num_tokens, num_rows) * model.vocab_size
-    return activations + 6 * logits
+    logits = 4 * num_places(num_rows) * model.vocab_size
+    return activations + 10 * logits + 4 * num_rows * max_model_len

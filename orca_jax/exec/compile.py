@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 logger = logging.getLogger(__name__)
 
+Progress = Callable[[int, int], None]
+
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_THREADS = 4
 
 
 class CompileCounter:
@@ -64,6 +68,19 @@ def _configure(settings: dict[str, Any]) -> None:
         jax.config.update(name, value)
     # JAX looks at the directory once; without this a second engine in the process would not be heard.
     jax_cache.reset_cache()
+
+
+def compile_all[K: Hashable](
+    lowered: Mapping[K, jax.stages.Lowered], progress: Progress
+) -> dict[K, jax.stages.Compiled]:
+    """Compile programs, several at a time: XLA works outside Python's lock."""
+    programs: dict[K, jax.stages.Compiled] = {}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        compiled = threads.map(lambda item: (item[0], item[1].compile()), lowered.items())
+        for number, (key, program) in enumerate(compiled, start=1):
+            programs[key] = program
+            progress(number, len(lowered))
+    return programs
 
 
 def memory_of(program: jax.stages.Compiled) -> tuple[int, int]:

@@ -1,9 +1,13 @@
-"""The executor: runs plans on a mesh of devices, each launch by a program that was compiled at start."""
+"""The executor: runs plans on a mesh of devices, each launch by programs that were compiled at start.
+
+A launch is two programs: the layers, one program for each bucket, and a sampler, of which there are four. Which one
+draws is decided on the host, from how many tokens are kept and whether a row among them wants more than the plain one
+can do. Everything that lives on the device between iterations is donated from program to program.
+"""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -12,32 +16,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
-from orca_jax.exec.buckets import bucket_for, launches
-from orca_jax.exec.cache import allocate_cache
-from orca_jax.exec.compile import CompileCounter, compile_cache
-from orca_jax.exec.iteration import decoder_structure, make_iteration
-from orca_jax.exec.pack import Layout, RowTable, pack
+from orca_jax.exec.buckets import FEW_PLACES, bucket_for, launches, num_places
+from orca_jax.exec.cache import allocate_cache, allocate_history
+from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache
+from orca_jax.exec.draws import draws_layout, extras_layout, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.extras import WORD
+from orca_jax.exec.iteration import Hidden, flatten_module, make_forward
+from orca_jax.exec.launch import Launch, read_results
+from orca_jax.exec.pack import Layout, pack
+from orca_jax.exec.rows import RowTable
+from orca_jax.exec.sampler import Drawn, make_full_sampler, make_plain_sampler
 from orca_jax.model.transformer import Decoder
-from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult, TokenSet
 
-Progress = Callable[[int, int], None]
-
-_COMPILE_THREADS = 4
-
-
-class Launch(NamedTuple):
-    """Results of one program, still on the device."""
-
-    tokens: jax.Array  # [B]
-    finite: jax.Array  # [B]
-    members: list[int]  # for each place in use, the member of the plan
+ProgramName = tuple[str, int]
+"""("layers", bucket), ("plain", places) or ("full", places)."""
 
 
-class JaxHandle(NamedTuple):
+@dataclass(slots=True)
+class JaxHandle:
     """An iteration in flight."""
 
     plan: StepPlan
     launches: list[Launch]
+    is_complete: bool  # False: `constrain` has yet to start the samplers that wait for it
 
 
 class JaxExecutor:
@@ -46,7 +48,7 @@ class JaxExecutor:
     Args:
         decoder: parameters on the devices of `mesh`.
         model: of the decoder.
-        config: shapes; `config.buckets` is the finite set of programs.
+        config: shapes; they decide the finite set of programs.
         mesh: with a tensor axis.
         progress: told after each compiled program how many of how many are done.
     """
@@ -61,45 +63,61 @@ class JaxExecutor:
     ) -> None:
         self.config = config
         self.stats = ExecutorStats()
+        self._model = model
         self._replicated = NamedSharding(mesh, PartitionSpec())
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self._rows = RowTable(config.num_rows, pages_per_row)
         self._layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
-        self._structure, self._weights = decoder_structure(decoder)
+        self._places = (FEW_PLACES, num_places(config.num_rows))
+        self._draws_layouts = {places: draws_layout(places) for places in self._places}
+        self._extras_layouts = {places: extras_layout(places) for places in self._places}
+        self._structure, self._weights = flatten_module(decoder)
+        self._unembed, self._unembedding = flatten_module(decoder.unembedding)
+        self._columns = self._unembedding[0].shape[0]
         self._pages = allocate_cache(model, config.cache, mesh)
-        self._last_token = jax.device_put(np.zeros(config.num_rows, np.int32), self._replicated)
+        self._history = allocate_history(config.num_rows, config.max_model_len, mesh)
+        self._last_token = self._put(np.zeros(config.num_rows, np.int32))
+        self._no_masks = {n: self._put(pack_masks((), n, self._columns)) for n in self._places}
         self._counter = CompileCounter()
-        self.programs: dict[int, jax.stages.Compiled] = {}
         with compile_cache(config.compile_cache):
-            lowered = {size: self._lower(size, model, mesh) for size in config.buckets}
-            with ThreadPoolExecutor(_COMPILE_THREADS) as threads:  # XLA compiles outside Python's lock
-                compiled = threads.map(lambda size: (size, lowered[size].compile()), config.buckets)
-                for number, (size, program) in enumerate(compiled, start=1):
-                    self.programs[size] = program
-                    progress(number, len(config.buckets))
+            self.programs: dict[ProgramName, jax.stages.Compiled] = compile_all(self._lower_all(mesh), progress)
         self._warm_up()
         self.stats.compiles = self._counter.count
 
     def submit(self, plan: StepPlan) -> JaxHandle:
         """Pack and launch an iteration; returns before the device is done."""
-        start = time.perf_counter()
         self._rows.update(plan.members)
-        started = []
-        for segments in launches(plan.members, self.config.buckets[-1]):
+        handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
+        for segments in launches(plan.members, self.config.buckets[-1], self._places[-1]):
+            start = time.perf_counter()
             num_tokens = sum([segment.size for segment in segments])
             bucket = bucket_for(self.config.buckets, num_tokens)
-            layout = self._layouts[bucket]
-            vector, members = pack(plan.members, segments, self._rows, layout)
+            vector, kept = pack(plan.members, segments, self._rows, self._layouts[bucket])
             packed = time.perf_counter()
-            started.append(Launch(*self._launch(bucket, vector), members))
+            launch = Launch(kept, self._run_layers(bucket, vector), [self._rows.logprobs[row] for row in kept.row])
             self.stats.pack_seconds += packed - start
-            start = time.perf_counter()
-            self.stats.dispatch_seconds += start - packed
+            self.stats.dispatch_seconds += time.perf_counter() - packed
             self.stats.launches += 1
             self.stats.tokens += num_tokens
             self.stats.padding_tokens += bucket - num_tokens
+            handle.launches.append(launch)
+            if not launch.is_constrained(plan):
+                self._draw(launch, ())
         self.stats.iterations += 1
-        return JaxHandle(plan, started)
+        return handle
+
+    def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
+        """Start the samplers that waited for what the constrained members may draw."""
+        assert isinstance(handle, JaxHandle), "a handle of another executor"
+        assert not handle.is_complete, "a plan that is not constrained, or was already"
+        members = handle.plan.members
+        constrained = [index for index, member in enumerate(members) if member.is_constrained]
+        sets = dict(zip(constrained, allowed, strict=True))
+        assert all(sets.values()), "a set of allowed ids is empty"
+        for launch in handle.launches:
+            if launch.is_constrained(handle.plan):
+                self._draw(launch, launch.masks(sets))
+        handle.is_complete = True
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for an iteration.
@@ -108,48 +126,104 @@ class JaxExecutor:
             CompileWhileServingError: something was compiled since start, and `strict_compile` is set.
         """
         assert isinstance(handle, JaxHandle), "a handle of another executor"
+        assert handle.is_complete, "a constrained plan, and nobody said what its members may draw"
         start = time.perf_counter()
-        members = [index for launch in handle.launches for index in launch.members]
-        tokens = np.concatenate([np.asarray(launch.tokens)[: len(launch.members)] for launch in handle.launches])
-        finite = np.concatenate([np.asarray(launch.finite)[: len(launch.members)] for launch in handle.launches])
+        result = read_results(handle.plan, handle.launches, self._model.vocab_size)
         self.stats.wait_seconds += time.perf_counter() - start
         self._count_compiles()
-        order = np.argsort(members)
-        return StepResult(handle.plan.iteration, tokens[order].tolist(), finite[order].tolist())
+        return result
 
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
         self._counter.close()
-        for array in (*self._pages, self._last_token):
+        for array in (*self._pages, self._history, self._last_token, *self._no_masks.values()):
             array.delete()
         self.programs = {}
 
-    def _launch(self, bucket: int, vector: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        device_vector = jax.device_put(vector, self._replicated)
-        self._pages, self._last_token, tokens, finite = self.programs[bucket](
-            self._weights, self._pages, self._last_token, device_vector
+    def _run_layers(self, bucket: int, vector: np.ndarray) -> Hidden:
+        self._pages, self._history, hidden = self.programs["layers", bucket](
+            self._weights, self._pages, self._history, self._last_token, self._put(vector)
         )
-        return tokens, finite
+        return hidden
 
-    def _lower(self, bucket: int, model: ModelConfig, mesh: Mesh) -> jax.stages.Lowered:
+    def _draw(self, launch: Launch, masks: Sequence[TokenSet | None]) -> None:
+        """Start the smallest and simplest sampler that serves a launch; none where no token is kept."""
+        if not launch.kept.members:
+            return
+        start = time.perf_counter()
+        number, rows = len(launch.kept.members), self._rows
+        places = self._places[number > self._places[0]]
+        is_full = bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row])
+        draws = pack_draws(launch.kept, rows, self._draws_layouts[places])
+        extras = pack_extras(launch.kept, rows, self._extras_layouts[places]) if is_full else None
+        mask = pack_masks(masks, places, self._columns) if masks else None
+        packed = time.perf_counter()
+        launch.drawn = self._run_sampler(places, launch.hidden, draws, extras, mask)
+        self.stats.pack_seconds += packed - start
+        self.stats.dispatch_seconds += time.perf_counter() - packed
+
+    def _run_sampler(
+        self, places: int, hidden: Hidden, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
+    ) -> Drawn:
+        vectors = hidden.few if places == self._places[0] else hidden.all
+        plain = self._unembedding, self._last_token, vectors, self._put(draws)
+        if extras is None:
+            self._last_token, drawn = self.programs["plain", places](*plain)
+        else:
+            on_device = self._no_masks[places] if mask is None else self._put(mask)
+            full = *plain, self._history, self._put(extras), on_device
+            self._last_token, drawn = self.programs["full", places](*full)
+        result: Drawn = drawn
+        return result
+
+    def _put(self, array: np.ndarray) -> jax.Array:
+        return jax.device_put(array, self._replicated)
+
+    def _lower_all(self, mesh: Mesh) -> dict[ProgramName, jax.stages.Lowered]:
+        """Every program, traced for the shapes it will see."""
+        lowered = {("layers", bucket): self._lower_layers(bucket, mesh) for bucket in self.config.buckets}
+        for places in self._places:
+            lowered["plain", places] = self._lower_sampler(places, mesh, is_full=False)
+            lowered["full", places] = self._lower_sampler(places, mesh, is_full=True)
+        return lowered
+
+    def _lower_layers(self, bucket: int, mesh: Mesh) -> jax.stages.Lowered:
         layout = self._layouts[bucket]
-        iteration = make_iteration(self._structure, model, self.config, layout, mesh)
         pages_sharding = jax.tree.map(lambda pool: pool.sharding, self._pages)
         program = jax.jit(
-            iteration,
+            make_forward(self._structure, self._model, self.config, layout, mesh),
             donate_argnums=(1, 2),
-            out_shardings=(pages_sharding, self._replicated, self._replicated, self._replicated),
+            out_shardings=(pages_sharding, self._replicated, self._replicated),
         )
-        vector = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._replicated)
-        return program.lower(self._weights, self._pages, self._last_token, vector)
+        vector = self._abstract((layout.size,))
+        return program.lower(self._weights, self._pages, self._history, self._last_token, vector)
+
+    def _lower_sampler(self, places: int, mesh: Mesh, *, is_full: bool) -> jax.stages.Lowered:
+        make = make_full_sampler if is_full else make_plain_sampler
+        sampler = make(self._unembed, places, self._model.vocab_size, mesh)
+        program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
+        hidden = jax.ShapeDtypeStruct((places, self._model.embed_dim), jnp.float32, sharding=self._replicated)
+        draws = self._abstract((self._draws_layouts[places].size,))
+        plain = self._unembedding, self._last_token, hidden, draws
+        if not is_full:
+            return program.lower(*plain)
+        extras, mask = self._extras_layouts[places].size, (places, self._columns // WORD)
+        return program.lower(*plain, self._history, self._abstract((extras,)), self._abstract(mask))
+
+    def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
     def _warm_up(self) -> None:
         """Run an iteration without requests: what starts lazily starts now, and nothing is written."""
         bucket = self.config.buckets[0]
         vector = np.zeros(self._layouts[bucket].size, np.int32)
-        view = self._layouts[bucket].views(vector)
-        view["sample_row"][:] = self.config.num_rows
-        jax.block_until_ready(self._launch(bucket, vector))
+        self._layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
+        launch = Launch.of_nothing(self._run_layers(bucket, vector))
+        for places in self._places:
+            draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])
+            extras = pack_extras(launch.kept, self._rows, self._extras_layouts[places])
+            for wanted in (None, extras):
+                jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, wanted, None))
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self.stats.compiles

@@ -1,22 +1,23 @@
-"""One iteration on the device: the program that is compiled once for each bucket.
+"""One iteration on the device: the program of all layers that is compiled once for each bucket.
 
 Token-wise operations run on all tokens of the merged batch; attention alone is split by request, inside one call
-(paper section 3.2). Only rows that sample go through the unembedding and the sampler.
+(paper section 3.2). Only the tokens that are kept go on to the unembedding and the sampler, which are programs of
+their own (`sampler.py`).
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
+from orca_jax.exec.buckets import FEW_PLACES, num_places
 from orca_jax.exec.cache import PAGES_SPEC
 from orca_jax.exec.pack import Batch, Layout
-from orca_jax.exec.sample import SamplingParameters, sample
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
@@ -26,18 +27,26 @@ from orca_jax.model.transformer import Decoder
 
 HEADS_SPEC = PartitionSpec(None, MESH_AXES["heads"], None)
 
-# A launch of prompts has few sampling rows, and unembedding all of them would cost it some 5 %.
-_FEW = 8
-
 Weights = Sequence[jax.Array]
-Iteration = Callable[[Weights, KVPages, jax.Array, jax.Array], tuple[KVPages, jax.Array, jax.Array, jax.Array]]
-"""Pages and last tokens of rows [R] stay on the device between iterations, donated from one to the next."""
 
 
-def make_iteration(
+class Hidden(NamedTuple):
+    """Hidden vectors of the kept tokens, padded to the places of each sampler."""
+
+    few: Float[Array, "F E"]
+    all: Float[Array, "B E"]
+
+
+Forward = Callable[[Weights, KVPages, jax.Array, jax.Array, jax.Array], tuple[KVPages, jax.Array, Hidden]]
+"""Pages and history stay on the device between iterations, donated from one to the next."""
+
+
+def make_forward(
     structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, layout: Layout, mesh: Mesh
-) -> Iteration:
-    """The program of one bucket: `(weights, pages, last_token, vector) -> (pages, last_token, tokens [B], finite [B])`.
+) -> Forward:
+    """The program of one bucket: `(weights, pages, history, last_token, vector) -> (pages, history, hidden)`.
+
+    `history [R, L]` holds the ids of each row's context by position, as far as the iterations have come.
 
     Args:
         structure: puts a decoder together from its weights.
@@ -47,40 +56,19 @@ def make_iteration(
         mesh: of weights and pages.
     """
 
-    def iteration(
-        weights: Weights, pages: KVPages, last_token: jax.Array, vector: jax.Array
-    ) -> tuple[KVPages, jax.Array, jax.Array, jax.Array]:
+    def forward(
+        weights: Weights, pages: KVPages, history: jax.Array, last_token: jax.Array, vector: jax.Array
+    ) -> tuple[KVPages, jax.Array, Hidden]:
         batch = layout.unpack(vector)
         decoder = structure(weights)
         ids = jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
+        history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
         attend = _make_attend(batch, model, config, mesh)
-        hidden, pages = decoder(ids, batch.positions, attend, pages, keep=batch.sample_token)
-        with jax.named_scope("sampling"):
-            draw = partial(_unembed_and_sample, decoder, hidden, batch, model.vocab_size, mesh)
-            if layout.num_samples > _FEW:
-                num_sampling = jnp.sum(batch.sample_row < layout.num_rows)
-                few, all_rows = partial(draw, _FEW), partial(draw, layout.num_samples)
-                tokens, finite = jax.lax.cond(num_sampling <= _FEW, few, all_rows)
-            else:
-                tokens, finite = draw(layout.num_samples)
-            last_token = last_token.at[batch.sample_row].set(tokens, mode="drop", unique_indices=True)
-        return pages, last_token, tokens, finite
+        hidden, pages = decoder(ids, batch.positions, attend, pages, keep=batch.kept_token)
+        hidden = jnp.pad(hidden, ((0, num_places(config.num_rows) - layout.num_kept), (0, 0)))
+        return pages, history, Hidden(hidden[:FEW_PLACES], hidden)
 
-    return iteration
-
-
-def _unembed_and_sample(
-    decoder: Decoder, hidden: Float[Array, "B E"], batch: Batch, vocab_size: int, mesh: Mesh, rows: int
-) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """Tokens of the first `rows` sampling rows; the rest are filled up and mean nothing."""
-    logits = decoder.unembed(hidden[:rows])
-    parameters = SamplingParameters(
-        batch.temperature, batch.top_k, batch.top_p, batch.seed_high, batch.seed_low, batch.sample_position
-    )
-    parameters = SamplingParameters(*(values[:rows] for values in parameters))
-    results = sample(logits, parameters, vocab_size=vocab_size, mesh=mesh)
-    tokens, finite = (jnp.pad(values, (0, batch.sample_token.shape[0] - rows)) for values in results)
-    return tokens, finite
+    return forward
 
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
@@ -120,13 +108,13 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     return attend
 
 
-def decoder_structure(decoder: Decoder) -> tuple[Callable[[Weights], Decoder], list[jax.Array]]:
-    """A decoder as flat weights, which are quick to pass, and the function that puts it together again."""
-    graph, state = nnx.split(decoder)
+def flatten_module[M: nnx.Module](module: M) -> tuple[Callable[[Weights], M], list[jax.Array]]:
+    """A module as flat weights, which are quick to pass, and the function that puts it together again."""
+    graph, state = nnx.split(module)
     weights, tree = jax.tree.flatten(state)
 
-    def structure(weights: Weights) -> Decoder:
-        merged: Decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+    def structure(weights: Weights) -> M:
+        merged: M = nnx.merge(graph, jax.tree.unflatten(tree, weights))
         return merged
 
     return structure, weights

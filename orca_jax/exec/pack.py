@@ -1,23 +1,23 @@
 """From a plan to the arrays of one bucket, and back to named arrays on the device.
 
-All of a launch travels as one int32 vector, one transfer instead of fifteen. `Layout` knows where each array lies in
-it; `RowTable` is the host's copy of what each row holds between iterations.
+All that the layers of a launch need travels as one int32 vector; `Layout` knows where each array lies in it. What
+the sampler needs beside the hidden vectors follows in a vector of its own (`draws.py`), for the sampler is another
+program.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Bool, Int, Int32
 from numpy.typing import NDArray
 
-from orca_jax.exec.buckets import Segment
+from orca_jax.exec.buckets import Segment, num_places
+from orca_jax.exec.rows import RowTable
+from orca_jax.exec.vector import VectorLayout
 from orca_jax.step import Member
 
 
@@ -26,23 +26,13 @@ class Batch(NamedTuple):
 
     ids: Int[Array, " T"]
     on_device: Bool[Array, " T"]  # the id is `last_token` of the token's row instead
-    token_row: Int[Array, " T"]
+    token_row: Int[Array, " T"]  # R for padding
     positions: Int[Array, " T"]
     query_start: Int[Array, " R"]
     query_len: Int[Array, " R"]
     context_len: Int[Array, " R"]
     page_table: Int[Array, "R P"]  # in one layer
-    sample_token: Int[Array, " B"]  # where in the batch the sampled hidden vector is
-    sample_row: Int[Array, " B"]  # R for padding
-    sample_position: Int[Array, " B"]  # of the token to be drawn
-    temperature: Float[Array, " B"]
-    top_k: Int[Array, " B"]
-    top_p: Float[Array, " B"]
-    seed_high: Int[Array, " B"]
-    seed_low: Int[Array, " B"]
-
-
-_FLOATS = {"temperature", "top_p"}
+    kept_token: Int[Array, " K"]  # tokens whose hidden vectors the sampler gets
 
 
 @dataclass(frozen=True)
@@ -60,77 +50,54 @@ class Layout:
     num_pages: int
 
     @property
-    def num_samples(self) -> int:
-        """B: no more rows can sample than there are rows, or tokens."""
-        return min(self.num_tokens, self.num_rows)
+    def num_kept(self) -> int:
+        """K: no more tokens are kept than there are places in a sampler, or tokens."""
+        return min(self.num_tokens, num_places(self.num_rows))
 
     @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of each array by name."""
-        tokens, rows, samples = (self.num_tokens,), (self.num_rows,), (self.num_samples,)
-        per_token = dict.fromkeys(Batch._fields[:4], tokens)
-        per_row = dict.fromkeys(Batch._fields[4:7], rows)
-        per_sample = dict.fromkeys(Batch._fields[8:], samples)
-        return {**per_token, **per_row, "page_table": (self.num_rows, self.num_pages), **per_sample}
+    def vector(self) -> VectorLayout:
+        """The arrays in their order."""
+        tokens, rows = (self.num_tokens,), (self.num_rows,)
+        shapes = {**dict.fromkeys(Batch._fields[:4], tokens), **dict.fromkeys(Batch._fields[4:7], rows)}
+        return VectorLayout({**shapes, "page_table": (self.num_rows, self.num_pages), "kept_token": (self.num_kept,)})
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Length of the vector."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return self.vector.size
 
     def views(self, vector: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-        """The arrays of a host vector, to be written in place; floats are views too."""
-        out: dict[str, NDArray[Any]] = {}
-        start = 0
-        for name, shape in self.shapes.items():
-            part = vector[start : start + math.prod(shape)].reshape(shape)
-            out[name] = part.view(np.float32) if name in _FLOATS else part
-            start += part.size
-        return out
+        """The arrays of a host vector, to be written in place."""
+        return self.vector.views(vector)
 
     def unpack(self, vector: Int32[Array, " N"]) -> Batch:
         """The arrays of a device vector; traced."""
-        out, start = {}, 0
-        for name, shape in self.shapes.items():
-            part = lax.slice_in_dim(vector, start, start + math.prod(shape)).reshape(shape)
-            start += part.size
-            out[name] = lax.bitcast_convert_type(part, jax.numpy.float32) if name in _FLOATS else part
+        out = self.vector.unpack(vector)
         out["on_device"] = out["on_device"] != 0
         return Batch(**out)
 
 
-class RowTable:
-    """What each row holds: pages, and the sampling parameters of its request. Plans bring only what changed."""
+class Kept(NamedTuple):
+    """The tokens of a launch that the sampler gets, in its order. Each draws the next token or is scored."""
 
-    def __init__(self, num_rows: int, num_pages: int) -> None:
-        self.page_table = np.zeros((num_rows, num_pages), np.int32)
-        self.temperature = np.zeros(num_rows, np.float32)
-        self.top_k = np.zeros(num_rows, np.int32)
-        self.top_p = np.ones(num_rows, np.float32)
-        self.seed_high = np.zeros(num_rows, np.int32)
-        self.seed_low = np.zeros(num_rows, np.int32)
+    members: list[int]  # index in the plan
+    targets: list[int | None]  # the id that follows, which is to be scored; None: the next token is drawn
+    row: NDArray[np.int32]  # R where nothing is drawn
+    context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
 
-    def update(self, members: Sequence[Member]) -> None:
-        """Take in what a plan changes."""
-        for member in members:
-            if member.new_pages:
-                first = member.num_old_pages
-                self.page_table[member.row, first : first + len(member.new_pages)] = member.new_pages
-            if member.sampling is not None:
-                row, sampling = member.row, member.sampling
-                self.temperature[row], self.top_k[row] = sampling.temperature, sampling.top_k
-                self.top_p[row] = sampling.top_p
-                high, low = divmod(sampling.seed % 2**64, 2**32)
-                self.seed_high[row], self.seed_low[row] = np.array([high, low], np.uint32).view(np.int32)
+    @property
+    def has_targets(self) -> bool:
+        """Whether log probabilities of known ids are wanted."""
+        return any(target is not None for target in self.targets)
 
 
 def pack(
     members: Sequence[Member], segments: Sequence[Segment], rows: RowTable, layout: Layout
-) -> tuple[NDArray[np.int32], list[int]]:
-    """Write one launch into a vector; no Python loop runs over tokens.
+) -> tuple[NDArray[np.int32], Kept]:
+    """Write one launch into a vector; no Python loop runs over tokens, scored ones apart.
 
     Returns:
-        The vector, and for each sampling place in use the index of its member in the plan.
+        The vector, and the tokens that are kept for the sampler.
     """
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
@@ -146,29 +113,41 @@ def pack(
     is_known[waiting] = False
     view["ids"][np.flatnonzero(is_known)] = known
     view["on_device"][waiting] = 1
-    token_row = np.repeat(row, count)
-    position = np.arange(total, dtype=np.int32) + np.repeat(first - start, count)
-    view["token_row"][:total] = token_row
-    view["positions"][:total] = position
+    view["token_row"][:total], view["token_row"][total:] = np.repeat(row, count), layout.num_rows
+    view["positions"][:total] = np.arange(total, dtype=np.int32) + np.repeat(first - start, count)
 
     # Requests.
     view["query_start"][:used], view["query_len"][:used], view["context_len"][:used] = start, count, first + count
     view["page_table"][:used] = rows.page_table[row]
 
-    # Sampling rows.
-    sampling = [
-        i
-        for i, (index, offset, size) in enumerate(segments)
-        if members[index].samples and offset + size == members[index].num_tokens
-    ]
-    number = len(sampling)
-    sample_row = row[sampling]
-    view["sample_token"][:number] = end[sampling] - 1
-    view["sample_row"][:number], view["sample_row"][number:] = sample_row, layout.num_rows
-    view["sample_position"][:number] = (first + count)[sampling]
-    for name in ("temperature", "top_k", "top_p", "seed_high", "seed_low"):
-        view[name][:number] = getattr(rows, name)[sample_row]
-    return vector, [segments[i].member for i in sampling]
+    # Kept tokens.
+    places, owners, targets = _kept(members, segments, start.tolist())
+    view["kept_token"][: len(places)] = places
+    is_drawn = np.array([target is None for target in targets], bool)
+    kept_row = np.where(is_drawn, row[owners], np.int32(layout.num_rows))
+    kept = Kept([segments[i].member for i in owners], targets, kept_row, view["positions"][places] + 1)
+    return vector, kept
+
+
+def _kept(
+    members: Sequence[Member], segments: Sequence[Segment], starts: Sequence[int]
+) -> tuple[list[int], list[int], list[int | None]]:
+    """Place in the batch, segment and target of each kept token: those with targets, and the newest of who samples."""
+    places: list[int] = []
+    owners: list[int] = []
+    targets: list[int | None] = []
+    for i, (index, offset, size) in enumerate(segments):
+        member = members[index]
+        if member.targets:
+            scored = member.targets[offset : offset + size]
+            places.extend(range(starts[i], starts[i] + len(scored)))
+            owners.extend([i] * len(scored))
+            targets.extend(scored)
+        if member.samples and offset + size == member.num_tokens:
+            places.append(starts[i] + size - 1)
+            owners.append(i)
+            targets.append(None)
+    return places, owners, targets
 
 
 def _ids(

@@ -27,11 +27,12 @@ _BLOCK = 128  # the padded vocabulary is a multiple of it
 
 
 class SamplingParameters(NamedTuple):
-    """One value for each sampling row."""
+    """One value for each place of a sampler."""
 
     temperature: Float[Array, " B"]
     top_k: Int[Array, " B"]  # 0: all
     top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
     seed_high: Int[Array, " B"]
     seed_low: Int[Array, " B"]
     position: Int[Array, " B"]  # of the token to be drawn
@@ -42,8 +43,8 @@ def sample(
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw a token for each row.
 
-    Filters act as in Hugging Face's generate(): temperature, then top-k, then top-p on what top-k left, renormalised.
-    Tokens tied with the last one kept are kept too.
+    Filters act as in Hugging Face's generate(): temperature, then top-k, then top-p on what top-k left, renormalised,
+    then min-p. Tokens tied with the last one kept are kept too.
 
     Args:
         logits: sharded over the vocabulary; the columns from `vocab_size` on are padding and are never drawn.
@@ -54,40 +55,58 @@ def sample(
     Returns:
         Token ids, and whether all logits of the row were finite; where they were not, the id means nothing.
     """
-    on_shard = jax.shard_map(
-        partial(_sample_on_shard, vocab_size=vocab_size, axis=TENSOR_AXIS),
+
+    def on_shard(
+        logits: Float[Array, "B N"], parameters: SamplingParameters
+    ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+        finite = all_finite(logits, TENSOR_AXIS)
+        logits = without_padding(logits, vocab_size, TENSOR_AXIS)
+        return choose(logits, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS), finite
+
+    over_vocabulary = jax.shard_map(
+        on_shard,
         mesh=mesh,
         in_specs=(PartitionSpec(None, TENSOR_AXIS), PartitionSpec()),
         out_specs=PartitionSpec(),
         check_vma=False,  # every shard computes the same tokens from what it gathered
     )
-    tokens, finite = on_shard(logits, parameters)
+    tokens, finite = over_vocabulary(logits, parameters)
     return tokens, finite
 
 
-def _sample_on_shard(
+def all_finite(logits: Float[Array, "B N"], axis: str) -> Bool[Array, " B"]:
+    """Whether all logits of a row are finite, on all shards."""
+    return lax.pmin(jnp.isfinite(logits).all(axis=-1).astype(jnp.int32), axis) > 0
+
+
+def without_padding(logits: Float[Array, "B N"], vocab_size: int, axis: str) -> Float[Array, "B N"]:
+    """Nothing but minus infinity in the columns of tokens that do not exist."""
+    column = first_column(logits, axis) + jnp.arange(logits.shape[1])
+    return jnp.where(column < vocab_size, logits, -jnp.inf)
+
+
+def first_column(logits: Float[Array, "B N"], axis: str) -> Int[Array, ""]:
+    """The token of this shard's first column."""
+    return lax.axis_index(axis) * logits.shape[1]
+
+
+def choose(
     logits: Float[Array, "B N"], parameters: SamplingParameters, *, vocab_size: int, axis: str
-) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """On N of the columns; only rows that are not greedy make the shards exchange more than a maximum."""
-    width = logits.shape[1]
-    first = lax.axis_index(axis) * width
-    finite = lax.pmin(jnp.isfinite(logits).all(axis=-1).astype(jnp.int32), axis) > 0
-    logits = _without_padding(logits, vocab_size - first)
+) -> Int[Array, " B"]:
+    """A token for each row, from N of the columns; minus infinity is never drawn.
+
+    Only rows that are not greedy make the shards exchange more than a maximum.
+    """
     top, place = _first_maximum(logits)
     overall = lax.pmax(top, axis)
-    greedy = lax.pmin(jnp.where(top == overall, first + place, vocab_size - 1), axis)
+    greedy = lax.pmin(jnp.where(top == overall, first_column(logits, axis) + place, vocab_size - 1), axis)
 
     def draw() -> Int[Array, " B"]:
         everything = lax.all_gather(logits, axis, axis=1, tiled=True)
         scaled = (everything - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
         return jnp.where(parameters.temperature > 0, _draw(scaled, parameters), greedy)
 
-    return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy), finite
-
-
-def _without_padding(logits: Float[Array, "B N"], num_tokens: Int[Array, ""]) -> Float[Array, "B N"]:
-    """Nothing but minus infinity from column `num_tokens` on."""
-    return jnp.where(jnp.arange(logits.shape[1]) < num_tokens, logits, -jnp.inf)
+    return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy)
 
 
 def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
@@ -110,14 +129,23 @@ def _first(where: Bool[Array, "B N"]) -> Int[Array, " B"]:
     return jnp.where(where, column, where.shape[1] - 1).min(axis=-1)
 
 
+class _Filters(NamedTuple):
+    """Which tokens of a row may be drawn."""
+
+    top_k: Int[Array, " B"]  # no more than there are columns
+    top_p: Float[Array, " B"]
+    least: Float[Array, " B"]  # the least logit over temperature, relative to the largest: min-p
+
+
 def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:
     """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
     uniform = jax.vmap(_uniform)(parameters.seed_high, parameters.seed_low, parameters.position)
     vocab = scaled.shape[1]
     top_k = jnp.where(parameters.top_k == 0, vocab, jnp.minimum(parameters.top_k, vocab))
+    filters = _Filters(top_k, parameters.top_p, jnp.log(parameters.min_p))
     mass = jnp.exp(scaled)
-    windowed, fits = _draw_in_window(scaled, mass.sum(axis=-1), top_k, parameters.top_p, uniform)
-    wide = partial(_draw_from_all, scaled, mass, top_k, parameters.top_p, uniform)
+    windowed, fits = _draw_in_window(scaled, mass.sum(axis=-1), filters, uniform)
+    wide = partial(_draw_from_all, scaled, mass, filters, uniform)
     needed = jnp.any(~fits & (parameters.temperature > 0))
     return lax.cond(needed, lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
 
@@ -130,36 +158,34 @@ def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[
 
 
 def _draw_in_window(
-    scaled: Float[Array, "B V"],
-    total: Float[Array, " B"],
-    top_k: Int[Array, " B"],
-    top_p: Float[Array, " B"],
-    uniform: Float[Array, " B"],
+    scaled: Float[Array, "B V"], total: Float[Array, " B"], filters: _Filters, uniform: Float[Array, " B"]
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw among the most probable tokens; the second result tells which rows choose among no others."""
-    window = min(_WINDOW, scaled.shape[1])
+    vocab = scaled.shape[1]
+    window = min(_WINDOW, vocab)
+    top_k, top_p, least = filters
     values, tokens = lax.top_k(scaled, window)
     mass = jnp.where(jnp.arange(window) < top_k[:, None], jnp.exp(values), 0.0)
     upto = _cumulative(mass)
     available = jnp.where(top_k <= window, upto[:, -1], total)
-    kept = jnp.where(upto - mass < (top_p * available)[:, None], mass, 0.0)
-    fits = (top_k <= window) | ((upto[:, -1] >= top_p * available) & (top_p < 1))
+    kept = jnp.where((upto - mass < (top_p * available)[:, None]) & (values >= least[:, None]), mass, 0.0)
+    # Three filters may end the choice within the window. A nucleus of what a wider top-k left is not known here.
+    nucleus_known = (top_k == vocab) | (top_p >= 1)
+    ends = ((upto[:, -1] >= top_p * available) & (top_p < 1)) | (values[:, -1] < least)
     choice = _pick(kept, _cumulative(kept), uniform * kept.sum(axis=-1))
-    return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], fits
+    return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], (top_k <= window) | (nucleus_known & ends)
 
 
 def _draw_from_all(
-    scaled: Float[Array, "B V"],
-    mass: Float[Array, "B V"],
-    top_k: Int[Array, " B"],
-    top_p: Float[Array, " B"],
-    uniform: Float[Array, " B"],
+    scaled: Float[Array, "B V"], mass: Float[Array, "B V"], filters: _Filters, uniform: Float[Array, " B"]
 ) -> Int[Array, " B"]:
     """Draw among all tokens."""
+    top_k, top_p, least = filters
     rank = _ordered(scaled)
     kept = jnp.where(rank >= _threshold(rank, jnp.ones_like(mass), top_k.astype(jnp.float32))[:, None], mass, 0.0)
     nucleus = _threshold(rank, kept, top_p * kept.sum(axis=-1))
     kept = jnp.where((rank >= nucleus[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
+    kept = jnp.where(scaled >= least[:, None], kept, 0.0)
     # Two short cumulative sums instead of a long one: first the block, then the token in it.
     blocks = kept.reshape(kept.shape[0], -1, _BLOCK)
     block_mass = blocks.sum(axis=-1)

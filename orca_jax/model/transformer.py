@@ -134,7 +134,11 @@ class Decoder(nnx.Module):
                 layer.append((path, variable.replace(stack[index], axes=axes[1:])))
         self.blocks = nnx.List([nnx.merge(structure, nnx.from_flat_state(layer)) for layer in layers])
 
+    @property
+    def unembedding(self) -> Table:
+        """Its `scores` are logits over the padded vocabulary; those from `config.vocab_size` on mean nothing."""
+        return self.embedding if self.head is None else self.head
+
     def unembed(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Logits over the padded vocabulary; those from `config.vocab_size` on mean nothing."""
-        head = self.embedding if self.head is None else self.head
-        return head.scores(hidden)
+        """Logits of hidden vectors."""
+        return self.unembedding.scores(hidden)

@@ -32,24 +32,24 @@ def test_bucket_for_takes_the_smallest_that_holds() -> None:
 
 def test_one_launch_when_all_fits_with_increments_first() -> None:
     plan = [member(0, 3), member(1, 1), member(2, 2), member(3, 1)]
-    assert list(launches(plan, 8)) == [[(1, 0, 1), (3, 0, 1), (0, 0, 3), (2, 0, 2)]]
+    assert list(launches(plan, 8, 8)) == [[(1, 0, 1), (3, 0, 1), (0, 0, 3), (2, 0, 2)]]
 
 
 def test_a_long_prompt_goes_on_in_the_next_launch() -> None:
     plan = [member(0, 10), member(1, 1)]
-    assert list(launches(plan, 4)) == [[(1, 0, 1), (0, 0, 3)], [(0, 3, 4)], [(0, 7, 3)]]
+    assert list(launches(plan, 4, 4)) == [[(1, 0, 1), (0, 0, 3)], [(0, 3, 4)], [(0, 7, 3)]]
 
 
 def test_a_single_token_that_a_cut_left_comes_first() -> None:
     plan = [member(0, 5), member(1, 3)]
-    assert list(launches(plan, 4)) == [[(0, 0, 4)], [(0, 4, 1), (1, 0, 3)]]
+    assert list(launches(plan, 4, 4)) == [[(0, 0, 4)], [(0, 4, 1), (1, 0, 3)]]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(1, 32))
 def test_launches_cover_every_token_once_and_in_order(sizes: list[int], largest: int) -> None:
     plan = [member(row, size) for row, size in enumerate(sizes)]
     seen = dict.fromkeys(range(len(sizes)), 0)
-    for launch in launches(plan, largest):
+    for launch in launches(plan, largest, largest):
         assert sum(segment.size for segment in launch) <= largest
         assert len({segment.member for segment in launch}) == len(launch)
         singles = [segment.size == 1 for segment in launch]

@@ -2,44 +2,60 @@
 
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orca_jax.exec.buckets import launches
-from orca_jax.exec.pack import Batch, Layout, RowTable, pack
+from orca_jax.exec.draws import Draws, draws_layout, extras_layout, pack_draws, pack_extras, pack_masks, unpack_draws
+from orca_jax.exec.pack import Batch, Kept, Layout, pack
+from orca_jax.exec.rows import RowTable
+from orca_jax.exec.sample import SamplingParameters
 from orca_jax.step import Member, RowSampling
 
 
-def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Batch, list[int]]:
+def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Batch, Kept]:
     rows.update(members)
-    [segments] = launches(members, layout.num_tokens)
-    vector, sampling = pack(members, segments, rows, layout)
-    return Batch(*(np.asarray(array) for array in layout.unpack(jnp.asarray(vector)))), sampling
+    [segments] = launches(members, layout.num_tokens, 64)
+    vector, kept = pack(members, segments, rows, layout)
+    return Batch(*(np.asarray(array) for array in layout.unpack(jnp.asarray(vector)))), kept
+
+
+def draws_of(kept: Kept, rows: RowTable, num_places: int) -> Draws:
+    layout = draws_layout(num_places)
+    row, parameters = unpack_draws(layout, jnp.asarray(pack_draws(kept, rows, layout)))
+    return Draws(np.asarray(row), SamplingParameters(*(np.asarray(array) for array in parameters)))
 
 
 def test_a_mixed_batch() -> None:
     rows = RowTable(num_rows=4, num_pages=3)
-    sampling = RowSampling(temperature=0.5, top_k=7, top_p=0.9, seed=-1)
+    sampling = RowSampling(temperature=0.5, top_k=7, top_p=0.9, seed=-1, min_p=0.25)
     members = [
         Member("prompt", 2, 0, [10, 11, 12, 13, 14], samples=True, new_pages=[5, 1], sampling=sampling),
         Member("increment", 1, 4, [20], samples=True, num_old_pages=1, new_pages=[3]),
         Member("chunk", 0, 0, [30, 31], samples=False, new_pages=[2]),
     ]
-    batch, sampled = batch_of(members, Layout(num_tokens=10, num_rows=4, num_pages=3), rows)
+    batch, kept = batch_of(members, Layout(num_tokens=10, num_rows=4, num_pages=3), rows)
 
-    assert sampled == [1, 0], "the increment comes first; the chunk does not sample"
+    assert kept.members == [1, 0], "the increment comes first; the chunk does not sample"
+    assert kept.targets == [None, None]
     assert batch.ids.tolist() == [20, 10, 11, 12, 13, 14, 30, 31, 0, 0]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 0, 1, 0, 0]
     assert batch.query_start.tolist() == [0, 1, 6, 0]
     assert batch.query_len.tolist() == [1, 5, 2, 0]
     assert batch.context_len.tolist() == [5, 5, 2, 0]
     assert batch.page_table.tolist() == [[0, 3, 0], [5, 1, 0], [2, 0, 0], [0, 0, 0]]
-    assert batch.sample_token[:2].tolist() == [0, 5]
-    assert batch.sample_row.tolist() == [1, 2, 4, 4], "row 4 does not exist: padding"
-    assert batch.sample_position[:2].tolist() == [5, 5]
-    assert batch.temperature[:2].tolist() == [0.0, 0.5]
-    assert batch.top_k[:2].tolist() == [0, 7]
-    assert np.allclose(batch.top_p[:2], [1.0, 0.9])
-    assert (batch.seed_high[1], batch.seed_low[1]) == (-1, -1), "64 bits of -1"
+    assert batch.token_row.tolist() == [1, 2, 2, 2, 2, 2, 0, 0, 4, 4], "row 4 does not exist: padding"
+    assert batch.kept_token[:2].tolist() == [0, 5]
     assert not batch.on_device.any()
+
+    row, draw = draws_of(kept, rows, 3)
+    assert row.tolist() == [1, 2, 4]
+    assert draw.position[:2].tolist() == [5, 5]
+    assert draw.temperature.tolist() == [0.0, 0.5, 0.0]
+    assert draw.top_k[:2].tolist() == [0, 7]
+    assert np.allclose(draw.top_p[:2], [1.0, 0.9])
+    assert draw.min_p[:2].tolist() == [0.0, 0.25]
+    assert (draw.seed_high[1], draw.seed_low[1]) == (-1, -1), "64 bits of -1"
 
 
 def test_an_id_that_is_still_on_the_device() -> None:
@@ -48,10 +64,10 @@ def test_an_id_that_is_still_on_the_device() -> None:
         Member("waiting", 1, 3, [], samples=True, last_on_device=True, new_pages=[1]),
         Member("known", 0, 2, [40, 41], samples=True, new_pages=[0]),
     ]
-    batch, sampled = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
-    assert sampled == [0, 1]
+    batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
+    assert kept.members == [0, 1]
     assert batch.on_device.tolist() == [True, False, False, False]
-    assert batch.token_row.tolist() == [1, 0, 0, 0]
+    assert batch.token_row.tolist() == [1, 0, 0, 2]
     assert batch.ids.tolist() == [0, 40, 41, 0]
 
 
@@ -69,13 +85,13 @@ def test_a_cut_member_samples_only_in_its_last_launch() -> None:
     members = [Member("long", 0, 0, list(range(60, 66)), samples=True, new_pages=[1, 0])]
     rows.update(members)
     layout = Layout(num_tokens=4, num_rows=1, num_pages=2)
-    first, last = (pack(members, cut, rows, layout) for cut in launches(members, 4))
-    assert first[1] == []
-    assert last[1] == [0]
+    first, last = (pack(members, cut, rows, layout) for cut in launches(members, 4, 64))
+    assert first[1].members == []
+    assert last[1].members == [0]
     view = layout.views(last[0])
     assert view["ids"].tolist() == [64, 65, 0, 0]
     assert view["context_len"].tolist() == [6]
-    assert view["sample_position"].tolist() == [6]
+    assert last[1].context_len.tolist() == [6]
 
 
 def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
@@ -85,3 +101,60 @@ def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
     rows.update([Member("r", 1, 4, [5], samples=True, num_old_pages=1, new_pages=[9])])
     assert rows.page_table[1].tolist() == [7, 9]
     assert (rows.temperature[1], rows.seed_high[1], rows.seed_low[1]) == (1.0, 256, 3)
+
+
+def test_targets_are_kept_with_the_token_they_follow_and_draw_for_nobody() -> None:
+    rows = RowTable(num_rows=2, num_pages=2)
+    members = [
+        Member("scored", 1, 2, [52, 53, 54], samples=True, targets=[53, 54], num_top_targets=3, new_pages=[1, 0]),
+    ]
+    batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
+    assert kept.targets == [53, 54, None]
+    assert kept.members == [0, 0, 0]
+    assert batch.kept_token[:3].tolist() == [0, 1, 2]
+    assert kept.row.tolist() == [2, 2, 1]
+    assert kept.context_len.tolist() == [3, 4, 5]
+    layout = extras_layout(4)
+    view = layout.views(pack_extras(kept, rows, layout))
+    assert view["has_target"].tolist() == [1, 1, 0, 0]
+    assert view["target"][:2].tolist() == [53, 54]
+    assert view["wants_logprobs"].tolist() == [1, 1, 0, 0]
+    assert view["repetition"].tolist() == [1, 1, 1, 1], "neutral, also where nobody is"
+
+
+def test_a_cut_gives_each_launch_its_targets() -> None:
+    rows = RowTable(num_rows=1, num_pages=2)
+    members = [Member("scored", 0, 0, list(range(50, 57)), samples=True, targets=range(51, 57), new_pages=[1, 0])]
+    rows.update(members)
+    kept = [pack(members, cut, rows, Layout(4, 1, 2))[1] for cut in launches(members, 4, 4)]
+    assert [launch.targets for launch in kept] == [[51, 52, 53, 54], [55, 56, None]]
+
+
+def test_a_new_holder_loses_the_extras_of_the_one_before() -> None:
+    rows = RowTable(num_rows=1, num_pages=1)
+    rich = RowSampling(1.0, 0, 1.0, 0, repetition_penalty=2.0, logit_bias=((7, 1.5), (9, -100.0)), logprobs=0)
+    kept = Kept([0], [None], np.zeros(1, np.int32), np.ones(1, np.int32))
+    layout = extras_layout(2)
+    rows.update([Member("rich", 0, 0, [1], samples=True, sampling=rich)])
+    view = layout.views(pack_extras(kept, rows, layout))
+    assert (view["bias_id"][0, :3].tolist(), view["bias"][0, :3].tolist()) == ([7, 9, 0], [1.5, -100.0, 0.0])
+    assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (2, 1, True)
+    rows.update([Member("plain", 0, 0, [1], samples=True, sampling=RowSampling(1.0, 0, 1.0, 0))])
+    view = layout.views(pack_extras(kept, rows, layout))
+    assert not view["bias"].any()
+    assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (1, 0, False)
+
+
+@given(st.lists(st.none() | st.sets(st.integers(0, 255), min_size=1), max_size=3))
+def test_masks_have_a_bit_for_each_allowed_id(wanted: list[set[int] | None]) -> None:
+    masks = [None if ids is None else sum(1 << token for token in ids) for ids in wanted]
+    words = pack_masks(masks, 3, 256)
+    bits = (words[:, :, None].view(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1
+    allowed = [set(np.flatnonzero(row).tolist()) for row in bits.reshape(3, 256)]
+    everything = set(range(256))
+    expected = [everything if ids is None else ids for ids in wanted] + [everything] * (3 - len(wanted))
+    assert allowed == expected
+
+
+def test_ids_that_no_column_holds_fall_out_of_a_mask() -> None:
+    assert pack_masks([(1 << 5) | (1 << 4000)], 1, 128).tolist() == [[32, 0, 0, 0]]

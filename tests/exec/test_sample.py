@@ -14,11 +14,14 @@ from orca_jax.model.load import tensor_mesh
 DRAWS = 8192
 
 
-def parameters(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingParameters:
+def parameters(
+    rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> SamplingParameters:
     return SamplingParameters(
         jnp.full(rows, temperature, jnp.float32),
         jnp.full(rows, top_k, jnp.int32),
         jnp.full(rows, top_p, jnp.float32),
+        jnp.full(rows, min_p, jnp.float32),
         jnp.zeros(rows, jnp.int32),
         jnp.arange(rows, dtype=jnp.int32),
         jnp.full(rows, 5, jnp.int32),
