@@ -274,6 +274,7 @@ def test_no_keys() -> None:
         ("schlüssel".encode(), "printable ASCII"),
         (b"hunter2\xff", "not UTF-8"),
     ],
+    ids=range(5),  # the directory has the test's name, and must not show keys either
 )
 def test_bad_key_file(tmp_path: Path, content: bytes, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as raised:
