@@ -170,13 +170,14 @@ class _Output:
         self._has_call = False
 
     def text(self, text: str) -> None:
+        if not text:
+            return
         if self._blanks is not None:
             self._blanks.append(text)
             if not text.strip(BLANKS):
                 return
             text, self._blanks = "".join(self._blanks), None
-        if text:
-            self._items.append(text)
+        self._items.append(text)
 
     def call(self, call: ToolCall) -> None:
         self._items.append(call)

@@ -33,7 +33,7 @@ MAX_OUTPUT = 4 * 2**20  # characters of a rendered prompt
 MAX_FRAME = 64 * 2**20  # bytes; more than any body and any output that passes its own limit
 MAX_MESSAGE = 500  # characters of an error
 MEMORY = 512 * 2**20  # bytes of address space beyond those of the start
-CPU_SECONDS = 10  # for one answer; the parent's clock is stricter, this one is for when the parent has gone
+CPU_SECONDS = 6  # for one answer: a little more than the parent's clock allows, for when the parent has gone
 
 _LENGTH = struct.Struct(">I")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -1,0 +1,366 @@
+"""Tool calls: found in any pieces, no word lost, and a bounded amount of work for each character."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from llguidance import JsonCompiler, LLMatcher, LLTokenizer
+
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.text.json_end import JsonEnd
+from orca_jax.text.tools import (
+    DIALECTS,
+    ForcedCalls,
+    ToolCall,
+    ToolParser,
+    check_tools,
+    forced_tools_schema,
+    tool_parser,
+)
+
+F, G = "f", "get-weather_2"
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in (F, G)]
+A, B = ToolCall(F, '{"x": 1}'), ToolCall(G, "{}")
+NAMED = {"type": "function", "function": {"name": F}}
+
+TABLE = [
+    ("hermes", "no call, a < b and <tool_ca", ["no call, a < b and <tool_ca"]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', [A]),
+    (
+        "hermes",
+        'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>\n<tool_call>\n'
+        '{"arguments": {}, "name": "get-weather_2"}\n</tool_call>\nDone.',
+        ["Let me see.\n", A, B, "\nDone."],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', [A]),  # the end came before the closing tag
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool', ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}', ...),
+    ("hermes", '<tool_call>{"name": "g", "arguments": {"x": 1}}</tool_call>', ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ...),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "thought": "lost?"}</tool_call>', ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 01}}</tool_call>', ...),
+    ("hermes", "<tool_call>" + '{"a":' * 100_000 + "1" + "}" * 100_000 + "</tool_call>", ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [A]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>{\\"\\\\"}}</tool_call>',
+        [ToolCall(F, '{"x": "</tool_call>{\\"\\\\"}')],
+    ),
+    (
+        "hermes",
+        '<tool_call><tool_call>{"name": "f", "arguments": {"x": 1}}<tool_call>{"name": "f", "arguments": {"x": 1}}'
+        "</tool_call>",
+        ['<tool_call><tool_call>{"name": "f", "arguments": {"x": 1}}', A],
+    ),
+    ("hermes", "  \n", ["  \n"]),
+    ("hermes", "", []),
+    ("llama3_json", '{"name": "f", "parameters": {"x": 1}}', [A]),
+    ("llama3_json", '\n<|python_tag|>{"name": "f", "parameters": {"x": 1}}\n', [A]),
+    ("llama3_json", '{"name": "f", "parameters": {"x": 1}}; {"name": "get-weather_2", "parameters": {}}', [A, B]),
+    ("llama3_json", '{"name": "f", "parameters": {"x": 1}}; and so on', [A, "; and so on"]),
+    ("llama3_json", '{"name": "f", "parameters": {"x": 1}} is a call', ...),
+    ("llama3_json", 'Say {"name": "f", "parameters": {"x": 1}}', ...),
+    ("llama3_json", '{"answer": 42}', ...),
+    ("llama3_json", "<|python_tag|>print(1)", ...),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]', [A]),
+    (
+        "mistral",
+        'Well.[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}, "id": "a1b2c3d4e"}, {"name": "get-weather_2", '
+        '"arguments": {}}] ',
+        ["Well.", A, B],
+    ),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}, {"na', [A, ', {"na']),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}},', [A, ","]),
+    ("mistral", "[TOOL_CALLS] []", ...),
+    ("mistral", "[[TOOL_CALLS] [1]", ...),
+]
+
+
+def parse(parser: ToolParser, text: str, cuts: Sequence[int] = ()) -> list[str | ToolCall]:
+    """What comes out of the text in pieces, adjacent texts joined."""
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[start:end] for start, end in pairwise(bounds)]
+    out: list[str | ToolCall] = []
+    for item in [*(item for piece in pieces for item in parser.push(piece)), *parser.finish()]:
+        if isinstance(item, str) and out and isinstance(out[-1], str):
+            out[-1] += item
+        else:
+            out.append(item)
+    return out
+
+
+@pytest.mark.parametrize(("dialect", "text", "expected"), TABLE, ids=[f"{d}-{n}" for n, (d, _, _) in enumerate(TABLE)])
+def test_table(dialect: str, text: str, expected: list[str | ToolCall]) -> None:
+    wanted = [text] if expected is ... else expected
+    steps = (len(text) + 1, 1, 7) if len(text) < 1000 else (len(text) + 1, 1000)
+    for step in steps:
+        assert parse(tool_parser(dialect, [F, G]), text, range(0, len(text), step)) == wanted
+
+
+fragments = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[", "]", ",", ";", " ", "\n", "<", "[TOOL"),
+        *('{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": {}}', '{"name": "h", "arguments": {}}'),
+        *('{"', '"', "\\", "{", "}", "word", "é🙂", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    ]
+)
+texts = st.lists(fragments | st.text(max_size=4), max_size=25).map("".join)
+MAKERS = [*DIALECTS, "required", "named"]
+SYNTAX = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"]
+
+
+def make(kind: str) -> ToolParser:
+    if kind in DIALECTS:
+        return tool_parser(kind, [F, G])
+    return ForcedCalls(TOOLS, "required" if kind == "required" else NAMED)
+
+
+@settings(deadline=None, max_examples=200)
+@given(kind=st.sampled_from(MAKERS), text=texts, cuts=st.lists(st.integers(0, 300), max_size=40))
+@example(kind="hermes", text='<tool_call>{"name": "f", "arguments": {}}<tool_call>x', cuts=range(60))
+def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: list[int]) -> None:
+    """Without the calls and their syntax, what comes out is what went in; and pieces make no difference."""
+    out = parse(make(kind), text, cuts)
+    assert out == parse(make(kind), text)
+    at = 0
+    for number, item in enumerate(out):
+        if isinstance(item, ToolCall):
+            start = text.index(item.arguments, at)
+            assert item.arguments == text[start : start + len(item.arguments)]
+            assert json.loads(item.arguments) in ({}, {"x": 1}) or kind == "named"
+            rest = text[at:start]
+            for syntax in [*SYNTAX, '"name"', '"f"', '"arguments"', '"parameters"']:
+                rest = rest.replace(syntax, "")
+            assert not rest.strip(" \t\r\n[]{},;:"), "only syntax stands between what came out"
+            at = start + len(item.arguments)
+        else:
+            start = text.index(item, at)
+            between = text[at:start]
+            for syntax in SYNTAX:
+                between = between.replace(syntax, "")
+            assert number == 0 or not between.strip(" \t\r\n]}"), "only the end of a call stands before a text"
+            assert number > 0 or start == 0
+            at = start + len(item)
+    if not any(isinstance(item, ToolCall) for item in out):
+        assert "".join(map(str, out)) == text
+
+
+def test_text_is_not_held_longer_than_it_has_to_be() -> None:
+    parser = tool_parser("hermes", [F])
+    assert parser.push("Well, 1 <") == ["Well, 1 "]
+    assert parser.push(" 2") == ["< 2"]
+    assert parser.push("<tool_call>{not") == ["<tool_call>{not"]
+    assert parser.push(" a call") == [" a call"]
+    forced = ForcedCalls(TOOLS, "required")
+    assert forced.push('[{"name": "f", "arguments": {"x": 1}}') == []
+    assert forced.push(",") == [A]
+
+
+ADVERSARIAL = [
+    "<tool_call>",
+    "<tool_call>{",
+    '<tool_call>{"',
+    "<tool_call>{}",
+    "<tool_call><tool_cal",
+    "<",
+    "[TOOL_CALLS][",
+    "[TOOL_CALLS] [{",
+    '[TOOL_CALLS] [{"name": "f", "arguments": {}},',
+    '{"name": "f", "parameters": {}};',
+    "{",
+    '{"',
+    '"\\',
+    " ",
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("unit", ADVERSARIAL)
+def test_a_megabyte_of_almost_calls_is_linear_work(kind: str, unit: str) -> None:
+    """A quadratic parser would need hours for these."""
+    text = unit * (400_000 // len(unit))
+    for step in (len(text), 5000):
+        parser = make(kind)
+        size = 0
+        for start in range(0, len(text), step):
+            size += sum(len(item) for item in parser.push(text[start : start + step]) if isinstance(item, str))
+        size += sum(len(item) for item in parser.finish() if isinstance(item, str))
+        assert size <= len(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda v: st.lists(v) | st.dictionaries(st.text(), v),
+    ),
+    st.text(),
+    st.booleans(),
+    st.lists(st.integers(0, 60)),
+)
+def test_the_end_of_json(value: Any, rest: str, ascii_only: bool, cuts: list[int]) -> None:
+    written = json.dumps({"v": value}, ensure_ascii=ascii_only)
+    scanner, text = JsonEnd(), written + rest
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    for start, end in pairwise(bounds):
+        at = start + scanner.feed(text[start:end], 0)
+        if scanner.state != "open":
+            break
+    assert (scanner.state, at) == ("done", len(written))
+
+
+def test_no_such_parser() -> None:
+    with pytest.raises(ConfigError, match="hermes, llama3_json, mistral"):
+        tool_parser("xml", [F])
+
+
+FORCED = [
+    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "get-weather_2", "arguments": {}}]', [A, B]),
+    ("required", ' [ {"name":"f","arguments":{"x": 1}} ] ', [A]),
+    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "argum', [A, ', {"name": "f", "argum']),
+    ("required", '[{"name": "f", "argum', ...),
+    (NAMED, '{"x": 1}', [A]),
+    (NAMED, ' {"x": 1}\n', [A]),
+    (NAMED, '{"x": 1', ...),
+    (NAMED, "[]", ...),
+]
+
+
+@pytest.mark.parametrize(("choice", "text", "expected"), FORCED)
+def test_forced_calls(choice: Any, text: str, expected: list[str | ToolCall]) -> None:
+    for step in (1, 5, 100):
+        assert parse(ForcedCalls(TOOLS, choice), text, range(0, len(text), step)) == (
+            [text] if expected is ... else expected
+        )
+
+
+POINT = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/P"}, "more": {"type": "array", "items": {"$ref": "#/$defs/P"}}},
+    "required": ["at"],
+    "additionalProperties": False,
+    "$defs": {
+        "P": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+}
+DRAW = {"type": "function", "function": {"name": "draw", "parameters": POINT}}
+CLEAR = {"type": "function", "function": {"name": "clear"}}
+
+
+def takes(schema: str, text: str) -> bool:
+    """Whether a grammar made of the schema takes all of the text."""
+    matcher = LLMatcher(LLTokenizer("byte"), JsonCompiler().compile(schema))
+    return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
+
+
+def test_forced_schema_says_what_the_parser_reads() -> None:
+    many, one = (forced_tools_schema([DRAW, CLEAR], "required", parallel) for parallel in (True, False))
+    draw = '{"name": "draw", "arguments": {"at": {"x": 1}, "more": [{"x": 2}]}}'
+    clear = '{"name": "clear", "arguments": {}}'
+    assert takes(many, f"[{draw}]") and takes(many, f"[{draw}, {clear}]") and takes(one, f"[{clear}]")
+    assert not takes(one, f"[{draw}, {clear}]")
+    for wrong in ("[]", draw, f"[{draw.replace('1', 'true')}]", '[{"name": "clear", "arguments": {"x": 1}}]'):
+        assert not takes(many, wrong), wrong
+    names = [
+        item.name
+        for item in parse(ForcedCalls([DRAW, CLEAR], "required"), f"[{draw}, {clear}]")
+        if isinstance(item, ToolCall)
+    ]
+    assert names == ["draw", "clear"]
+    named = forced_tools_schema([DRAW, CLEAR], {"type": "function", "function": {"name": "draw"}})
+    assert json.loads(named) == POINT
+    assert takes(named, '{"at": {"x": 1}}') and not takes(named, "{}")
+
+
+def test_references_into_two_schemas_do_not_meet() -> None:
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"v": {"$ref": "#/$defs/V"}, "$ref": {"enum": ["#"]}},
+                    "required": ["v"],
+                    "$defs": {"V": {"type": kind}},
+                },
+            },
+        }
+        for name, kind in (("i", "integer"), ("s", "string"))
+    ]
+    schema = forced_tools_schema(tools, "required")
+    assert takes(schema, '[{"name": "i", "arguments": {"v": 1}}]')
+    assert takes(schema, '[{"name": "s", "arguments": {"v": "a", "$ref": "#"}}]')
+    assert not takes(schema, '[{"name": "s", "arguments": {"v": 1}}]')
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("auto", "must be"),
+        ({"function": {"name": "h"}}, "'h', which is not among"),
+        ({"function": 1}, "must be"),
+        ({}, "must be"),
+    ],
+)
+def test_choices_that_force_nothing(choice: Any, words: str) -> None:
+    for use in (forced_tools_schema, ForcedCalls):
+        with pytest.raises(RequestError, match=words) as caught:
+            use(TOOLS, choice)
+        assert caught.value.param == "tool_choice"
+
+
+def tool(**function: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def nested(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "not": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ([], "1 to 128"),
+        ([tool()] * 129, "1 to 128"),
+        ([{}], r"tools\[0\] must be"),
+        ([tool(), {"type": "custom", "function": {"name": "g"}}], r"tools\[1\] must be"),
+        ([tool(name="")], "1 to 64 letters"),
+        ([tool(name="a" * 65)], "1 to 64 letters"),
+        ([tool(name="a b")], "1 to 64 letters"),
+        ([tool(name="f\n")], "1 to 64 letters"),
+        ([tool(name=None)], "1 to 64 letters"),
+        ([tool(), tool()], "f is there twice"),
+        ([tool(parameters=[])], "must be a JSON schema"),
+        ([tool(parameters={"type": "string"})], "must be a JSON schema"),
+        ([tool(parameters=nested(64))], "64 deep"),
+    ],
+)
+def test_tools_that_cannot_be_meant(tools: list[dict[str, object]], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        check_tools(tools)
+    assert caught.value.param == "tools"
+
+
+def test_tools_that_can() -> None:
+    check_tools([DRAW, CLEAR, tool(parameters=nested(60), description="d", strict=True), tool(name="a-B_9" * 12)])
+    check_tools([tool(name=f"f{number}") for number in range(128)])
+    deep: dict[str, object] = {}
+    for _ in range(100_000):
+        deep = {"not": deep}
+    with pytest.raises(RequestError, match="64 deep"):
+        check_tools([tool(parameters=deep)])
