@@ -4,6 +4,8 @@ Imported without the `otel` extra; only `start_tracing` with an endpoint needs i
 """
 
 import contextlib
+import logging
+import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -15,8 +17,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
     from opentelemetry.trace import Span
 
-EXPORT_SECONDS = 5  # for one batch; also the longest wait for a collector that is away when the server ends
+EXPORT_SECONDS = 5  # for one batch, retries included
+CLOSE_SECONDS = 5  # for all that is left when the server ends
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+
+logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
@@ -88,8 +93,13 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        """Send what is left; takes up to `EXPORT_SECONDS` where the collector does not answer. Blocks."""
-        self._provider.shutdown()
+        """Send what is left, and give up after `CLOSE_SECONDS`. Blocks."""
+        # The SDK itself would try each batch of a full queue for EXPORT_SECONDS.
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True, name="last spans")
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+        if closing.is_alive():
+            logger.warning("the collector did not take the last spans within %d s: they are lost", CLOSE_SECONDS)
 
 
 def start_tracing(config: ServerConfig) -> Tracing | None:
@@ -102,8 +112,7 @@ def start_tracing(config: ServerConfig) -> Tracing | None:
     if endpoint is None:
         return None
     param = "otlp_traces_endpoint"
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_http_url(endpoint):
         message = f"--otlp-traces-endpoint must be a URL such as http://localhost:4318/v1/traces, got {endpoint!r}"
         raise ConfigError(message, param=param)
     try:
@@ -114,6 +123,14 @@ def start_tracing(config: ServerConfig) -> Tracing | None:
         raise ConfigError(message, param=param) from None
     exporter = OTLPSpanExporter(endpoint, timeout=EXPORT_SECONDS)
     return trace_to(BatchSpanProcessor(exporter), config.names[0])
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False  # brackets or a port that are none
 
 
 def trace_to(processor: "SpanProcessor", model: str) -> Tracing:
