@@ -18,6 +18,7 @@ from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Built:
 
     engine: Engine
     tokenizer: Tokenizer
+    grammars: GrammarFactory  # compiles what `SamplingParams.structured` asks for to a constraint for `Engine.add`
     model_config: ModelConfig
     max_model_len: int  # prompt and generated tokens of one request
     executor_config: ExecutorConfig | None = None  # None for the toy
@@ -74,7 +76,15 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
-    return Built(Engine(executor, scheduler, pool, seed=config.seed), tokenizer, model, max_model_len, resolved)
+    engine = Engine(executor, scheduler, pool, seed=config.seed)
+    return _built(engine, tokenizer, model, max_model_len, resolved)
+
+
+def _built(
+    engine: Engine, tokenizer: Tokenizer, model: ModelConfig, max_model_len: int, resolved: ExecutorConfig | None = None
+) -> Built:
+    grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
+    return Built(engine, tokenizer, grammars, model, max_model_len, resolved)
 
 
 def demo_directory() -> Path:
@@ -202,7 +212,7 @@ def _build_toy(config: EngineConfig) -> Built:
         TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
     )
     engine = Engine(executor, scheduler, pool, seed=config.seed)
-    return Built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
+    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
 
 
 def _dtype(config: EngineConfig, platform: str) -> DType:

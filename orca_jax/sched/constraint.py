@@ -8,10 +8,11 @@ from orca_jax.step import TokenSet
 
 def token_set(ids: Iterable[int]) -> TokenSet:
     """The set of these ids."""
-    bits = 0
+    ids = list(ids)
+    flags = bytearray(max(ids, default=0) // 8 + 1)  # not one integer after another: each is as long as the vocabulary
     for token_id in ids:
-        bits |= 1 << token_id
-    return bits
+        flags[token_id // 8] |= 1 << token_id % 8
+    return int.from_bytes(flags, "little")
 
 
 def all_tokens(vocab_size: int) -> TokenSet:

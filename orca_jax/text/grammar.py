@@ -1,0 +1,227 @@
+"""What a generated text must match, compiled to the ids that may come next. The work is llguidance's.
+
+Compiling and each mask run on fuel: a grammar that is a bomb is refused, or ends its own request, in well under a
+second (`docs/architecture.md`).
+"""
+
+import json
+import threading
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from orca_jax.errors import RequestError
+from orca_jax.request import StructuredOutput
+from orca_jax.step import TokenSet
+from orca_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # it exists for type checkers only
+    from llguidance._lib import JsonCompileOptions
+
+PARAM = "structured_outputs"
+MAX_SOURCE = 64 * 1024  # characters of a schema, an expression, a list of choices or a grammar
+MAX_NESTING = 64  # of a JSON schema
+MAX_REASON = 300  # characters that an error repeats of the library's
+
+# No blanks without end, and no keyword passed over in silence.
+_COMPACT: "JsonCompileOptions" = {"whitespace_flexible": False, "lenient": False}
+_MEND = {
+    "json_object": "report this as an error of the server",
+    "json_schema": "correct the schema, and leave out what cannot be enforced while generating",
+    "regex": "correct the expression, which knows neither look-around nor references back, or make it smaller",
+    "choice": "give fewer or shorter choices",
+    "grammar": "correct the grammar, which is written in llguidance's variety of Lark, or make it smaller",
+}
+
+
+class GrammarFactory:
+    """Compiles what requests ask for. May be used by several threads.
+
+    The vocabulary is read when the first request comes, which takes some tenths of a second for a large one.
+
+    Args:
+        tokenizer: says which bytes an id stands for.
+        vocab_size: ids of the model.
+        eos_ids: the ids that end a text, allowed once it is complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = frozenset(eos_ids)
+        self._lock = threading.Lock()
+        self._vocabulary: tuple[LLTokenizer, TokenSet] | None = None
+
+    def compile(self, structured: StructuredOutput) -> "GrammarConstraint":
+        """A new constraint, for one request.
+
+        Raises:
+            RequestError: what was asked for is wrong or too large, with `param` "structured_outputs".
+        """
+        if not self._eos_ids:
+            raise RequestError("structured output needs an end token, and this model names none", param=PARAM)
+        if len(structured.value) > MAX_SOURCE:
+            raise RequestError(
+                f"{structured.kind} has {len(structured.value)} characters; at most {MAX_SOURCE} are compiled",
+                param=PARAM,
+            )
+        try:
+            source = _source(structured)
+        except UnicodeEncodeError:
+            raise _refused(structured.kind, "it holds half of a surrogate pair, which is no character") from None
+        vocabulary, known = self._read_vocabulary()
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=_limits())
+        matcher.compute_bitmask()  # shows what only fails at its first token
+        if matcher.is_error():
+            raise _refused(structured.kind, _reason(matcher))
+        if matcher.is_stopped() and not matcher.is_accepting():
+            raise _refused(structured.kind, "no text can match it")
+        return GrammarConstraint(matcher, known, self._eos_ids)
+
+    def _read_vocabulary(self) -> tuple[LLTokenizer, TokenSet]:
+        """The ids as llguidance reads them, and those that both the tokenizer and the model know."""
+        with self._lock:
+            if self._vocabulary is None:
+                ids = _Vocabulary(self._tokenizer, self._eos_ids)
+                reader = LLTokenizer(TokenizerWrapper(ids), eos_token=sorted(self._eos_ids))
+                known = [
+                    i for i, spelling in enumerate(ids.tokens[: self._vocab_size]) if spelling or i in self._eos_ids
+                ]
+                self._vocabulary = reader, _set_of(known)
+            return self._vocabulary
+
+
+class GrammarConstraint:
+    """`request.Constraint` over a parser's state."""
+
+    def __init__(self, matcher: LLMatcher, known: TokenSet, eos_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._known = known
+        self._eos_ids = eos_ids
+        self._ends = _set_of(eos_ids)
+        self._has_ended = False
+
+    def allowed(self) -> TokenSet:
+        """The ids that may come next; when the text is complete and nothing can follow, the end tokens alone.
+
+        Raises:
+            RequestError: the parser ran out of fuel.
+        """
+        if self._has_ended:
+            return self._ends
+        tokens = int.from_bytes(self._matcher.compute_bitmask(), "little") & self._known
+        if self._matcher.is_error():
+            raise RequestError(f"the structure of the output became too complex: {_reason(self._matcher)}", param=PARAM)
+        return tokens
+
+    def accept(self, token_id: int) -> None:
+        """Move on by one id."""
+        if token_id in self._eos_ids:
+            self._has_ended = True
+        else:
+            self._matcher.consume_token(token_id)  # what is wrong shows in the next `allowed`
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it: the bytes of each id, exactly those that the text will have."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int]) -> None:
+        size = max(tokenizer.vocab_size, max(eos_ids) + 1)
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
+        self.special_token_ids = sorted(tokenizer.special_ids | set(eos_ids))
+        self.eos_token_id = min(eos_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+
+
+def _set_of(ids: Collection[int]) -> TokenSet:
+    flags = bytearray(max(ids) // 8 + 1)  # not one integer after another: each is as long as the vocabulary
+    for token_id in ids:
+        flags[token_id // 8] |= 1 << token_id % 8
+    return int.from_bytes(flags, "little")
+
+
+def _limits() -> LLParserLimits:
+    """The library's own fuel, with less memory for one grammar; its errors without the parser's state."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_items_in_row=2_000,
+        max_lexer_states=50_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _source(structured: StructuredOutput) -> str:
+    """What llguidance compiles."""
+    kind, value = structured.kind, structured.value
+    if kind == "json_object":
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_COMPACT)
+    if kind == "json_schema":
+        schema = _read_json(kind, value)
+        if not isinstance(schema, dict):
+            raise _refused(kind, "a schema is a JSON object")
+        _check_nesting(schema)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(value)
+    if kind == "choice":
+        return LLMatcher.grammar_from_regex(_regex_of_choices(_read_json(kind, value)))
+    return LLMatcher.grammar_from_lark(value)
+
+
+def _regex_of_choices(choices: object) -> str:
+    if not isinstance(choices, list) or not choices:
+        raise RequestError("choice must be a list of at least one string", param=PARAM)
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise RequestError("choice must be a list of strings that are not empty", param=PARAM)
+    return "|".join(_literal(choice) for choice in choices)
+
+
+def _literal(text: str) -> str:
+    """A regular expression for one text: whatever may have a meaning goes by its number."""
+    text.encode()  # half of a surrogate pair is no character
+    return "".join(char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _read_json(kind: str, value: str) -> Any:
+    try:
+        return json.loads(value, parse_constant=_not_json)
+    except (ValueError, RecursionError) as error:
+        raise _refused(kind, f"it is not JSON: {error}") from None
+
+
+def _not_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _check_nesting(schema: object) -> None:
+    level = [schema]
+    for _ in range(MAX_NESTING):
+        level = [part for outer in level for part in _parts(outer)]
+        if not level:
+            return
+    raise _refused("json_schema", f"it is nested more than {MAX_NESTING} levels deep")
+
+
+def _parts(value: object) -> Collection[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The library's reason, on one line."""
+    lines = matcher.get_error().removesuffix("<non-verbose/>").split("\n")
+    reason = " ".join(" ".join(lines).split())[:MAX_REASON]
+    return "no text can match it" if reason.startswith("NoExtension") else reason
+
+
+def _refused(kind: str, reason: str) -> RequestError:
+    return RequestError(f"{kind} cannot be used: {reason}; {_MEND[kind]}", param=PARAM)
