@@ -56,7 +56,7 @@ def add_engine_args(parser: argparse.ArgumentParser, **defaults: Any) -> None:
         default = defaults.get(field.name, field.default)
         shown = "" if default is None else f" (default: {default})"
         options: dict[str, Any] = {"dest": field.name, "default": default, "help": HELP[field.name] + shown}
-        group.add_argument(*flags, **options, **_options_for(hints[field.name]))
+        group.add_argument(*flags, **options, **options_for(hints[field.name]))
 
 
 def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
@@ -67,13 +67,17 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**values)
 
 
-def _options_for(hint: Any) -> dict[str, Any]:
-    """How argparse reads a type. `X | None` is read as X, since None can only be the default."""
+def options_for(hint: Any) -> dict[str, Any]:
+    """How argparse reads a type. `X | None` is read as X, since None can only be the default; a tuple takes several."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     parts = tuple(part for part in parts if part is not type(None))
     if all(get_origin(part) is Literal for part in parts):
-        return {"choices": [choice for part in parts for choice in get_args(part)]}
+        choices = [choice for part in parts for choice in get_args(part)]
+        return {"choices": choices, "type": type(choices[0])}
     (kind,) = parts
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    return {"type": human_int if kind is int else kind, "metavar": {int: "N", float: "X"}.get(kind, "NAME")}
+    several: dict[str, Any] = {}
+    if get_origin(kind) is tuple:
+        kind, several = get_args(kind)[0], {"nargs": "+"}
+    return {"type": human_int if kind is int else kind, "metavar": {int: "N", float: "X"}.get(kind, "NAME"), **several}

@@ -1,57 +1,45 @@
 """The engine's own process: `python -m orca_jax.serve.engine_process FD`, started by the front end.
 
-Two threads. One reads the socket into the inbox, also while the engine loads or computes, so that the process ends
-when its front end does. The main thread owns the engine and is the only one that writes.
+The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
+that the process ends when its front end does. One says twice a second that the process lives. Two compile grammars,
+and their requests enter the engine when that is done.
 """
 
 import logging
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 
-from orca_jax.build import DEMO, build_engine, demo_directory
-from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError, RequestError
-from orca_jax.serve.wire import (
-    Abort,
-    Failed,
-    FrameReader,
-    Message,
-    Ready,
-    Rejected,
-    Start,
-    Submit,
-    ToEngine,
-    Updates,
-    decode_to_engine,
-    encode,
-)
+from orca_jax.build import DEMO, Built, build_engine, demo_directory
+from orca_jax.errors import ConfigError
+from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, Send
+from orca_jax.serve.wire import Failed, FrameReader, Message, Ready, Start, decode_to_engine, encode
 
+BEAT_SECONDS = 0.5
 LAST_WORDS_SECONDS = 1.0  # between the front end's end and this process's, whatever it is doing
 
 logger = logging.getLogger(__name__)
 
-Inbox = queue.SimpleQueue[ToEngine | None]  # None: the front end has gone
-Send = Callable[[Message], None]
-
 
 def main(argv: list[str]) -> int:
     """Serve the front end at the other end of socket `argv[1]`. Returns the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # sent to all of a group; the front end drains, and then ends us
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
     logging.getLogger("orca_jax").setLevel(logging.INFO)  # libraries: warnings only
     connection = socket.socket(fileno=int(argv[1]))
+    connection.set_inheritable(False)  # a child of this process must not keep the socket open after its end
     inbox: Inbox = queue.SimpleQueue()
+    pulse = Pulse()
+    send = _sender(connection)
     threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
-
-    def send(message: Message) -> None:
-        connection.sendall(encode(message))
-
+    threading.Thread(target=_beat, args=(pulse, send), daemon=True, name="heartbeat").start()
     try:
-        return _run(inbox, send)
+        return _run(inbox, send, pulse)
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the front end has gone, and with it everybody who waited
     except ConfigError as error:
@@ -63,56 +51,50 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-def _run(inbox: Inbox, send: Send) -> int:
+def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
     start = inbox.get()
     if not isinstance(start, Start):
         return 0
-    built = build_engine(start.config)
-    ready = Ready(
-        source=_source(start.config.model),
+    pulse.enter("loading")
+    built = build_engine(start.config, on_compile=lambda: pulse.enter("compiling"))
+    loop = EngineLoop(built.engine, inbox, send, pulse)
+    pulse.enter("serving")
+    send(_ready(built, start))
+    loop.run()
+    return 0
+
+
+def _ready(built: Built, start: Start) -> Ready:
+    config = start.config
+    directory = str(demo_directory()) if config.model == DEMO else config.model
+    return Ready(
+        source="" if config.model.startswith("preset:") else directory,
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,
         n_slots=built.engine.pool.kv.n_slots,
-        num_rows=start.config.max_num_seqs * start.config.n_workers,
+        num_rows=config.max_num_seqs * config.n_workers,
     )
-    send(ready)
-    serve(built.engine, inbox, send)
-    return 0
 
 
-def _source(model: str) -> str:
-    """The model's directory; empty for a preset."""
-    if model.startswith("preset:"):
-        return ""
-    return str(demo_directory()) if model == DEMO else model
+def _sender(connection: socket.socket) -> Send:
+    lock = threading.Lock()  # the heartbeat must not land inside a frame of the main thread's
+
+    def send(message: Message) -> None:
+        frame = encode(message)
+        with lock:
+            connection.sendall(frame)
+
+    return send
 
 
-def serve(engine: Engine, inbox: Inbox, send: Send) -> None:
-    """Step while there is work, sleep in the inbox while there is none; returns when the front end has gone."""
-    while True:
-        while not (engine.has_work and inbox.empty()):
-            message = inbox.get()
-            if message is None:
-                return
-            _take(engine, message, send)
-        updates = engine.step()
-        if updates:
-            stats = engine.stats
-            send(Updates(updates, running=stats.running, waiting=stats.waiting))
-
-
-def _take(engine: Engine, message: ToEngine, send: Send) -> None:
-    match message:
-        case Submit(request_id, prompt_ids, params):
-            try:
-                engine.add(request_id, prompt_ids, params)
-            except RequestError as error:
-                send(Rejected(request_id, error.message, error.param))
-        case Abort(request_id):
-            engine.abort(request_id)
-        case Start():
-            raise ValueError("the engine was started twice")
+def _beat(pulse: Pulse, send: Send) -> None:
+    try:
+        while True:
+            send(pulse.beat())
+            time.sleep(BEAT_SECONDS)
+    except OSError:
+        pass  # the front end has gone; the reader ends the process
 
 
 def _read(connection: socket.socket, inbox: Inbox) -> None:

@@ -1,102 +1,81 @@
-"""The front-end process: flags, the socket, the life of the engine process, and the end of both."""
+"""The front-end process: it puts the parts together, and sees to its own end and the engine's."""
 
-import argparse
 import asyncio
 import contextlib
-import errno
-import logging
+import resource
 import shlex
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import uvicorn
 
-from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.serve.access import read_keys
 from orca_jax.serve.app import create_app
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.connection import MAX_HEADER_BYTES, connection_class
 from orca_jax.serve.engine_client import EngineClient
+from orca_jax.serve.listen import listening, tls_context, url_of
+from orca_jax.serve.logs import configure_logging
+from orca_jax.serve.observe import Observer
+from orca_jax.serve.server_args import parse_args
 from orca_jax.serve.service import Service
+from orca_jax.serve.supervisor import Supervisor
+from orca_jax.serve.tracing import start_tracing
+from orca_jax.serve.wire import Ready
 
 EXIT_ENGINE_DIED = 1
 EXIT_CONFIG = 2
 GOODBYE_SECONDS = 5  # for open connections to take their last bytes
+SHORT_GOODBYE_SECONDS = 1  # the same after a second signal
 OBITUARY_SECONDS = 1.0  # between the engine's end and ours, in which /health says so
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """What the front end needs to know."""
-
-    engine: EngineConfig
-    names: tuple[str, ...]  # of the model
-    host: str
-    port: int
+MAX_OPEN_FILES = 65536
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal or the engine's end.
 
     Returns:
-        0 after SIGINT or SIGTERM, 1 when the engine process died, 2 when a setting is wrong.
+        0 after SIGINT or SIGTERM, 1 when the engine died or hung, 2 when a setting is wrong.
     """
-    config = parse_args(argv)
-    logging.basicConfig(format="%(asctime)s %(levelname)s server: %(message)s")
-    logging.getLogger("orca_jax").setLevel(logging.INFO)  # libraries: warnings only
     try:
-        listener = bind(config.host, config.port)
-        return asyncio.run(_serve(config, listener))
+        config = parse_args(argv)
+        configure_logging(config)
+        read_keys(config)  # wrong ones are told before the port is taken
+        context = tls_context(config)
+        raise_file_limit()
+        with listening(config) as listener:
+            return asyncio.run(_Life(config, listener, context).run())
     except ConfigError as error:
-        flag = f"--{error.param.replace('_', '-')}: " if error.param else ""
-        print(f"error: {flag}{error.message}", file=sys.stderr)
+        print(f"error: {_told(error)}", file=sys.stderr)
         return EXIT_CONFIG
     except KeyboardInterrupt:  # before the handlers below were in place
         return 0
 
 
-def parse_args(argv: Sequence[str] | None) -> ServerConfig:
-    """Read the flags; argparse ends the process with code 2 where they are wrong."""
-    parser = argparse.ArgumentParser("python -m orca_jax.serve", description=__doc__, allow_abbrev=False)
-    group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", default=8000, type=_port, help="0 takes a free one (default: %(default)s)")
-    names_help = "names of the model in the API, the first of them in answers; default: what --model says"
-    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help=names_help)
-    add_engine_args(parser)
-    args = parser.parse_args(argv)
-    engine = engine_config_from_args(args)
-    return ServerConfig(engine, tuple(args.served_model_name or (engine.model,)), args.host, args.port)
+def raise_file_limit() -> None:
+    """Every client is a file, and the usual soft limit of 1024 is meant for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything slow starts.
+class _Signals:
+    """SIGINT and SIGTERM: the first one drains, the second one ends."""
 
-    Raises:
-        ConfigError: the port is taken or forbidden, or the host is not ours.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ConfigError(f"{host!r} is no address of this machine: {error.strerror}", param="host") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            message = f"port {port} on {host} is taken; stop what listens there or choose another port"
-            raise ConfigError(message, param="port") from None
-        param = "port" if error.errno == errno.EACCES else "host"
-        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}", param=param) from None
-    return listener
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._take)
+
+    def _take(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
 
 
 class _Server(uvicorn.Server):
@@ -107,68 +86,116 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(config: ServerConfig, listener: socket.socket) -> int:
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    client = EngineClient()
-    service = Service(client, config.names)
-    server = _Server(_uvicorn_config(service))
-    http = asyncio.create_task(server.serve(sockets=[listener]))
-    signalled = asyncio.create_task(stopped.wait())
-    try:
-        await client.start(config.engine)
-        await asyncio.wait((client.ready, signalled), return_when=asyncio.FIRST_COMPLETED)
-        if stopped.is_set():
-            return 0
-        await service.set_ready(await client.ready)
-        print(_greeting(config, listener), flush=True)
-        died = asyncio.create_task(client.dead.wait())
-        await asyncio.wait((died, signalled), return_when=asyncio.FIRST_COMPLETED)
-        if stopped.is_set():
-            return 0
-        died.cancel()
-        print(f"error: {await client.exit_reason()}", file=sys.stderr)
-        await asyncio.wait((signalled,), timeout=OBITUARY_SECONDS)
+class _Life:
+    """From the first connection to the last."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        self._config = config
+        self._listener = listener
+        self._context = context
+        self._has_greeted = False
+
+    async def run(self) -> int:
+        """Returns the exit code. Raises ConfigError."""
+        config = self._config
+        signals = _Signals()
+        tracing = start_tracing(config)
+        observer = Observer(config, tracing)
+        client = EngineClient(config, observer.heartbeat)
+        observer.follow(client)
+        self._service = Service(client, config, observer)
+        server = _Server(self._uvicorn_config(observer))
+        supervisor = Supervisor(config, client, self._engine_ready)
+        http = asyncio.create_task(server.serve(sockets=[self._listener]))
+        engine = asyncio.create_task(supervisor.run())
+        try:
+            return await self._until_the_end(client, engine, http, signals)
+        finally:
+            client.stop()
+            if signals.second.is_set():
+                server.config.timeout_graceful_shutdown = SHORT_GOODBYE_SECONDS
+            server.should_exit = True
+            await http
+            engine.cancel()
+            await asyncio.wait((engine,))
+            self._service.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
+
+    async def _until_the_end(
+        self, client: EngineClient, engine: asyncio.Task[None], http: asyncio.Task[None], signals: _Signals
+    ) -> int:
+        first, second = (asyncio.create_task(event.wait()) for event in (signals.first, signals.second))
+        idle: asyncio.Task[bool] | None = None
+        try:
+            await asyncio.wait((engine, http, first), return_when=asyncio.FIRST_COMPLETED)
+            if signals.first.is_set():
+                client.drain()
+                idle = asyncio.create_task(client.idle.wait())
+                timeout = self._config.shutdown_timeout
+                await asyncio.wait((engine, http, second, idle), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if http.done():
+                http.result()
+            if not engine.done():
+                return 0
+            return await self._bury(engine, first)
+        finally:
+            for task in (first, second, idle):
+                if task is not None:
+                    task.cancel()
+
+    async def _bury(self, engine: asyncio.Task[None], signalled: asyncio.Task[bool]) -> int:
+        """Say why there is no engine, for a moment also to those who ask /health. Raises ConfigError."""
+        try:
+            engine.result()
+        except EngineDeadError as error:
+            print(f"error: {error}", file=sys.stderr)
+        if not signalled.done():
+            await asyncio.wait((signalled,), timeout=OBITUARY_SECONDS)
         return EXIT_ENGINE_DIED
-    except EngineDeadError:
-        print(f"error: {await client.exit_reason()}", file=sys.stderr)
-        return EXIT_ENGINE_DIED
-    finally:
-        client.stop()
-        server.should_exit = True
-        await http
-        await client.close()
+
+    async def _engine_ready(self, ready: Ready) -> None:
+        await self._service.set_ready(ready)
+        if not self._has_greeted:
+            self._has_greeted = True
+            print(_greeting(self._config, self._listener), flush=True)
+
+    def _uvicorn_config(self, observer: Observer) -> uvicorn.Config:
+        config = self._config
+        made = uvicorn.Config(
+            create_app(self._service, config, observer),
+            http=connection_class(config.read_timeout, config.write_timeout),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            root_path=config.root_path,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_graceful_shutdown=GOODBYE_SECONDS,
+        )
+        made.load()
+        made.ssl = self._context
+        return made
 
 
-def _uvicorn_config(service: Service) -> uvicorn.Config:
-    return uvicorn.Config(
-        create_app(service),
-        http="h11",  # closes at 64 KiB of headers, where httptools takes hundreds of megabytes
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        h11_max_incomplete_event_size=64 * 2**10,
-        timeout_graceful_shutdown=GOODBYE_SECONDS,
-    )
+def _told(error: ConfigError) -> str:
+    """The flag and what is wrong with it."""
+    if error.param is None or error.message.startswith("--"):
+        return error.message
+    return f"--{error.param.replace('_', '-')}: {error.message}"
 
 
 def _greeting(config: ServerConfig, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can call
-    url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-    body = {"model": config.names[0], "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+    name, url = config.names[0], url_of(config, listener)
+    body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
     data = shlex.quote(msgspec.json.encode(body).decode())
+    options = "" if config.uds is None else f" --unix-socket {shlex.quote(config.uds)}"
+    if config.ssl_certfile is not None:
+        options += f" --cacert {shlex.quote(config.ssl_certfile)}"
+    if config.api_key or config.api_key_file is not None:
+        options += " -H 'authorization: Bearer YOUR-KEY'"
     return (
-        f"Serving {config.names[0]} on {url}\n"
-        f"curl -gN {url}/v1/completions -H 'content-type: application/json' -d {data}"
+        f"Serving {name} on {url}\ncurl -gN{options} {url}/v1/completions -H 'content-type: application/json' -d {data}"
     )
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port in 0..65535")
-    return int(text)

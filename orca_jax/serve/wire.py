@@ -17,6 +17,8 @@ from orca_jax.step import ExecutorStats
 MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct(">I")
 
+Phase = Literal["loading", "compiling", "serving"]
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base: its name travels with it, its fields in order."""
@@ -72,7 +74,7 @@ class Updates(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Engine, twice a second from a thread of its own, from the start on: it lives."""
 
-    phase: Literal["loading", "compiling", "serving"]
+    phase: Phase
     busy_seconds: float  # for which the main thread has been in its current step; 0 where it waits for work
     engine: EngineStats | None = None  # None before it serves
     executor: ExecutorStats | None = None

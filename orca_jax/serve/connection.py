@@ -1,0 +1,149 @@
+"""One HTTP connection: uvicorn's, with limits on how slowly a peer may send and take, and errors in OpenAI's shape."""
+
+import asyncio
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.pressure import NO_RETRY
+
+MAX_HEADER_BYTES = 64 * 2**10
+_SLICE = 16 * 2**10  # bytes: how exactly the limit on headers is kept
+
+logger = logging.getLogger(__name__)
+
+
+def connection_class(read_timeout: float, write_timeout: float) -> Callable[..., "Connection"]:
+    """What uvicorn takes for a protocol class. Times are seconds."""
+    return functools.partial(Connection, read_timeout=read_timeout, write_timeout=write_timeout)
+
+
+class Connection(H11Protocol):
+    """One HTTP connection.
+
+    A request has to arrive whole within `read_timeout`, counted from its first byte, and the first one from the
+    connection's start. When bytes lie here that the peer does not take, some of them must go each `write_timeout`;
+    otherwise the connection is cut, which ends what it had asked for.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        read_timeout: float,
+        write_timeout: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._read_timeout = read_timeout
+        self._write_timeout = write_timeout
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio's: count the time from now."""
+        super().connection_made(transport)
+        # Nothing is kept beyond what the kernel takes: `send` waits, and we hear of every byte that is stuck.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self._read_timer = self.loop.call_later(self._read_timeout, self._read_too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's. Headers come in slices, since h11 looks at their length only where they are incomplete."""
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(self._read_timeout, self._read_too_slow)
+        while len(data) > _SLICE and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            super().data_received(data[:_SLICE])
+            data = data[_SLICE:]
+        if not self.transport.is_closing():
+            super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_read_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's."""
+        self._stop_read_timer()
+        self._stop_write_timer()
+        self._unset_keepalive_if_required()  # uvicorn forgets it where the peer reset the connection
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """asyncio's: bytes are stuck here."""
+        super().pause_writing()
+        self._watch_writing(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """asyncio's: all of them have gone."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def on_response_complete(self) -> None:
+        """uvicorn's, after an answer. The next request may have come with this one, in part or whole."""
+        super().on_response_complete()
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_read_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's, in its `except` block: what came is no HTTP."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status == 431:
+            message = f"the headers exceed {MAX_HEADER_BYTES} bytes"
+            self._answer(ApiError(431, message, code="headers_too_large"))
+        else:
+            self._answer(ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http"))
+
+    def _read_too_slow(self) -> None:
+        self._read_timer = None
+        is_silent = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if is_silent:
+            self.transport.close()
+        else:
+            message = f"the request did not arrive within {self._read_timeout:g} s"
+            self._answer(ApiError(408, message, code="request_timeout", headers=NO_RETRY))
+
+    def _answer(self, error: ApiError) -> None:
+        """Say so where no answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            body = error.encode()
+            extra = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            headers = [*self.server_state.default_headers]
+            headers += [(name.encode(), value.encode()) for name, value in {**error.headers, **extra}.items()]
+            start = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _watch_writing(self, stuck: int) -> None:
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self._write_timeout, self._check_writing, stuck)
+
+    def _check_writing(self, stuck: int) -> None:
+        size = self.transport.get_write_buffer_size()
+        if 0 < stuck <= size:
+            logger.info("a client took nothing for %g s and was cut off", self._write_timeout)
+            self.transport.abort()
+        else:
+            self._watch_writing(size)
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn's: clients that offer HTTP/2 are answered in HTTP/1.1, and that is worth no line."""

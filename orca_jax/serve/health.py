@@ -1,0 +1,68 @@
+"""What load balancers and orchestrators ask: is it alive, may it get requests, does it generate?"""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orca_jax.errors import EngineError
+from orca_jax.request import SamplingParams
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.engine_client import Deadlines, EngineRequest
+from orca_jax.serve.service import Service
+
+GENERATE_SECONDS = 5.0  # for one token, and for its place in the queue
+NO_STORE = {"cache-control": "no-store"}
+
+_PROBE = EngineRequest([0], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+
+
+def health_routes(service: Service) -> list[Route]:
+    """`/live`, `/ready`, `/health`, `/health_generate` and `/load`."""
+
+    async def live(request: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def ready(request: Request) -> Response:
+        body = {"status": _state(service), "running": service.client.running, "waiting": service.client.waiting}
+        return _json(body, 200 if service.is_ready else 503)
+
+    async def generate(request: Request) -> Response:
+        try:
+            await _generate(service)
+        except (ApiError, EngineError) as error:
+            message = error.message if isinstance(error, ApiError) else str(error)
+            return _json({"status": _state(service), "error": message}, 503)
+        return _json({"status": _state(service)})
+
+    async def load(request: Request) -> Response:
+        return _json({"server_load": service.client.num_calls})
+
+    return [
+        Route("/live", live, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/health", ready, methods=["GET"]),
+        Route("/health_generate", generate, methods=["GET"]),
+        Route("/load", load, methods=["GET"]),
+    ]
+
+
+def _state(service: Service) -> str:
+    state = service.client.state
+    return "loading" if state == "ready" and not service.is_ready else state
+
+
+async def _generate(service: Service) -> None:
+    """Have the engine make one token. Raises ApiError or EngineError where it does not."""
+    async with service.client.open([_PROBE], Deadlines(total=GENERATE_SECONDS)) as mailbox:
+        while True:
+            for _, item in await mailbox.receive():
+                reason = getattr(item, "finish_reason", "error")
+                if reason in ("stop", "length"):
+                    return
+                if reason is not None:
+                    raise ApiError(503, "the engine generated nothing", code="generation_failed")
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, NO_STORE, media_type="application/json")

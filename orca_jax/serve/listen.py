@@ -1,0 +1,159 @@
+"""Where the server listens: a port or a Unix socket, and its certificate."""
+
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from orca_jax.errors import ConfigError
+from orca_jax.serve.config import ServerConfig
+
+BACKLOG = 2048
+SEND_BUFFER = 128 * 2**10  # bytes in the kernel for each client, doubled by Linux: how far a slow one may lag
+KEEP_ALIVE_SECONDS = 60  # of silence, after which the kernel asks whether the peer is still there
+
+
+@contextlib.contextmanager
+def listening(config: ServerConfig) -> Iterator[socket.socket]:
+    """The listening socket, before anything slow starts. A Unix socket's file goes with it.
+
+    Raises:
+        ConfigError: the address is taken or forbidden, or is none of ours.
+    """
+    if config.uds is None:
+        with _listen_on_port(config) as listener:
+            yield listener
+        return
+    path = Path(config.uds)
+    with _listen_on_path(path) as listener:
+        inode = path.stat().st_ino
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == inode:  # else somebody else's by now
+                    path.unlink()
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """What HTTPS needs; None for HTTP. Clients must show a certificate where `ssl_ca_certs` says who signs them.
+
+    Raises:
+        ConfigError: a file cannot be read or does not fit.
+    """
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for param in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        _check_readable(getattr(config, param), param)
+    try:
+        # Without a password of ours OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+    except (ssl.SSLError, OSError) as error:
+        message = f"certificate and key cannot be used: {error.strerror or error}; the key must not be encrypted"
+        raise ConfigError(message, param="ssl_certfile") from None
+    if config.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(config.ssl_ca_certs)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"cannot be used: {error.strerror or error}", param="ssl_ca_certs") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    """What a client on this machine can call."""
+    scheme = "https" if config.ssl_certfile is not None else "http"
+    if config.uds is not None:
+        return f"{scheme}://localhost"
+    host, port = listener.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    place = f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+    return f"{scheme}://{place}"
+
+
+def _listen_on_port(config: ServerConfig) -> socket.socket:
+    host, port = config.host, config.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"{host!r} is no address of this machine: {error.strerror}", param="host") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _limit_peers(listener, config.write_timeout)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is taken; stop what listens there or choose another port"
+            raise ConfigError(message, param="port") from None
+        param = "port" if error.errno == errno.EACCES else "host"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}", param=param) from None
+    return listener
+
+
+def _limit_peers(listener: socket.socket, write_timeout: float) -> None:
+    """Options that accepted connections inherit: what a slow peer may hold, and when a vanished one is given up."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE") and hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)
+        milliseconds = min(max(1, int(write_timeout * 1000)), 2**31 - 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    _clear(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)  # nobody else may open it, not even before a chmod
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}", param="uds") from None
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def _clear(path: Path) -> None:
+    """Remove the socket of a server that ended without doing so."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {path}: {error.strerror}", param="uds") from None
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{path} exists and is no socket; remove it or choose another path", param="uds")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        except OSError as error:
+            raise ConfigError(f"{path} is in use: {error.strerror or error}", param="uds") from None
+        else:
+            raise ConfigError(f"{path} is taken; stop what listens there or choose another path", param="uds")
+
+
+def _check_readable(name: str | None, param: str) -> None:
+    if name is None:
+        return
+    try:
+        with Path(name).open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}", param=param) from None
