@@ -39,30 +39,50 @@ def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: in
     return np.asarray(tokens)
 
 
-def distribution(logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float) -> NDArray[np.float64]:
-    """By sorting: temperature, then top-k, then top-p on the rest."""
+def distribution(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float
+) -> NDArray[np.float64]:
+    """By sorting: temperature, then top-k, then top-p on the rest, then min-p."""
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
     mass = np.exp(scaled[order] - scaled.max())
     mass[top_k or len(mass) :] = 0
     mass /= mass.sum()
     mass[np.cumsum(mass) - mass >= top_p] = 0
+    mass[mass < min_p * mass[0]] = 0
     out = np.zeros(len(mass))
     out[order] = mass / mass.sum()
     return out
 
 
-CASES = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 5, 1.0), (1.3, 0, 0.8), (1.0, 40, 0.5), (1.0, 300, 1.0), (2.0, 400, 0.9)]
+CASES = [
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 0, 1.0, 0.0),
+    (1.0, 5, 1.0, 0.0),
+    (1.3, 0, 0.8, 0.0),
+    (1.0, 40, 0.5, 0.0),
+    (1.0, 0, 1.0, 0.1),  # min-p ends within the window, and nothing else does
+    (1.0, 12, 0.8, 0.2),
+    (1.0, 0, 0.6, 0.01),
+    (0.8, 0, 1.0, 1.0),  # the most probable alone
+    (1.0, 300, 1.0, 0.05),
+    # More than the window:
+    (1.0, 300, 1.0, 0.0),
+    (2.0, 400, 0.9, 0.0),
+    (4.0, 300, 0.5, 0.0),  # a nucleus within the window, of what a wider top-k left
+    (4.0, 0, 1.0, 0.2),
+    (4.0, 480, 0.97, 0.15),
+]
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), CASES)
-def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, top_p: float) -> None:
-    """512 columns of which 500 exist; the last two cases need more than the window."""
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
+def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """512 columns of which 500 exist."""
     vocab_size = 500
     logits = np.random.default_rng(0).normal(0, 1.5, 512).astype(np.float32)
     logits[vocab_size:] = 50.0  # padding must never win
-    expected = distribution(logits[:vocab_size], temperature, top_k, top_p)
-    tokens = draw(np.tile(logits, (DRAWS, 1)), parameters(DRAWS, temperature, top_k, top_p), vocab_size)
+    expected = distribution(logits[:vocab_size], temperature, top_k, top_p, min_p)
+    tokens = draw(np.tile(logits, (DRAWS, 1)), parameters(DRAWS, temperature, top_k, top_p, min_p), vocab_size)
     assert (expected[tokens] > 0).all(), "a token outside the filters was drawn"
     observed = np.bincount(tokens, minlength=vocab_size) / DRAWS
     noise = np.sqrt(expected * (1 - expected) / DRAWS)
