@@ -1,0 +1,76 @@
+"""What judges share: flags, named checks, and the report that the runner reads.
+
+Judges run in environments of their own, so this needs nothing but the standard library.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Check = Callable[[Any], None]
+
+__all__ = ["Settings", "expect", "run", "settings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where the server is. `url` has no path; `report` is where the outcome goes."""
+
+    url: str
+    model: str
+    api_key: str
+    report: Path
+
+
+def settings(description: str | None) -> Settings:
+    """The flags of every judge."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, text in (
+        ("--url", "of the server, without a path"),
+        ("--model", "name of the model"),
+        ("--api-key", "that it wants"),
+    ):
+        parser.add_argument(name, required=True, help=text)
+    parser.add_argument("--report", type=Path, required=True, help="file for the outcome, as JSON")
+    args = parser.parse_args()
+    return Settings(args.url, args.model, args.api_key, args.report)
+
+
+def expect(holds: object, what: str) -> None:
+    """Fail the check unless it holds: `assert`, but never optimised away and always with words."""
+    if not holds:
+        raise AssertionError(what)
+
+
+def run(checks: Sequence[Check], subject: Any, packages: Sequence[str], report: Path) -> int:
+    """Run every check, also after a failure, and write the report.
+
+    Args:
+        checks: functions of the subject; their names are the checks' names.
+        subject: what every check is given, usually a client.
+        packages: whose versions belong to the report.
+        report: file that gets `{"versions": ..., "checks": [{"name", "seconds", "error"}]}`.
+
+    Returns:
+        1 if a check failed, else 0.
+    """
+    rows: list[dict[str, Any]] = []
+    for check in checks:
+        start, error = time.monotonic(), None
+        try:
+            check(subject)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"[:2000]
+            traceback.print_exc()
+        rows.append({"name": check.__name__, "seconds": round(time.monotonic() - start, 2), "error": error})
+        print(f"{'ok' if error is None else 'FAILED':7}{check.__name__}", file=sys.stderr, flush=True)
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    report.write_text(json.dumps({"versions": versions, "checks": rows}, indent=1), encoding="utf-8")
+    return int(any(row["error"] is not None for row in rows))

@@ -1,0 +1,67 @@
+"""What the judges that are clients in Python ask for: prompts, tools, schemas, and waiting for an idle server."""
+
+import json
+import time
+import urllib.request
+from typing import Any
+
+from checks import expect
+
+__all__ = ["CITY_SCHEMA", "JSON_SCHEMA_FORMAT", "TALK", "TOOLS", "check_city", "check_weather", "wait_idle"]
+
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "How are you?"},
+]
+
+WEATHER = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["celsius", "kelvin"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["unit", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Ask for it.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time", "parameters": {**WEATHER}}},
+]
+
+# Every value has an end: a model that answers by arithmetic would not find one by itself.
+CITY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "enum": ["Bern", "Oslo"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 9},
+        "is_capital": {"type": "boolean"},
+    },
+    "required": ["name", "size", "is_capital"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": CITY_SCHEMA}}
+
+
+def check_city(text: str | None) -> None:
+    """The text is what `CITY_SCHEMA` describes."""
+    city = json.loads(text or "")
+    expect(set(city) == {"name", "size", "is_capital"}, f"keys of {city}")
+    expect(city["name"] in ("Bern", "Oslo"), f"name of {city}")
+    expect(isinstance(city["size"], int) and 0 <= city["size"] <= 9, f"size of {city}")
+    expect(isinstance(city["is_capital"], bool), f"is_capital of {city}")
+
+
+def check_weather(arguments: str | dict[str, Any]) -> None:
+    """The arguments are what the tools' parameters describe."""
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    expect(set(given) == {"unit", "days"}, f"keys of {given}")
+    expect(given["unit"] in ("celsius", "kelvin") and given["days"] in range(1, 10), f"values of {given}")
+
+
+def wait_idle(url: str, seconds: float = 10) -> None:
+    """Until the server has no request left: what was hung up on has given its place back."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            load = json.load(answer)
+        if load["running"] == load["waiting"] == 0:
+            return
+        expect(time.monotonic() < deadline, f"requests are left: {load}")
+        time.sleep(0.05)

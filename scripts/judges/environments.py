@@ -1,0 +1,95 @@
+"""The judges' environments: a folder each, made once, at exactly the versions of `requirements/` and `package.json`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STAMP = ".orca-installed"  # holds the text that the environment was made from, so that no hash can collide
+
+__all__ = ["node_modules", "python_environment"]
+
+
+def python_environment(folder: Path, name: str, version: str) -> Path:
+    """The interpreter of an environment, made where it is not there or not current.
+
+    Args:
+        folder: of all environments.
+        name: of the environment and of its file of requirements.
+        version: of Python, such as "3.12".
+
+    Raises:
+        SystemExit: there is no such Python, or pip failed; the message says which.
+    """
+    requirements = HERE / "requirements" / f"{name}.txt"
+    wanted = f"python {version}\n{requirements.read_text(encoding='utf-8')}"
+    target = folder / name
+    python = target / "bin" / "python"
+    if not is_current(target, wanted):
+        print(f"making the environment {name}", file=sys.stderr, flush=True)
+        shutil.rmtree(target, ignore_errors=True)
+        call([find_python(version), "-m", "venv", str(target)])
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        # torch first: its index of CPU wheels is the one to take it from, and the others then find it there.
+        torch = [line for line in requirements.read_text(encoding="utf-8").splitlines() if line.startswith("torch==")]
+        if torch:
+            call([*pip, *torch])
+        call([*pip, "--requirement", str(requirements)])
+        (target / STAMP).write_text(wanted, encoding="utf-8")
+    return python
+
+
+def node_modules(folder: Path, name: str) -> Path:
+    """A folder with `node_modules`, likewise. Raises SystemExit."""
+    wanted = "".join((HERE / file).read_text(encoding="utf-8") for file in ("package.json", "package-lock.json"))
+    target = folder / name
+    if not is_current(target, wanted):
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SystemExit("error: the judge node needs Node.js with npm on PATH")
+        print(f"making the environment {name}", file=sys.stderr, flush=True)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for file in ("package.json", "package-lock.json"):
+            shutil.copy(HERE / file, target)
+        call([npm, "--prefix", str(target), "ci", "--no-audit", "--no-fund", "--ignore-scripts"])
+        (target / STAMP).write_text(wanted, encoding="utf-8")
+    return target
+
+
+def is_current(target: Path, wanted: str) -> bool:
+    """Whether an environment is finished and made from what is wanted now."""
+    stamp = target / STAMP
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == wanted
+
+
+def call(command: list[str]) -> None:
+    """Run it quietly. Raises SystemExit with its last words where it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode != 0:
+        raise SystemExit(f"error: {' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+
+
+def find_python(version: str) -> str:
+    """An interpreter of this version that can make environments. Raises SystemExit."""
+    for candidate in candidates(version):
+        check = f"import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != {version!r})"
+        if subprocess.run([candidate, "-c", check], stderr=subprocess.DEVNULL).returncode == 0:
+            return candidate
+    raise SystemExit(f"error: there is no Python {version} on PATH, under pyenv or under uv; this judge needs one")
+
+
+def candidates(version: str) -> Iterator[str]:
+    """Interpreters worth asking: PATH, then where pyenv and uv keep theirs, as `lib/venv.sh` does."""
+    on_path = shutil.which(f"python{version}")
+    if on_path:
+        yield on_path
+    home = Path.home()
+    pyenv = Path(os.environ.get("PYENV_ROOT", home / ".pyenv")) / "versions"
+    shared = Path(os.environ.get("XDG_DATA_HOME", home / ".local" / "share"))
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", shared / "uv" / "python"))
+    for root, pattern in ((pyenv, f"{version}.*/bin/python3"), (uv, f"cpython-{version}.*/bin/python3")):
+        yield from (str(path) for path in sorted(root.glob(pattern)))

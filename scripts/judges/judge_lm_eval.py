@@ -1,0 +1,191 @@
+"""lm-eval: loglikelihoods through `local-completions` against transformers' on the same random weights.
+
+    judge_lm_eval.py --make FOLDER      writes the model: a small Llama with a byte-level tokenizer
+    judge_lm_eval.py --url ... --model FOLDER ...
+
+Nothing is fetched: weights are random, the tokenizer is trained on a few lines below, and the tasks are files.
+"""
+
+import json
+import math
+import string
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import checks
+from checks import Settings, expect
+
+# Both sides compute in float32, in different orders. Sums of up to 100 log-probabilities agree this closely.
+TOLERANCE = 2e-4  # relative to the size of the sum, and absolute below 1
+MAX_LENGTH = 256
+END = "<|end|>"
+LINES = [
+    "The river runs past the mill and under the old bridge.",
+    "In winter the ice is thick enough to walk on; children skate there.",
+    "A boat with a red sail came up from the sea, and nobody knew whose it was.",
+    "Straße, naïve, 日本語 and 🙂 are more than one byte a letter.",
+]
+WORDS = ["the mill", "the old bridge", "a red sail", " ", "日本", "nobody knew whose it was."]
+CHOICES = WORDS + list(string.ascii_letters)  # some letter is the most probable one
+
+MULTIPLE_CHOICE = """
+task: choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{data}"}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}]
+"""
+ROLLING = """
+task: rolling
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{data}"}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: bits_per_byte}}]
+"""
+
+
+def make(folder: Path) -> None:
+    """Write the model's directory."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[END], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(LINES, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LENGTH,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def write_tasks(folder: Path) -> None:
+    """Two tasks over files: choices after a context, and whole texts."""
+    questions = [
+        {"question": line[:30], "choices": CHOICES, "answer": i % len(CHOICES)} for i, line in enumerate(LINES)
+    ]
+    texts = [{"text": line} for line in [*LINES, " ".join(LINES * 6)]]  # the last one takes several windows
+    for name, rows, template in (("choices", questions, MULTIPLE_CHOICE), ("rolling", texts, ROLLING)):
+        data = folder / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / f"{name}.yaml").write_text(template.format(data=data), encoding="utf-8")
+
+
+class Subject:
+    """Both models' answers to both tasks, in one order."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        ours = {
+            "model": settings.model,
+            "base_url": f"{settings.url}/v1/completions",
+            "tokenizer": settings.model,
+            "tokenizer_backend": "huggingface",
+            "tokenized_requests": True,
+            "num_concurrent": 4,
+            "max_retries": 1,
+            "max_length": MAX_LENGTH,
+        }
+        theirs = {"pretrained": settings.model, "dtype": "float32", "max_length": MAX_LENGTH, "device": "cpu"}
+        self.ours = evaluate("local-completions", ours, folder)
+        self.theirs = evaluate("hf", theirs, folder)
+
+    def pairs(self, task: str) -> Iterator[tuple[Any, Any]]:
+        """Our answer and transformers', for every request of a task."""
+        ours, theirs = responses(self.ours, task), responses(self.theirs, task)
+        expect(len(ours) == len(theirs) > 0, f"{len(ours)} and {len(theirs)} answers")
+        return zip(ours, theirs, strict=True)
+
+
+def evaluate(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """lm-eval's outcome with every sample."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    outcome: dict[str, Any] = lm_eval.simple_evaluate(
+        model=model,
+        model_args=arguments,
+        tasks=["choices", "rolling"],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        batch_size=4,
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    return outcome
+
+
+def responses(outcome: dict[str, Any], task: str) -> list[Any]:
+    """What the model said to each request: (loglikelihood, whether greedy), or a loglikelihood alone."""
+    samples = sorted(outcome["samples"][task], key=lambda sample: sample["doc_id"])
+    return [response for sample in samples for response in sample["filtered_resps"]]
+
+
+def near(a: float, b: float) -> bool:
+    """Equal within the tolerance."""
+    return math.isfinite(a) and abs(a - b) <= TOLERANCE * max(1.0, abs(b))
+
+
+def loglikelihoods_equal(s: Subject) -> None:
+    for (ours, _), (theirs, _) in s.pairs("choices"):
+        expect(near(float(ours), float(theirs)), f"{ours} here, {theirs} from transformers")
+
+
+def greediness_equal(s: Subject) -> None:
+    pairs = [(ours, theirs) for (_, ours), (_, theirs) in s.pairs("choices")]
+    expect({theirs for _, theirs in pairs} == {True, False}, "the task has choices of both kinds")
+    for ours, theirs in pairs:
+        expect(ours == theirs, f"greedy: {ours} here, {theirs} from transformers")
+
+
+def rolling_loglikelihoods_equal(s: Subject) -> None:
+    for ours, theirs in s.pairs("rolling"):
+        expect(near(float(ours), float(theirs)), f"{ours} here, {theirs} from transformers")
+
+
+def metrics_equal(s: Subject) -> None:
+    for task, metric in (("choices", "acc,none"), ("rolling", "bits_per_byte,none")):
+        ours, theirs = (float(side["results"][task][metric]) for side in (s.ours, s.theirs))
+        expect(near(ours, theirs), f"{metric} of {task}: {ours} here, {theirs} from transformers")
+
+
+CHECKS = [loglikelihoods_equal, greediness_equal, rolling_loglikelihoods_equal, metrics_equal]
+
+
+def main() -> int:
+    """Make the model, or run the checks."""
+    if sys.argv[1:2] == ["--make"]:
+        make(Path(sys.argv[2]))
+        return 0
+    settings = checks.settings(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tasks(Path(folder))
+        subject = Subject(settings, Path(folder))
+    return checks.run(CHECKS, subject, ["lm-eval", "transformers", "torch"], settings.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

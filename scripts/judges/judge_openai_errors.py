@@ -1,0 +1,102 @@
+"""openai-python's typed exceptions: which mistake raises which, with the parameter's name, and what is not retried."""
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+
+from checks import expect
+
+__all__ = ["ERRORS"]
+
+
+def catch[E: openai.OpenAIError](kind: type[E], call: Callable[..., Any], **fields: Any) -> E:
+    """The exception that the call must raise."""
+    try:
+        call(**fields)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} for {fields}")
+
+
+def bad_values_name_their_parameter(s: Any) -> None:
+    for param, value in (("temperature", 3), ("top_p", 0), ("max_tokens", -1), ("n", 100_000), ("stop", [""])):
+        error = catch(openai.BadRequestError, s.complete, **{param: value})
+        expect(error.param == param, f"{param}: {error.param!r} is named in {error}")
+        expect(error.type == "invalid_request_error", f"{error.type}")
+        expect(error.code is None or isinstance(error.code, str), f"{error.code!r}")
+
+
+def unknown_parameter(s: Any) -> None:
+    error = catch(openai.BadRequestError, s.complete, extra_body={"temprature": 1})
+    expect(error.param == "temprature", f"{error}")
+
+
+def bad_chat(s: Any) -> None:
+    for param, value in (("messages", []), ("temperature", 3), ("top_logprobs", 1000), ("tool_choice", "required")):
+        error = catch(openai.BadRequestError, s.chat, **{param: value})
+        expect(error.param == param, f"{param}: {error.param!r} is named in {error}")
+
+
+def bad_schema(s: Any) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    error = catch(openai.BadRequestError, s.chat, response_format=schema, max_tokens=5)
+    expect((error.param or "").startswith("response_format"), f"{error.param!r} is named in {error}")
+
+
+def too_long(s: Any) -> None:
+    error = catch(openai.BadRequestError, s.complete, prompt=[1] * 200_000)
+    expect(error.code == "context_length_exceeded", f"{error}")
+
+
+def stream_errors_before_the_first_byte(s: Any) -> None:
+    error = catch(openai.BadRequestError, s.complete, stream=True, top_p=7)
+    expect(error.param == "top_p", f"{error}")
+    error = catch(openai.BadRequestError, s.complete, stream_options={"include_usage": True})
+    expect(error.param == "stream_options", f"{error}")
+
+
+def unauthorized(s: Any) -> None:
+    stranger = s.client.with_options(api_key="not-the-key")
+    error = catch(openai.AuthenticationError, stranger.models.list)
+    expect(error.type == "authentication_error" and isinstance(error.code, str | None), f"{error}")
+    catch(openai.AuthenticationError, stranger.completions.create, model=s.settings.model, prompt="x")
+
+
+def unknown_model(s: Any) -> None:
+    for call, fields in (
+        (s.client.completions.create, {"prompt": "x"}),
+        (s.client.chat.completions.create, {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        error = catch(openai.NotFoundError, call, model="nobody", **fields)
+        expect(error.code == "model_not_found" and error.param == "model", f"{error}")
+    catch(openai.NotFoundError, s.client.models.retrieve, model="nobody")
+
+
+def unknown_route(s: Any) -> None:
+    catch(openai.NotFoundError, s.client.embeddings.create, model=s.settings.model, input="x")
+
+
+def mistakes_are_not_retried(s: Any) -> None:
+    sent: list[Any] = []
+    client = s.client.with_options(max_retries=3)
+    client._client.event_hooks = {"request": [sent.append], "response": []}
+    try:
+        catch(openai.BadRequestError, client.completions.create, model=s.settings.model, prompt="x", temperature=9)
+    finally:
+        client._client.event_hooks = {"request": [], "response": []}
+    expect(len(sent) == 1, f"sent {len(sent)} times")
+
+
+ERRORS = [
+    bad_values_name_their_parameter,
+    unknown_parameter,
+    bad_chat,
+    bad_schema,
+    too_long,
+    stream_errors_before_the_first_byte,
+    unauthorized,
+    unknown_model,
+    unknown_route,
+    mistakes_are_not_retried,
+]

@@ -1,0 +1,78 @@
+"""schemathesis: cases made from /openapi.json in all modes and phases, each answer held to all of its checks.
+
+A phase that found nothing to do counts as failed: then the document lacks the examples or the links it needs.
+"""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import checks
+from checks import Settings
+
+PHASES = ("examples", "coverage", "fuzzing", "stateful")
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+
+
+def run(settings: Settings, folder: Path) -> dict[str, Any]:
+    """One run of the command line; its report."""
+    report = folder / "report.json"
+    command = [
+        str(Path(sys.executable).with_name("st")),
+        *("--config-file", str(CONFIG), "run", f"{settings.url}/openapi.json"),
+        *("--header", f"Authorization: Bearer {settings.api_key}"),
+        *("--mode", "all", "--phases", ",".join(PHASES), "--checks", "all"),
+        *("--seed", "1", "--workers", "2", "--continue-on-failure"),
+        *("--report", "json", "--report-json-path", str(report)),
+    ]
+    done = subprocess.run(command, cwd=folder)
+    if not report.exists():
+        raise SystemExit(f"schemathesis ended with {done.returncode} and without a report")
+    content: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return content
+
+
+def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The report as checks: one for each phase, one for each kind of failure, one for what it could not test."""
+    found: list[dict[str, Any]] = []
+    for phase in PHASES:
+        state = report["phases"][phase]
+        is_good = state["status"] == "success"
+        found.append(row(phase, None if is_good else f"{state['status']}: {state['skip_reason'] or 'see above'}"))
+    for failure in report["failures"]:
+        found.append(row(failure["type"], f"{failure['title']}: {failure['count']} x {failure['operations']}"))
+    for error in report["errors"]:
+        found.append(row("error", json.dumps(error)[:500]))
+    tested, selected = report["operations"]["tested"], report["operations"]["selected"]
+    found.append(row("every_operation", None if tested == selected else f"{tested} of {selected} were tested"))
+    for name, entries in report["warnings"].items():
+        if entries:
+            found.append(row(f"warning_{name}", json.dumps(entries)[:500]))
+    return found
+
+
+def row(name: str, error: str | None) -> dict[str, Any]:
+    """One line of the report that the runner reads."""
+    return {"name": name, "seconds": 0.0, "error": error}
+
+
+def main() -> int:
+    """Run it and translate its report."""
+    settings = checks.settings(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(settings, Path(folder))
+    outcome = {
+        "versions": {"schemathesis": importlib.metadata.version("schemathesis")},
+        "checks": rows(report),
+        "cases": report["test_cases"]["generated"],
+    }
+    settings.report.write_text(json.dumps(outcome, indent=1), encoding="utf-8")
+    return int(any(entry["error"] is not None for entry in outcome["checks"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

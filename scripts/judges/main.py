@@ -1,0 +1,77 @@
+"""Lets outside clients and tools judge the server; `scripts/judges/run` calls this.
+
+Every judge runs in an environment of its own, against a server of its own, through a proxy that holds every answer to
+OpenAI's shapes. A table goes to standard output and into docs/conformance.md; 1 if anything at all was found.
+"""
+
+import argparse
+import datetime
+import subprocess
+import sys
+
+from judging import JUDGES, ROOT, Outcome, judge
+from page import Row, update
+
+__all__: list[str] = []
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "scripts/judges/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(JUDGES)}")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/conformance.md as it is")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(JUDGES):
+        parser.error(f"there is no judge {', '.join(sorted(unknown))}; there are {', '.join(JUDGES)}")
+    outcomes = {}
+    for name in args.names or JUDGES:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        outcomes[name] = judge(name)
+        tell(name, outcomes[name])
+    rows = {name: row(outcome) for name, outcome in outcomes.items()}
+    for name, line in rows.items():
+        print(f"{name:18}{'green' if outcomes[name].is_green else 'RED':7}{' | '.join(line)}")
+    if not args.no_page:
+        update(ROOT / "docs" / "conformance.md", rows, list(JUDGES))
+    return int(not all(outcome.is_green for outcome in outcomes.values()))
+
+
+def tell(name: str, outcome: Outcome) -> None:
+    """What was found, in full."""
+    for failure in outcome.failed:
+        print(f"{name}: {failure['name']}: {failure['error']}", file=sys.stderr)
+    for violation in outcome.violations[:20]:
+        print(f"{name}: not OpenAI's shape: {violation}", file=sys.stderr)
+    for fault in outcome.faults:
+        print(f"{name}: {fault}", file=sys.stderr)
+
+
+def row(outcome: Outcome) -> Row:
+    """A line of the table."""
+    versions = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
+    passed = len(outcome.checks) - len(outcome.failed)
+    cases = f", {outcome.cases} generated cases" if outcome.cases else ""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return (
+        versions,
+        f"{passed} of {len(outcome.checks)} checks{cases}",
+        f"{outcome.num_answers} answers, {len(outcome.violations)} violations",
+        "yes" if outcome.is_green else "no",
+        f"{today}, {commit()}",
+    )
+
+
+def commit() -> str:
+    """What was judged: the short name of the commit, and whether the package differed from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "orca_jax", "checkpoints")
+    return f"{git('rev-parse', '--short', 'HEAD') or 'no commit'}{' with changes' if changed else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

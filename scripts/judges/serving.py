@@ -1,0 +1,72 @@
+"""A server for judges: started, waited for, stopped, and asked whether it ended well."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_SECONDS = 600  # a model compiles first
+STOP_SECONDS = 60
+
+__all__ = ["Server", "serving"]
+
+
+@dataclass
+class Server:
+    """A server that is ready. `faults` is filled when it has ended."""
+
+    port: int
+    faults: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def serving(root: Path, flags: Sequence[str], api_key: str) -> Iterator[Server]:
+    """Run `python -m orca_jax.serve` while the block runs.
+
+    Args:
+        root: of the project.
+        flags: further ones.
+        api_key: the one it wants.
+
+    Raises:
+        SystemExit: it did not become ready.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log, keys = Path(folder) / "log", Path(folder) / "keys"
+        keys.write_text(f"{api_key}\n", encoding="utf-8")
+        keys.chmod(0o600)
+        command = [sys.executable, "-m", "orca_jax.serve", "--port", "0", "--api-key-file", str(keys), *flags]
+        with log.open("w") as out:
+            process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
+        try:
+            server = Server(wait_for_port(process, log))
+            yield server
+            process.terminate()
+            code = process.wait(STOP_SECONDS)
+            text = log.read_text(encoding="utf-8", errors="replace")
+            if code != 0:
+                server.faults.append(f"the server ended with {code}: {text[-2000:]}")
+            if "Traceback" in text:
+                at = text.index("Traceback")
+                server.faults.append(f"the server wrote: {text[at : at + 3000]}")
+            if api_key in text:
+                server.faults.append("the server wrote its key into the log")
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
+    """The port of the address that the server prints once it is ready. Raises SystemExit."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        found = re.search(r"^Serving .* on https?://\S+:(\d+)$", log.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return int(found[1])
+        time.sleep(0.1)
+    raise SystemExit(f"error: the server did not become ready:\n{log.read_text(encoding='utf-8')[-3000:]}")

@@ -1,0 +1,132 @@
+"""The table of fields and routes in docs/conformance.md, from the server's own tables and from marks on tests.
+
+    python -m tests.serve.conformance       writes the page
+
+A test says what it checks by `@pytest.mark.conforms("completions.temperature", ...)`. Marks are read from the source,
+so that nothing has to be imported or run; hence their arguments are plain strings.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from orca_jax.serve.schema import chat_parser, completion_parser, detokenize_parser, tokenize_parser
+from orca_jax.serve.schema.parse import Parser
+from tests.source import ROOT, SourceFile, python_files
+
+PAGE = ROOT / "docs" / "conformance.md"
+BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
+
+BODIES: Mapping[str, tuple[str, Parser]] = {
+    "completions": ("POST /v1/completions", completion_parser),
+    "chat": ("POST /v1/chat/completions", chat_parser),
+    "tokenize": ("POST /tokenize", tokenize_parser),
+    "detokenize": ("POST /detokenize", detokenize_parser),
+}
+ROUTES: Mapping[str, str] = {
+    "GET /v1/models": "The served names.",
+    "GET /v1/models/{model}": "One of them; 404 `model_not_found`.",
+    "POST /v1/completions": "Text completions.",
+    "POST /v1/chat/completions": "Chat completions.",
+    "POST /tokenize": "The ids of a text or a conversation.",
+    "POST /detokenize": "The text of ids.",
+    "GET /live": "200 while the process lives; open.",
+    "GET /ready": "200 when completions are answered, else 503.",
+    "GET /health": "200 when completions are answered, else 503, also where the engine hangs; open.",
+    "GET /health_generate": "200 when the engine generates a token now.",
+    "GET /load": "Requests that are running and waiting.",
+    "GET /metrics": "Prometheus' text format.",
+    "GET /version": "The version.",
+    "GET /openapi.json": "This API's OpenAPI document.",
+}
+
+
+def descriptions(parser: Parser) -> dict[str, str]:
+    """Every field that a body may have, and what it does here."""
+    _, components = msgspec.json.schema_components([parser.kind])
+    properties = components[parser.kind.__name__]["properties"]
+    fields = {name: str(field.get("description", "")) for name, field in properties.items()}
+    return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.neutral.items()}}
+
+
+def items() -> dict[str, str]:
+    """Every row: `chat.seed` or a route, and what it does here."""
+    found = dict(ROUTES)
+    for prefix, (_, parser) in BODIES.items():
+        found |= {f"{prefix}.{name}": text for name, text in descriptions(parser).items()}
+    return found
+
+
+def marks() -> dict[str, list[str]]:
+    """Item -> the tests that are marked with it, in a stable order."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in python_files("tests"):
+        for item, test in marks_of(file):
+            if test not in found[item]:
+                found[item].append(test)
+    return found
+
+
+def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:
+    """(item, test) of one file. A mark of the module, or in a table, counts for the file."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.FunctionDef):
+            for decorator in node.decorator_list:
+                yield from ((item, f"{file}::{node.name}") for item in marked(decorator, file))
+        elif isinstance(node, ast.Assign) and any(ast.unparse(target) == "pytestmark" for target in node.targets):
+            for part in ast.walk(node.value):
+                yield from ((item, str(file)) for item in marked(part, file))
+
+
+def marked(node: ast.AST, file: SourceFile) -> Iterator[str]:
+    """What a mark names; nothing where this is none. Raises AssertionError where it is not made of plain strings."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.conforms"):
+        for argument in node.args:
+            plain = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+            assert plain, f"{file}:{node.lineno}: conforms takes plain strings"
+            assert isinstance(argument, ast.Constant)
+            yield str(argument.value)
+
+
+def rows(prefix: str, found: Mapping[str, list[str]]) -> Iterator[str]:
+    """The lines of one table."""
+    for item, text in items().items():
+        name = item.removeprefix(f"{prefix}.")
+        if (name != item) if prefix else (item in ROUTES):
+            tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in found.get(item, ()))
+            yield f"| `{name}` | {text.replace('|', '\\|')} | {tests} |\n"
+
+
+def tables() -> str:
+    """What stands between the marks of the page."""
+    found = marks()
+    head = "| {} | what it does here | tested by, under `tests/` |\n|---|---|---|\n"
+    parts = ["### Routes\n\n", head.format("route"), *rows("", found)]
+    for prefix, (route, _) in BODIES.items():
+        parts += [f"\n### `{route}`\n\n", head.format("field"), *rows(prefix, found)]
+    return "".join(parts)
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, f"the page has no {BEGIN} and {END}"
+    return f"{before}{BEGIN}\n{tables()}{END}{after}"
+
+
+def main(path: Path = PAGE) -> int:
+    """Write the page; 1 if a row has no test."""
+    path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    untested = sorted(set(items()) - set(marks()))
+    for item in untested:
+        print(f"no test: {item}", file=sys.stderr)
+    return int(bool(untested))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
