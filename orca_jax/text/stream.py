@@ -1,9 +1,10 @@
 """From ids to text while they arrive: never half a character, and nothing past a stop string."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Self
 
-from orca_jax.request import FinishReason
+from orca_jax.request import FinishReason, SamplingParams
 from orca_jax.text.tokenizer import Tokenizer
 
 
@@ -30,26 +31,37 @@ class IncrementalDecoder:
 
 
 class StopMatcher:
-    """Cuts a text before the first stop string that becomes complete, wherever the pieces' borders fall.
+    """Cuts a text at the first stop string that becomes complete, wherever the pieces' borders fall.
 
     Text that may be the beginning of a stop string is held back until that is decided.
+
+    Args:
+        stops: the strings.
+        include_stop: cut after the string instead of before it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include_stop = include_stop
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None  # the string that was found
 
-    def push(self, text: str) -> str:
-        """The text that may go out. Once `stopped` holds, nothing more comes."""
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.stop is not None
+
+    def push(self, text: str, watch: bool = True) -> str:
+        """The text that may go out; once `stopped` holds, nothing more. A string that ends in text which is not
+        watched does not count."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         pending = self._held + text
-        matches = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
-        if matches:
-            self.stopped = True
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if matches and watch:
+            end, start, self.stop = min(matches)
             self._held = ""
-            return pending[: min(matches)[1]]
+            return pending[: end if self._include_stop else start]
         keep = max(_overlap(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]
@@ -63,34 +75,60 @@ class StopMatcher:
 class OutputStream:
     """The text of one generated sequence: decoding, end tokens and stop strings together.
 
-    `num_tokens` counts the ids that the sequence used, its end token included. `finish_reason` is set at the end,
-    also by a stop string, and then the caller has to abort the request, which the engine still runs.
+    `num_tokens` counts the ids that the sequence used, its end token included; where a stop string ended it, later ids
+    of the same update, and their log probabilities, are not part of it. `finish_reason` is set at the end, also by a
+    stop string, and then the caller has to abort the request, which the engine still runs. `stop_reason` is the stop
+    string, or the one of `stop_token_ids`, that ended it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._matcher = StopMatcher(stops)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        stop_token_ids: Collection[int] = (),
+    ) -> None:
+        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens)
+        self._matcher = StopMatcher(stops, include_stop)
         self._watches = bool(stops)
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._stop_token_ids = stop_token_ids
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    @classmethod
+    def for_params(cls, tokenizer: Tokenizer, params: SamplingParams) -> Self:
+        """The stream of a request with these parameters."""
+        return cls(
+            tokenizer,
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=params.stop_token_ids,
+        )
 
     def push(self, ids: Sequence[int], finish_reason: FinishReason | None = None) -> str:
-        """Take an update's ids and return the new text. With reason "stop" the last id is an end token: not text."""
+        """Take an update's ids and return the new text. With reason "stop" the last id is an end token: not text,
+        unless what stops is to be included."""
         if self.finish_reason is not None:
             return ""
         text_ids = ids[:-1] if finish_reason == "stop" else ids
         if not self._watches:
-            self.num_tokens += len(ids)
+            self.num_tokens += len(text_ids)
             text = self._decoder.push(text_ids)
         else:
             text = self._push_watched(text_ids)
             if self._matcher.stopped:
-                self.finish_reason = "stop"
+                self.finish_reason, self.stop_reason = "stop", self._matcher.stop
                 return text
-            self.num_tokens += len(ids) - len(text_ids)
         if finish_reason is not None:
-            self.finish_reason = finish_reason
-            text += self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+            text += self._finish(ids[len(text_ids) :], finish_reason)
         return text
 
     def _push_watched(self, ids: Sequence[int]) -> str:
@@ -98,10 +136,19 @@ class OutputStream:
         pieces = []
         for token_id in ids:
             self.num_tokens += 1
-            pieces.append(self._matcher.push(self._decoder.push((token_id,))))
+            text = self._decoder.push((token_id,))
+            pieces.append(self._matcher.push(text, watch=self.num_tokens > self._min_tokens))
             if self._matcher.stopped:
                 break
         return "".join(pieces)
+
+    def _finish(self, end_ids: Sequence[int], finish_reason: FinishReason) -> str:
+        self.finish_reason = finish_reason
+        self.num_tokens += len(end_ids)
+        if end_ids and end_ids[-1] in self._stop_token_ids:
+            self.stop_reason = end_ids[-1]
+        shown = self._decoder.push(end_ids) if self._include_stop else ""
+        return self._matcher.push(shown + self._decoder.finish(), watch=False) + self._matcher.finish()
 
 
 def _overlap(text: str, stop: str) -> int:
