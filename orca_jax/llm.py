@@ -19,6 +19,10 @@ from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.request import CompletionOutput, RequestOutput, RequestUpdate, SamplingParams
+from orca_jax.step import TokenLogprobs
+from orca_jax.text.bad_words import engine_params
+from orca_jax.text.grammar import GrammarFactory
+from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -36,12 +40,47 @@ class _Batch:
 
 @dataclass(eq=False)
 class _Pending:
-    """An open request."""
+    """An open request, and what it has generated."""
 
     batch: _Batch
     prompt: str | None
     prompt_ids: tuple[int, ...]
+    stream: OutputStream
+    wants_logprobs: bool
+    text: str = ""
     ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def take(self, update: RequestUpdate) -> None:
+        """Add what an iteration brought."""
+        self.text += self.stream.push(update.new_ids, update.finish_reason)
+        self.ids += update.new_ids
+        self.logprobs += update.logprobs
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+
+    def output(self, update: RequestUpdate) -> RequestOutput:
+        """The whole, at its end. What came after a stop string is no part of it."""
+        stream, used = self.stream, self.stream.num_tokens
+        logprobs = tuple(self.logprobs[:used]) if self.wants_logprobs else None
+        completion = CompletionOutput(
+            index=0,
+            text=self.text,
+            token_ids=tuple(self.ids[:used]),
+            finish_reason=stream.finish_reason,
+            stop_reason=stream.stop_reason,
+            logprobs=logprobs,
+            cumulative_logprob=None if logprobs is None else sum(token.logprob for token in logprobs),
+        )
+        return RequestOutput(
+            request_id=update.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            outputs=(completion,),
+            metrics=update.metrics,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 class LLM:
@@ -71,6 +110,7 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
+        self._grammars: GrammarFactory = built.grammars
         self._numbers = itertools.count()
         self._open: dict[str, _Pending] = {}
         self._abandoned: list[str] = []
@@ -153,8 +193,15 @@ class LLM:
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request_id = str(next(self._numbers))
-        self.engine.add(request_id, ids, params)
-        self._open[request_id] = _Pending(batch, prompt if isinstance(prompt, str) else None, tuple(ids))
+        constraint = None if params.structured is None else self._grammars.compile(params.structured)
+        self.engine.add(request_id, ids, engine_params(params, self.tokenizer), constraint)
+        self._open[request_id] = _Pending(
+            batch,
+            prompt if isinstance(prompt, str) else None,
+            tuple(ids),
+            OutputStream.for_params(self.tokenizer, params),
+            params.logprobs is not None,
+        )
         batch.num_open += 1
         return request_id
 
@@ -199,20 +246,17 @@ class LLM:
         pending = self._open.get(update.request_id)
         if pending is None:
             return  # abandoned
-        pending.ids += update.new_ids
-        reason = update.finish_reason
-        if reason is None:
+        pending.take(update)
+        if pending.stream.finish_reason is None:
             return
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)
-        del self._open[update.request_id]
-        text = self.tokenizer.decode(pending.ids[:-1] if reason == "stop" else pending.ids)  # no end token
-        completion = CompletionOutput(0, text, tuple(pending.ids), reason)
-        output = RequestOutput(
-            update.request_id, pending.prompt, pending.prompt_ids, (completion,), metrics=update.metrics
-        )
+        if update.finish_reason is None:  # a stop string, of which the engine knows nothing
+            self._abandoned.append(update.request_id)
+        else:
+            del self._open[update.request_id]
         pending.batch.num_open -= 1
-        pending.batch.done.append(output)
+        pending.batch.done.append(pending.output(update))
 
     def _abandon(self, request_ids: Sequence[str]) -> None:
         """Nobody waits for these. May be called by the garbage collector, so also in the middle of a step."""
