@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.wire import Failed, FrameReader, FromEngine, Message, Ready, Start, decode_from_engine, encode
 
 CLOSE_SECONDS = 3.0  # from goodbye to kill
@@ -39,12 +39,12 @@ class EngineLink(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: asyncio.Task[None] | None = None
 
-    async def start(self, config: EngineConfig) -> None:
+    async def start(self, config: ServerConfig) -> None:
         """Start the process and tell it what to build."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "orca_jax.serve.engine_process", str(theirs.fileno())),
+                *(sys.executable, "-m", "orca_jax.serve.engine_process", str(theirs.fileno()), config.log_format),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,  # ours is for the address and the curl line
                 pass_fds=(theirs.fileno(),),
@@ -52,7 +52,7 @@ class EngineLink(asyncio.Protocol):
             )
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self.send(Start(config))
+        self.send(Start(config.engine))
 
     def send(self, message: Message) -> None:
         """Tell the engine; into the void where it has ended."""

@@ -80,12 +80,10 @@ class EngineLoop:
         inbox: what to do, from the front end and from the compiling threads.
         send: to the front end; may be called by any thread.
         pulse: told what the thread is at.
-        compile_grammar: makes a constraint in another thread; None where the tokenizer allows none.
+        compile_grammar: makes a constraint; called by several threads.
     """
 
-    def __init__(
-        self, engine: Engine, inbox: Inbox, send: Send, pulse: Pulse, compile_grammar: Compile | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, inbox: Inbox, send: Send, pulse: Pulse, compile_grammar: Compile) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
@@ -154,8 +152,6 @@ class EngineLoop:
         """In a thread of its own: whatever happens, the main thread hears of it."""
         result: Constraint | RequestError
         try:
-            if self._compile is None:
-                raise RequestError("this model's tokenizer allows no structured outputs", "structured_outputs")
             result = self._compile(structured)
         except RequestError as error:
             result = error

@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m orca_jax.serve.engine_process FD`, started by the front end.
+"""The engine's own process: `python -m orca_jax.serve.engine_process FD FORMAT`, started by the front end.
 
 The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
 that the process ends when its front end does. One says twice a second that the process lives. Two compile grammars,
@@ -17,6 +17,7 @@ import time
 from orca_jax.build import DEMO, Built, build_engine, demo_directory
 from orca_jax.errors import ConfigError
 from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, Send
+from orca_jax.serve.logs import install_handler
 from orca_jax.serve.wire import Failed, FrameReader, Message, Ready, Start, decode_to_engine, encode
 
 BEAT_SECONDS = 0.5
@@ -26,11 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Serve the front end at the other end of socket `argv[1]`. Returns the exit code."""
+    """Serve the front end at the other end of socket `argv[1]`; log as `argv[2]` says. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all of a group; the front end drains, and then ends us
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
-    logging.getLogger("orca_jax").setLevel(logging.INFO)  # libraries: warnings only
+    install_handler("json" if argv[2] == "json" else "text", process="engine")
     connection = socket.socket(fileno=int(argv[1]))
     connection.set_inheritable(False)  # a child of this process must not keep the socket open after its end
     inbox: Inbox = queue.SimpleQueue()
@@ -57,7 +57,7 @@ def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
         return 0
     pulse.enter("loading")
     built = build_engine(start.config, on_compile=lambda: pulse.enter("compiling"))
-    loop = EngineLoop(built.engine, inbox, send, pulse)
+    loop = EngineLoop(built.engine, inbox, send, pulse, built.grammars.compile)
     pulse.enter("serving")
     send(_ready(built, start))
     loop.run()

@@ -102,7 +102,7 @@ class Supervisor:
         self._client.attach(link)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:
-            await link.start(self._config.engine)
+            await link.start(self._config)
             try:
                 ready = await link.ready
                 await self._on_ready(ready)

@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -54,9 +56,8 @@ class Server:
         wait_until(lambda: self.health().json() == {"status": "ready", "running": 0, "waiting": 0}, timeout)
 
     def engine(self) -> psutil.Process:
-        """The engine's process."""
-        (engine,) = psutil.Process(self.process.pid).children()
-        return engine
+        """The engine's process, which changes where the server starts it again."""
+        return engine_of(self.process.pid)
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
@@ -83,6 +84,18 @@ def wait_until(holds: Any, timeout: float = 5.0) -> None:
         time.sleep(0.02)
 
 
+def engine_of(pid: int) -> psutil.Process:
+    """The engine process of a server."""
+    (engine,) = engines_of(pid)
+    return engine
+
+
+def engines_of(pid: int) -> list[psutil.Process]:
+    """None at first, and where it has ended."""
+    children = psutil.Process(pid).children()
+    return [child for child in children if "orca_jax.serve.engine_process" in child.cmdline()]
+
+
 def spawn(*flags: str) -> subprocess.Popen[str]:
     """Start `python -m orca_jax.serve`."""
     return subprocess.Popen(
@@ -95,22 +108,40 @@ def spawn(*flags: str) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def running(*flags: str) -> Iterator[Server]:
-    """Start a server, wait until it is ready, and make sure that nothing is left of it."""
-    process = spawn("--model", MODEL, "--port", "0", *flags)
+def running(
+    *flags: str,
+    model: str = MODEL,
+    uds: Path | None = None,
+    tls: ssl.SSLContext | None = None,
+    api_key: str | None = None,
+) -> Iterator[Server]:
+    """Start a server, wait until it is ready, and make sure that nothing is left of it.
+
+    Args:
+        flags: of the server; they win over those that are given here.
+        model: what it serves.
+        uds: where it listens instead of a free port.
+        tls: for a client of a server that got a certificate by `flags`.
+        api_key: one of the keys in `flags`, for `Server.http`.
+    """
+    place = ("--uds", str(uds)) if uds is not None else ("--port", "0")
+    process = spawn("--model", model, *place, "--no-log-requests", *flags)
     assert process.stdout is not None and process.stderr is not None
     family: list[psutil.Process] = []
     try:
         lines = [process.stdout.readline().rstrip("\n")]
-        found = re.search(r"http://\S+$", lines[0])
+        found = re.search(r"https?://\S+$", lines[0])
         assert found, f"it did not start: {process.stderr.read()}"
         lines.append(process.stdout.readline().rstrip("\n"))
         family = psutil.Process(process.pid).children(recursive=True)
-        with httpx.Client(base_url=found[0], timeout=20) as http:
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        transport = httpx.HTTPTransport(uds=None if uds is None else str(uds), verify=tls if tls is not None else True)
+        with httpx.Client(base_url=found[0], timeout=20, headers=headers, transport=transport) as http:
             server = Server(process, http, lines)
             drain = threading.Thread(target=lambda: server.errors.extend(process.stderr or ()))
             drain.start()
             yield server
+            family += psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             if process.poll() is None:
                 process.terminate()
             process.wait(15)
@@ -122,4 +153,4 @@ def running(*flags: str) -> Iterator[Server]:
         for stream in (process.stdout, process.stderr):
             stream.close()
     _, left = psutil.wait_procs(family, timeout=5)
-    assert not left, "the engine process is still there"
+    assert not left, "a process of the server is still there"

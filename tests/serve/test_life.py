@@ -1,5 +1,6 @@
 """Disconnects, the engine's death, signals, and starts that cannot succeed."""
 
+import contextlib
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import psutil
 import pytest
 
 from orca_jax.serve.server import main
-from tests.serve.running import MODEL, Server, parse_events, running, spawn, wait_until
+from tests.serve.running import MODEL, Server, engine_of, engines_of, parse_events, running, spawn, wait_until
 from tests.serve.test_bad_input import check_error
 
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
@@ -55,12 +57,17 @@ def open_connections(process: psutil.Process) -> list[Any]:
 
 
 def test_only_the_http_port_listens(server: Server) -> None:
-    (listening,) = open_connections(psutil.Process(server.process.pid))
+    front_end = psutil.Process(server.process.pid)
+    (listening,) = open_connections(front_end)
     assert listening.laddr.port == server.http.base_url.port
-    assert open_connections(server.engine()) == []
+    assert server.engine() in front_end.children()
+    for child in front_end.children(recursive=True):
+        assert open_connections(child) == [], "the parts talk over inherited socket pairs"
 
 
-def test_killed_engine() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_engine_killed_or_stopped(number: signal.Signals) -> None:
+    """Whoever waits gets an error within five seconds, and so does whoever comes later."""
     with running() as server:
         waiting: list[httpx.Response] = []
         plain = threading.Thread(target=lambda: waiting.append(server.complete("plain", **LONG)))
@@ -69,16 +76,34 @@ def test_killed_engine() -> None:
             next(events)
             wait_until(lambda: server.health().json()["running"] == 2)
             start = time.monotonic()
-            os.kill(server.engine().pid, signal.SIGKILL)
+            os.kill(server.engine().pid, number)
             *_, last = events
-            assert time.monotonic() - start < 5
             assert last["error"]["code"] == "engine_unavailable" and set(last["error"]) >= {"param", "type", "message"}
-        assert server.health().status_code == 503
+        health = server.health()
+        assert time.monotonic() - start < 5
+        assert health.status_code == 503
+        assert health.json()["status"] == ("dead" if number == signal.SIGKILL else "hung")
         plain.join()
         check_error(waiting[0], 503)
         check_error(server.complete("late"), 503)
         assert server.process.wait(10) == 1
-    assert any("SIGKILL" in line for line in server.errors)
+    word = "SIGKILL" if number == signal.SIGKILL else "no sign of life"
+    assert any(word in line for line in server.errors)
+
+
+def test_engine_is_started_again() -> None:
+    """The same server goes on with another process, as often as it takes."""
+    with running("--restart-engine") as server:
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            engine = server.engine()
+            with server.stream("x", **LONG) as events:
+                next(events)
+                engine.send_signal(number)
+                assert "error" in list(events)[-1]
+            server.wait_idle(timeout=10)
+            assert server.complete("again", max_tokens=3).status_code == 200
+            assert server.engine().pid != engine.pid and not engine.is_running()
+    assert server.process.returncode == 0
 
 
 def test_engine_follows_a_killed_front_end() -> None:
@@ -93,14 +118,51 @@ def test_engine_follows_a_killed_front_end() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_everything_cleanly(number: signal.Signals) -> None:
+def test_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     with running() as server:
-        with server.stream("x", **LONG) as events:
+        with server.stream("x", max_tokens=1500, ignore_eos=True) as events:
             next(events)
             server.process.send_signal(number)
+            wait_until(lambda: server.health().json()["status"] == "draining")
+            assert (server.health().status_code, server.http.get("/ready").status_code) == (503, 503)
+            assert server.http.get("/live").status_code == 200
+            refused = server.complete("late")
+            assert check_error(refused, 503)["code"] == "engine_unavailable" and refused.headers["retry-after"]
+            *_, last = events
+            assert last["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(10) == 0
+    assert server.errors == []
+
+
+def test_signal_with_a_limit_on_patience() -> None:
+    with running("--shutdown-timeout", "0.5") as server:
+        with server.stream("x", **LONG) as events:
+            next(events)
+            server.process.terminate()
+            *_, last = events
+            assert "shutting down" in last["error"]["message"] and last["error"]["type"] == "server_error"
+        assert server.process.wait(10) == 0
+    assert server.errors == []
+
+
+def test_second_signal_ends_at_once() -> None:
+    with running() as server:
+        answers: list[httpx.Response] = []
+        plain = threading.Thread(target=lambda: answers.append(server.complete("plain", **LONG)))
+        plain.start()
+        with server.stream("x", **LONG) as events:
+            next(events)
+            wait_until(lambda: server.health().json()["running"] == 2)
+            server.process.terminate()
+            wait_until(lambda: server.health().json()["status"] == "draining")
+            start = time.monotonic()
+            server.process.terminate()
             *_, last = events
             assert "shutting down" in last["error"]["message"]
+        plain.join()
+        check_error(answers[0], 503)
         assert server.process.wait(10) == 0
+        assert time.monotonic() - start < 5 < 8
     assert server.errors == []
 
 
@@ -112,29 +174,43 @@ def test_signal_while_nobody_is_there() -> None:
     assert server.errors == []
 
 
-def test_signal_while_the_engine_loads_and_hangs() -> None:
-    """An engine that does not react is killed, and the wait for that has a limit."""
+@contextlib.contextmanager
+def hanging_while_it_loads(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server whose engine is stopped before it can have loaded, and a client for it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = spawn("--model", MODEL, "--port", str(port))
+    process = spawn("--model", MODEL, "--port", str(port), "--no-log-requests", *flags)
     try:
-        server = psutil.Process(process.pid)
-        wait_until(lambda: server.children())
-        (engine,) = server.children()
+        wait_until(lambda: engines_of(process.pid))
+        engine = engine_of(process.pid)
         engine.suspend()
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
-            health = http.get("/health")
-            assert (health.status_code, health.json()["status"]) == (503, "loading")
-            early = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
-            assert check_error(early, 503)["code"] == "engine_unavailable" and early.headers["retry-after"]
-            check_error(http.get("/v1/models"), 503)
-        process.terminate()
-        assert process.communicate(timeout=15) == ("", "") and process.returncode == 0
+            yield process, http
         assert not engine.is_running()
     finally:
         process.kill()
         process.communicate()
+
+
+def test_signal_while_the_engine_loads_and_hangs() -> None:
+    """An engine that does not react is killed, and the wait for that has a limit."""
+    with hanging_while_it_loads() as (process, http):
+        health = http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        assert http.get("/live").status_code == 200
+        early = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert check_error(early, 503)["code"] == "engine_unavailable" and early.headers["retry-after"]
+        check_error(http.get("/v1/models"), 503)
+        process.terminate()
+        assert process.communicate(timeout=15) == ("", "") and process.returncode == 0
+
+
+def test_loading_has_a_limit() -> None:
+    with hanging_while_it_loads("--load-timeout", "1") as (process, _):
+        out, errors = process.communicate(timeout=15)
+        assert (process.returncode, out) == (1, "")
+        assert errors == "error: the engine did not load within 1 s (--load-timeout)\n"
 
 
 def test_front_end_needs_no_jax() -> None:
@@ -175,7 +251,7 @@ def test_wrong_hosts_name_their_flag(host: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--scheduler=fast", "--unknown=1", "--port=70000", "--max-model-len=4q", "--mod=preset:toy"]
+    "wrong", ["--scheduler=fast", "--unknown=1", "--port=none", "--max-model-len=4q", "--mod=preset:toy"]
 )
 def test_wrong_flags_are_named(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import queue
 import struct
+import threading
 from typing import Any
 
 import msgspec
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 
 from orca_jax.build import build_engine
 from orca_jax.config import EngineConfig
-from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
-from orca_jax.serve import engine_process
+from orca_jax.engine import EngineStats
+from orca_jax.errors import RequestError
+from orca_jax.request import Constraint, RequestMetrics, RequestUpdate, SamplingParams, StructuredOutput
 from orca_jax.serve.engine_args import HELP, add_engine_args, engine_config_from_args, human_int
+from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse
 from orca_jax.serve.wire import (
     MAX_FRAME_BYTES,
     Abort,
     Failed,
     FrameReader,
+    Heartbeat,
     Message,
     Ready,
     Rejected,
@@ -31,6 +35,7 @@ from orca_jax.serve.wire import (
     decode_to_engine,
     encode,
 )
+from orca_jax.step import ExecutorStats, TokenSet
 
 TO_ENGINE = [
     Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
@@ -50,6 +55,8 @@ FROM_ENGINE = [
         running=3,
         waiting=1,
     ),
+    Heartbeat("compiling", 2.5),
+    Heartbeat("serving", 0.0, EngineStats(1, 2, 3, 0.5, 0.25, 4, 5, 1, 0, 100, 90, 1000), ExecutorStats(iterations=7)),
     Failed("gone", "model", is_config=True),
 ]
 
@@ -75,34 +82,71 @@ def test_unreadable_frames_are_refused() -> None:
         decode_to_engine(encode(Submit("r", [1], bad))[4:])
 
 
+class Anything:
+    """A constraint that allows what the toy's vocabulary has."""
+
+    def allowed(self) -> TokenSet:
+        return (1 << 257) - 1
+
+    def accept(self, token_id: int) -> None:
+        assert 0 <= token_id < 257
+
+
+def constrained(value: str) -> SamplingParams:
+    return SamplingParams(4, temperature=0, ignore_eos=True, structured=StructuredOutput("regex", value))
+
+
 def test_engine_loop() -> None:
     """Refuses what cannot run, aborts, ends with the front end, and leaves the engine as it was."""
     engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2)).engine
-    inbox: engine_process.Inbox = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     sent: list[Message] = []
+    ends: set[str] = set()
+    pulse = Pulse()
 
     def send(message: Message) -> None:
         sent.append(message)
         if isinstance(message, Updates) and any(update.request_id == "long" for update in message.updates):
             inbox.put(Abort("long"))
-        if isinstance(message, Updates) and not engine.has_work:
+        ends.update(message.request_id for message in sent[-1:] if isinstance(message, Rejected))
+        if isinstance(message, Updates):
+            ends.update(update.request_id for update in message.updates if update.finish_reason)
+        if len(ends) == 6:
             inbox.put(None)
 
+    def compile_grammar(structured: StructuredOutput) -> Constraint:
+        if structured.value == "crash":
+            raise ZeroDivisionError
+        if structured.value == "wrong":
+            raise RequestError("no", "structured_outputs")
+        if structured.value == "slow":
+            assert released.wait(10)
+        return Anything()
+
+    released = threading.Event()
     for message in (
         Submit("bad", [300], SamplingParams(4)),
         Submit("long", [1], SamplingParams(60, ignore_eos=True)),
         Submit("short", [1], SamplingParams(4, temperature=0)),
         Abort("unknown"),
+        *(Submit(f"grammar {value}", [1], constrained(value)) for value in ("crash", "wrong", "fine", "slow")),
+        Abort("grammar slow"),
     ):
         inbox.put(message)
-    engine_process.serve(engine, inbox, send)
-    assert isinstance(sent[0], Rejected) and sent[0].param == "prompt"
+    EngineLoop(engine, inbox, send, pulse, compile_grammar).run()
+    released.set()
+    rejected = {message.request_id: message.param for message in sent if isinstance(message, Rejected)}
+    grammar = "structured_outputs"
+    assert rejected == {"bad": "prompt", "grammar crash": grammar, "grammar wrong": grammar}
     updates = [update for message in sent if isinstance(message, Updates) for update in message.updates]
-    ends = {update.request_id: update.finish_reason for update in updates if update.finish_reason}
-    assert ends == {"short": "length", "long": "abort"}
+    reasons = {update.request_id: update.finish_reason for update in updates if update.finish_reason}
+    assert reasons == {"short": "length", "long": "abort", "grammar fine": "length"}
     last = sent[-1]
     assert isinstance(last, Updates) and (last.running, last.waiting) == (0, 0)
     engine.pool.check_integrity()
+    beat = pulse.beat()
+    assert (beat.phase, beat.busy_seconds) == ("loading", 0) and beat.engine is not None
+    assert beat.engine.free_pages == beat.engine.num_pages
 
 
 def parse(*flags: str, **defaults: Any) -> EngineConfig:
