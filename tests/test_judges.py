@@ -50,6 +50,7 @@ def recording(serve: Serve) -> Iterator[tuple[Recorder, list[Exchange]]]:
 
 
 def answer_all(connection: socket.socket) -> None:
+    """Answers as soon as it has read a head, so that an answer may come before its request has ended."""
     while data := connection.recv(65536):
         for _ in range(data.count(b" HTTP/1.1\r\n")):
             connection.sendall(ANSWER)
@@ -64,6 +65,19 @@ def test_every_answer_of_a_connection_is_seen() -> None:
         ("POST", "/b", b"body", 200, b"ok", True),
     ]
     assert seen[0].headers["x-request-id"] == "r" and recorder.num_answers == 2 and recorder.num_unread == 0
+
+
+def test_an_answer_may_come_before_its_request_has_ended() -> None:
+    head = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+    with (
+        recording(answer_all) as (recorder, seen),
+        socket.create_connection(("127.0.0.1", recorder.port), 10) as client,
+    ):
+        for _ in range(2):
+            client.sendall(head)
+            assert client.recv(1000) == ANSWER
+            client.sendall(b"body")
+    assert [(e.target, bytes(e.request_body), e.complete) for e in seen] == [("/early", b"body", True)] * 2
 
 
 def test_streams_pass_as_they_come_and_hang_ups_too() -> None:

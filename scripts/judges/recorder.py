@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import h11
 
 CHUNK = 2**16
+GOODBYE_SECONDS = 2
 
 
 @dataclasses.dataclass
@@ -74,6 +75,7 @@ class Reader:
             elif isinstance(event, h11.Data) and self._now is not None:
                 self._now.request_body += event.data
             self._answers.send(event)
+            self._end_if_both_did()
 
     def _take(self, event: h11.Event) -> None:
         now = self._now
@@ -86,15 +88,20 @@ class Reader:
             now.body += event.data
         elif isinstance(event, h11.EndOfMessage):
             now.complete = True
-            self._now = None
-            self._done(now)
-            self._next()
+            self._end_if_both_did()
 
-    def _next(self) -> None:
-        """Get ready for another request, where this connection can carry one."""
-        if self._requests.their_state is h11.DONE:
-            self._requests.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-            self._requests.send(h11.EndOfMessage())
+    def _end_if_both_did(self) -> None:
+        """Hand over an exchange whose request and answer are whole: an answer may come before its request has ended.
+
+        Then get ready for another request, where this connection can carry one.
+        """
+        now = self._now
+        if now is None or not now.complete or self._requests.their_state is h11.SEND_BODY:
+            return
+        self._now = None
+        self._done(now)
+        self._requests.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        self._requests.send(h11.EndOfMessage())
         sides = (self._requests, self._answers)
         self._is_over = any(state is not h11.DONE for side in sides for state in (side.our_state, side.their_state))
         if not self._is_over:
@@ -134,6 +141,8 @@ class Recorder:
     async def _stop(self, server: asyncio.Server) -> None:
         server.close()
         open_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if open_tasks:  # what both sides have closed ends by itself
+            _, open_tasks = await asyncio.wait(open_tasks, timeout=GOODBYE_SECONDS)
         for task in open_tasks:
             task.cancel()
         await asyncio.gather(*open_tasks, return_exceptions=True)
