@@ -4,6 +4,7 @@ import msgspec
 from starlette.responses import Response
 
 MAX_MESSAGE = 600  # characters: an error may quote what the client sent, but not all of it
+_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -22,7 +23,11 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` names the field to change."""
+    """An answer that is an error. `param` names the field to change.
+
+    OpenAI's clients repeat 408, 409, 429 and 5xx unless `x-should-retry` says that it would be in vain; a 500 says so
+    by itself, since it would end the same way again.
+    """
 
     def __init__(
         self,
@@ -38,12 +43,12 @@ class ApiError(Exception):
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         self.param = param
         self.code = code
-        self.headers = headers or {}
+        self.headers = headers or ({"x-should-retry": "false"} if status == 500 else {})
 
     def encode(self) -> bytes:
         """The JSON body."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return msgspec.json.encode(ErrorEnvelope(ErrorBody(self.message, kind, self.param, self.code)))
+        kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
+        return msgspec.json.encode(ErrorEnvelope(ErrorBody(_sane(self.message), kind, self.param, self.code)))
 
     def response(self) -> Response:
         """The whole answer."""
@@ -53,3 +58,8 @@ class ApiError(Exception):
 def engine_gone(message: str) -> ApiError:
     """503: nothing was wrong with the request; another replica, or this one later, may answer."""
     return ApiError(503, message, code="engine_unavailable", headers={"retry-after": "5"})
+
+
+def _sane(text: str) -> str:
+    """The text without halves of surrogate pairs, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()

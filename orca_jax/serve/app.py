@@ -1,63 +1,42 @@
 """The ASGI application: routes, and errors in OpenAI's shape for everything else."""
 
-import uuid
+from collections.abc import Awaitable, Callable
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from orca_jax.serve.access import Access, read_keys, with_cors
 from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.chat import create_chat_completion
 from orca_jax.serve.completions import create_completion
-from orca_jax.serve.schema import ModelCard, ModelList
+from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.health import health_routes
+from orca_jax.serve.models import model_routes
+from orca_jax.serve.observe import Observer
+from orca_jax.serve.openapi import openapi_route
+from orca_jax.serve.request_context import RequestContext
 from orca_jax.serve.service import Service
+from orca_jax.serve.tokenize import detokenize, tokenize
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-class RequestId:
-    """Pure ASGI, as Starlette's own base class would hide disconnects: every answer carries an `x-request-id`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        name = (b"x-request-id", f"req_{uuid.uuid4().hex}".encode())
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], name]
-            await send(message)
-
-        await self._app(scope, receive, send_named)
-
-
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: Service, config: ServerConfig, observer: Observer) -> ASGIApp:
     """The application over one engine."""
-
-    async def health(request: Request) -> Response:
-        client = service.client
-        state = "loading" if client.state == "ready" and not service.is_ready else client.state
-        body = {"status": state, "running": client.running, "waiting": client.waiting}
-        return _json(body, 200 if service.is_ready else 503)
-
-    async def models(request: Request) -> Response:
-        cards = [ModelCard(name, service.started, service.max_model_len) for name in service.names]
-        return _json(ModelList(cards))
-
-    async def completions(request: Request) -> Response:
-        return await create_completion(service, request)
-
     app = Starlette(
         routes=[
-            Route("/health", health, methods=["GET"]),
-            Route("/v1/models", models, methods=["GET"]),
-            Route("/v1/completions", completions, methods=["POST"]),
+            *health_routes(service),
+            *model_routes(service),
+            *observer.routes(),
+            openapi_route(service),
+            _post("/v1/completions", service, create_completion),
+            _post("/v1/chat/completions", service, create_chat_completion),
+            _post("/tokenize", service, tokenize),
+            _post("/detokenize", service, detokenize),
         ],
         exception_handlers={
             ApiError: _on_api_error,
@@ -67,11 +46,15 @@ def create_app(service: Service) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
-    return RequestId(app)  # around Starlette's own middleware, so that its 500 carries the header too
+    # Around Starlette's own middleware: its 500, and what Access refuses, carry a request id as well.
+    return RequestContext(with_cors(Access(app, read_keys(config)), config), observer)
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+def _post(path: str, service: Service, handler: Handler) -> Route:
+    async def answer(request: Request) -> Response:
+        return await handler(service, request)
+
+    return Route(path, answer, methods=["POST"])
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

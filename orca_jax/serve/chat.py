@@ -1,0 +1,90 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+import uuid
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.chat_shape import ChatShape
+from orca_jax.serve.conversation import render_conversation, structured_answer, tool_rules
+from orca_jax.serve.engine_client import Deadlines
+from orca_jax.serve.generation import Generation, Job
+from orca_jax.serve.http_body import read_request
+from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated
+from orca_jax.serve.schema import chat_parser
+from orca_jax.serve.schema.chat import ChatRequest
+from orca_jax.serve.service import Prompt, Service
+from orca_jax.serve.streaming import respond, stream_rules
+
+ENDPOINT = "/v1/chat/completions"
+
+
+async def create_chat_completion(service: Service, request: Request) -> Response:
+    """The handler. Raises ApiError."""
+    call = await read_request(request, chat_parser, service.config.max_body_bytes)
+    service.check_model(call.model)
+    job = await prepare(service, call, request.scope["state"]["request_id"])
+    shape = ChatShape(service.model.tokenizer, job, call)
+    return await respond(Generation(service, job), shape, request, stream_rules(call))
+
+
+async def prepare(service: Service, call: ChatRequest, name: str) -> Job:
+    """Everything that can be checked without the engine, so that it takes all of the call or nothing.
+
+    Raises:
+        ApiError: a field is wrong.
+    """
+    _check(service, call)
+    rules = tool_rules(call, service.config.tool_call_parser)
+    structured = structured_answer(call, rules)
+    text = await render_conversation(service, call.messages, rules.shown, call)
+    ids = await service.encode(text, "messages", bool(call.add_special_tokens))
+    prompt = truncated(Prompt(text, ids), call, call.limit, service.model.context)
+    wanted = Wanted(
+        max_tokens=call.limit,
+        limit_name=call.limit_name,
+        default=None,
+        logprobs=(call.top_logprobs or 0) if call.logprobs else None,
+        prompt_logprobs=call.prompt_logprobs,
+        structured=structured,
+    )
+    return Job(
+        id=f"chatcmpl-{call.request_id or uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=service.names[0],
+        endpoint=ENDPOINT,
+        name=call.request_id or name,
+        prompts=[prompt],
+        candidates=call.n or 1,
+        requests=engine_requests(service.model, call, [prompt], call.n or 1, wanted),
+        deadlines=Deadlines(call.queue_timeout, call.timeout),
+        stops=call.stops(),
+        include_stop=bool(call.include_stop_str_in_output),
+        skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,
+        keeps_ids=bool(call.logprobs or call.return_token_ids) or call.prompt_logprobs is not None,
+        make_parser=rules.make_parser,
+        parallel_calls=call.parallel_tool_calls is not False,
+        renamed=_renamed(call),
+    )
+
+
+def _check(service: Service, call: ChatRequest) -> None:
+    check_fields(service, call)
+    check_logprobs(service, call.top_logprobs, "top_logprobs")
+    check_logprobs(service, call.prompt_logprobs, "prompt_logprobs")
+    if call.top_logprobs and not call.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:
+        raise ApiError(400, "max_tokens and max_completion_tokens are one thing; send one of them", "max_tokens")
+    if call.echo and not call.continue_final_message:
+        raise ApiError(400, "echo needs continue_final_message: there is nothing to repeat", "echo")
+
+
+def _renamed(call: ChatRequest) -> dict[str, str]:
+    """Names of the engine's parameters -> those that the caller used."""
+    renamed = {"logprobs": "top_logprobs", "prompt": "messages", "max_tokens": call.limit_name}
+    if call.structured_outputs is None:
+        renamed["structured_outputs"] = "tools" if call.response_format is None else "response_format"
+    return renamed

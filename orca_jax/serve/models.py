@@ -1,0 +1,40 @@
+"""`GET /v1/models`, `GET /v1/models/{id}` and `GET /version`."""
+
+from importlib import metadata
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orca_jax.serve.schema.answers import ModelCard, ModelList, Version
+from orca_jax.serve.service import Service
+
+
+def model_routes(service: Service) -> list[Route]:
+    """The routes that say what is served."""
+
+    def card(name: str) -> ModelCard:
+        return ModelCard(name, service.started, service.model.max_model_len)
+
+    async def models(request: Request) -> Response:
+        return json_response(ModelList([card(name) for name in service.names]))
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        service.check_model(name)
+        return json_response(card(name))
+
+    async def version(request: Request) -> Response:
+        return json_response(Version(metadata.version("orca-jax")))
+
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", model, methods=["GET"]),  # names may hold slashes
+        Route("/version", version, methods=["GET"]),
+    ]
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,17 @@
+"""Limits of single fields, which the tables, the documents and the checks share."""
+
+MAX_PROMPTS = 1024  # of one call
+MAX_CHOICES = 128  # n and best_of
+MAX_ANSWERS = 1024  # prompts times candidates, so engine requests of one call
+MAX_STOP_STRINGS = 4  # OpenAI's
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_CHOICE_STRINGS = 1024  # of structured_outputs.choice
+MAX_MESSAGES = 4096
+MAX_PARTS = 256
+MAX_TOOLS = 128  # OpenAI's
+MAX_SECONDS = 86_400.0
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions
+INT64 = 2**63 - 1
+INT32 = 2**31 - 1

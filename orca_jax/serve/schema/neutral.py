@@ -1,0 +1,106 @@
+"""What clients send although it changes nothing here: which values are taken, and why they change nothing."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orca_jax.serve.api_error import ApiError
+
+
+class Neutral(NamedTuple):
+    """A field that is taken and not used. `null` always is."""
+
+    reason: str
+    values: tuple[object, ...] = ()  # the only other ones that are taken
+    kind: type[str] | type[dict[str, Any]] | None = None  # or any value of this type
+
+    def takes(self, value: object) -> bool:
+        """Whether a value asks for nothing."""
+        if self.kind is not None and isinstance(value, self.kind):
+            return True
+        return value is None or any(value == one and type(value) in _kinds(one) for one in self.values)
+
+    def schema(self) -> dict[str, Any]:
+        """The same as a JSON schema."""
+        if self.kind is not None:
+            kind = msgspec.json.schema(self.kind)["type"]
+            return {"type": [kind, "null"], "description": f"Not used: {self.reason}."}
+        return {"enum": [None, *self.values], "description": f"No other values: {self.reason}."}
+
+
+_BOOKS = "for the client's own books"
+_NOT_STORED = "answers are not stored"
+_NO_BEAMS = "tokens are sampled, and beams are not searched"
+
+# Of both kinds of completion.
+COMMON: Mapping[str, Neutral] = {
+    "user": Neutral(_BOOKS, kind=str),
+    "priority": Neutral("requests are served in the order of their arrival", (0,)),
+    "use_beam_search": Neutral(_NO_BEAMS, (False,)),
+    "length_penalty": Neutral(_NO_BEAMS, (1,)),
+    "spaces_between_special_tokens": Neutral("tokens are joined as the tokenizer spells them", (True,)),
+    "return_tokens_as_token_ids": Neutral("return_token_ids gives the ids", (False,)),
+}
+
+COMPLETION: Mapping[str, Neutral] = {
+    **COMMON,
+    "suffix": Neutral("the model goes on with a text and does not fill gaps", ("",)),
+}
+
+CHAT: Mapping[str, Neutral] = {
+    **COMMON,
+    "metadata": Neutral(_BOOKS, kind=dict),
+    "safety_identifier": Neutral(_BOOKS, kind=str),
+    "prompt_cache_key": Neutral("requests do not share what they computed", kind=str),
+    "prompt_cache_retention": Neutral("requests do not share what they computed", ("in_memory", "in-memory")),
+    "store": Neutral(_NOT_STORED, (False,)),
+    "service_tier": Neutral("there is one tier", ("auto", "default")),
+    "modalities": Neutral("the model writes text", (["text"],)),
+    "audio": Neutral("the model writes text"),
+    "prediction": Neutral("every token is generated"),
+    "reasoning_effort": Neutral("models that think in the open are steered by chat_template_kwargs", ("none",)),
+    "verbosity": Neutral("the model's own length is its only one", ("medium",)),
+    "web_search_options": Neutral("nothing is searched"),
+    "functions": Neutral("tools replaced it", ([],)),
+    "function_call": Neutral("tool_choice replaced it", ("none",)),
+    "best_of": Neutral("n choices are n choices", (1,)),
+    "documents": Neutral("documents go into messages", ([],)),
+    "chat_template": Neutral("a template is a program, and only the operator may bring one"),
+}
+
+TOKENIZE: Mapping[str, Neutral] = {
+    "chat_template": CHAT["chat_template"],
+}
+
+NOTHING: Mapping[str, Neutral] = {}
+
+
+def check_neutral(table: Mapping[str, Neutral], name: str, raw: msgspec.Raw) -> None:
+    """Look at a field that the request's own table does not have.
+
+    Raises:
+        ApiError: it is unknown, or asks for something.
+    """
+    known = table.get(name)
+    if known is None:
+        raise ApiError(400, f"unknown parameter: {name[:100]!r}", name[:100], code="unknown_parameter")
+    try:
+        takes = known.takes(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, RecursionError):  # a number out of range; something deep
+        takes = False
+    if takes:
+        return
+    what = "must be " + " or ".join(_words(known))
+    raise ApiError(400, f"{name} {what} here: {known.reason}", name, code="unsupported_parameter")
+
+
+def _words(known: Neutral) -> list[str]:
+    values = [msgspec.json.encode(one).decode() for one in known.values]
+    kinds = {str: ["a string"], dict: ["an object"]}.get(known.kind, []) if known.kind is not None else []
+    return [*kinds, *values, "null"]
+
+
+def _kinds(value: object) -> tuple[type, ...]:
+    """The types that may stand for a value: 0 may come as 0.0, but not as false, which Python holds equal."""
+    return (int, float) if type(value) is int else (type(value),)

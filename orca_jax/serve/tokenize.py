@@ -1,0 +1,47 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.conversation import render_conversation
+from orca_jax.serve.http_body import read_request
+from orca_jax.serve.logprobs import token_name
+from orca_jax.serve.models import json_response
+from orca_jax.serve.schema import detokenize_parser, tokenize_parser
+from orca_jax.serve.schema.tokens import Detokenized, Tokenized, TokenizeRequest
+from orca_jax.serve.service import Service
+
+_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """The ids of a text or of a conversation. Raises ApiError."""
+    call = await read_request(request, tokenize_parser, service.config.max_body_bytes)
+    service.check_model(call.model)
+    model = service.model
+    ids = await _encode(service, call)
+    names = [token_name(model.tokenizer, i) for i in ids] if call.return_token_strs else None
+    return json_response(Tokenized(count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=names))
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """The text of ids. Raises ApiError."""
+    call = await read_request(request, detokenize_parser, service.config.max_body_bytes)
+    service.check_model(call.model)
+    service.check_ids(call.tokens, "tokens")
+    text = service.model.tokenizer.decode(call.tokens, skip_special_tokens=False)
+    return json_response(Detokenized(prompt=text))
+
+
+async def _encode(service: Service, call: TokenizeRequest) -> list[int]:
+    if (call.prompt is None) == (call.messages is None):
+        raise ApiError(400, "give either prompt or messages", "prompt")
+    if call.prompt is not None:
+        for name in _OF_MESSAGES:
+            if getattr(call, name) is not None:
+                raise ApiError(400, f"{name} goes with messages, not with prompt", name)
+        return await service.encode(call.prompt, "prompt", call.add_special_tokens is not False)
+    assert call.messages is not None
+    text = await render_conversation(service, call.messages, call.tools or [], call)
+    return await service.encode(text, "messages", bool(call.add_special_tokens))
