@@ -144,7 +144,7 @@ class EngineMetrics:
         self.waiting = Gauge("num_requests_waiting", "Requests that wait for a row.")
         self.kv_usage = Gauge("kv_cache_usage_perc", "Share of the pages of K and V in use; 1 is all of them.")
         self.pages_used = Gauge("kv_pages_used", "Pages of K and V in use.")
-        self.pages_total = Gauge("kv_pages_total", "Pages of K and V that there are.")
+        self.pages_total = Gauge("kv_pages", "Pages of K and V that there are.")
         self.host_per_iteration = Gauge(
             "host_seconds_per_iteration",
             "Python's time for an iteration, mean between the last two heartbeats with iterations.",
@@ -175,6 +175,7 @@ class HttpMetrics:
             "http_request_duration_seconds", "From a call's headers to its last byte.", DURATIONS, ("method", "route")
         )
         self.open = Gauge("http_requests_open", "Calls that are being answered.")
+        self.tasks = Gauge("event_loop_tasks", "Tasks of the front end's event loop; flat while nobody calls.")
 
 
 class GatewayMetrics:

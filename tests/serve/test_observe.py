@@ -182,7 +182,7 @@ def test_heartbeats() -> None:
     found = samples(observer)
     expected = {
         **{"num_requests_running": 3, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.25},
-        **{"kv_pages_used": 25, "kv_pages_total": 100, "num_preemptions_total": 4, "iterations_total": 10},
+        **{"kv_pages_used": 25, "kv_pages": 100, "num_preemptions_total": 4, "iterations_total": 10},
         **{"iteration_tokens_total": 50, "padding_tokens_total": 6, "compiles_total": 8, "launches_total": 11},
         **{"compiles_while_serving_total": 1, "host_seconds_per_iteration": 0.06, "engine_restarts_total": 0},
         **{"engine_seconds_total{part=dispatch}": 9.0, "engine_seconds_total{part=wait}": 2.0},
