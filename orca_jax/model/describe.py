@@ -12,6 +12,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import token_ids
 
 PRESET_PREFIX = "preset:"
+MAX_CONFIG_BYTES = 16 * 2**20
 
 
 def preset_names() -> tuple[str, ...]:
@@ -46,6 +47,7 @@ def read_model_config(source: str | Path) -> ModelConfig:
     generation = directory / "generation_config.json"
     if generation.exists():
         extra = token_ids(_read_object(generation).get("eos_token_id"))
+        _check_end_tokens("generation_config.json", extra, config)
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra))))
     return config
 
@@ -62,13 +64,15 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
             f"config.json: model_type {kind!r} is not supported; known: {sorted(FAMILIES)}", param="model"
         )
     config = FAMILIES[kind].config_from_hf(hf)
-    outside = [token for token in config.eos_token_ids if token >= config.vocab_size]
-    if outside:
-        raise ConfigError(
-            f"config.json: eos_token_id {outside} is outside the vocabulary of {config.vocab_size}",
-            param="eos_token_id",
-        )
+    _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
+
+
+def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -> None:
+    outside = [token for token in tokens if token >= config.vocab_size][:3]
+    if outside:
+        message = f"{name}: eos_token_id {outside} is outside the vocabulary of {config.vocab_size}"
+        raise ConfigError(message, param="eos_token_id")
 
 
 def _presets() -> dict[str, dict[str, Any]]:
@@ -78,11 +82,13 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # before opening it: a pipe would block, and a device may never end
+        raise ConfigError(f"{path} is missing", param="model")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes", param="model")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is missing", param="model") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", param="model") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object", param="model")

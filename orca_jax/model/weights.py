@@ -63,6 +63,9 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
         files = _open(directory, stack)
         if not files.tensors:
             raise CheckpointError(str(directory), files.problems or ["its files hold no tensors"])
+        if config.num_layers > len(files.tensors) + len(files.unreadable):  # or else a line for each of a billion
+            told = f"config.json: {config.num_layers} layers, and the files hold {len(files.tensors)} tensors"
+            raise CheckpointError(str(directory), [*files.problems, told])
         sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
         problems = files.problems + _compare(sources, wanted, family, files, config)
         if problems:
@@ -83,6 +86,10 @@ def _open(directory: Path, stack: ExitStack) -> Files:
     """Open all files, noting those that are broken."""
     files = Files()
     for name, keys in _file_names(directory).items():
+        if not (directory / name).is_file():  # a pipe would block
+            files.problems.append(f"{name}: cannot be read, there is no such file")
+            files.unreadable |= keys
+            continue
         try:
             opened = stack.enter_context(safe_open(directory / name, framework="numpy"))
         except (SafetensorError, OSError) as error:
@@ -116,7 +123,7 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
     try:
         weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
         names = {str(name) for name in weight_map.values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(str(directory), [f"{INDEX}: has no readable weight_map ({error!r})"]) from error
     outside = sorted(name for name in names if Path(name).name != name)
     if outside:  # an index must not reach for files elsewhere

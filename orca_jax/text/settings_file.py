@@ -10,16 +10,16 @@ from orca_jax.errors import ConfigError
 MAX_SETTINGS_BYTES = 16 * 2**20  # tokenizer_config.json repeats thousands of added tokens in some models
 
 
-def read_settings(path: Path, param: str) -> Mapping[str, Any]:
+def read_settings(path: Path, param: str, limit: int = MAX_SETTINGS_BYTES) -> Mapping[str, Any]:
     """The object in a JSON file; empty where there is no such file.
 
     Raises:
-        ConfigError: it cannot be read, is too large, or holds something else; names the file, with `param`.
+        ConfigError: it cannot be read, has more than `limit` bytes or holds something else; names file and `param`.
     """
     if not path.exists():
         return {}
     try:
-        value = json.loads(read_text(path, MAX_SETTINGS_BYTES, param), parse_constant=_no_number)
+        value = json.loads(read_text(path, limit, param), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise

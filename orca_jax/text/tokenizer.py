@@ -4,7 +4,6 @@ Half a character is a thing of bytes, so a tokenizer here says which *bytes* an 
 them, which makes incremental decoding exact by construction (`stream.py`) instead of a comparison of strings.
 """
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Protocol
 import tokenizers
 
 from orca_jax.errors import ConfigError, RequestError
+from orca_jax.text.settings_file import read_settings
 
+MAX_TOKENIZER_BYTES = 256 * 2**20  # of a tokenizer.json; the largest known have 35 MB
 BYTE_TOKENIZER = "byte"  # the source that names `ByteTokenizer` where a path is expected
 
 
@@ -101,20 +102,23 @@ class FileTokenizer(_BytesDecoder):
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.is_file():
             raise ConfigError(f"no tokenizer.json at {source}", param="tokenizer")
+        decoder = read_settings(path, "tokenizer", MAX_TOKENIZER_BYTES).get("decoder")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every kind of bad file
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare Exception for most bad files, and panics at some
             raise ConfigError(f"{path} is no readable tokenizer: {error}", param="tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._byte_level = _is_byte_level(json.loads(self._tokenizer.to_str()).get("decoder"), path)
+        self._byte_level = _is_byte_level(decoder, path)
         self._bytes: dict[int, bytes] = {}
         self.source = source
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        settings = _read_settings(path.with_name("tokenizer_config.json"))
+        settings = read_settings(path.with_name("tokenizer_config.json"), "tokenizer")
         self.bos_id = self._named(settings.get("bos_token"))
         self.eos_id = self._named(settings.get("eos_token"))
 
@@ -173,18 +177,6 @@ def _decoder_kinds(decoder: dict[str, object] | None) -> set[str]:
     if decoder.get("type") == "Sequence" and isinstance(inner, list):
         return {kind for part in inner for kind in _decoder_kinds(part)}
     return {str(decoder.get("type"))}
-
-
-def _read_settings(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", param="tokenizer") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must hold an object", param="tokenizer")
-    return settings
 
 
 @lru_cache(maxsize=1)

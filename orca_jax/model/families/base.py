@@ -1,5 +1,6 @@
 """What a family of checkpoints declares: how it spells its configuration and its weights. Plain data, no arrays."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Family:
 
 
 def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
-    """A positive integer.
+    """A positive integer that fits into 32 bits.
 
     Raises:
         ConfigError: it is missing without a default, or something else; names the key.
@@ -66,8 +67,8 @@ def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
     value = hf.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key} must be a positive integer, got {value!r}", param=key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ConfigError(f"config.json: {key} must be a positive integer below 2**31, got {value!r}", param=key)
     return value
 
 
@@ -76,7 +77,7 @@ def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
     value = hf.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ConfigError(f"config.json: {key} must be a positive number, got {value!r}", param=key)
     return float(value)
 
