@@ -1,5 +1,6 @@
 """What operators see of the server: metrics, a log line and a span for every request of the engine."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -194,6 +195,7 @@ class Observer:
         """`/metrics`."""
 
         async def metrics(request: Request) -> Response:
+            self.metrics.http.tasks.set(len(asyncio.all_tasks()))
             return Response(self.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
         return [Route("/metrics", metrics, methods=["GET"])]
