@@ -10,22 +10,14 @@ addition. `ToyExecutor` trusts no plan: what a scheduler gets wrong ends in an A
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from orca_jax.config import ModelConfig
 from orca_jax.request import Constraint, SamplingParams
 from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
-from orca_jax.step import (
-    ExecutorStats,
-    Handle,
-    Member,
-    RowSampling,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-    TokenSet,
-)
+from orca_jax.sim.toy_memory import ToyMemory
+from orca_jax.step import ExecutorStats, Handle, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
@@ -69,17 +61,18 @@ def toy_generate(
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     ids = list(prompt_ids)
     total = sum((i + 1) * (token + 1) for i, token in enumerate(ids))
+    is_plain = constraint is None and not _is_limited(params) and not has_adjustments(params)
     for _ in range(params.max_tokens):
-        generated = ids[len(prompt_ids) :]
-        allowed = [i for i in range(vocab_size) if _may_follow(i, generated, params, stop_ids)]
-        if constraint is not None:
-            tokens = constraint.allowed()
-            allowed = [i for i in allowed if tokens >> i & 1]
-        if not allowed:
-            break
         noise = toy_noise(params.temperature, params.top_k, seed if params.seed is None else params.seed, len(ids))
-        logits = toy_adjusted((total + noise) % vocab_size, params, prompt_ids, Counter(generated), vocab_size)
-        token = max(allowed, key=logits.__getitem__)
+        token = (total + noise) % vocab_size
+        if not is_plain:
+            generated = ids[len(prompt_ids) :]
+            tokens = -1 if constraint is None else constraint.allowed()  # -1 has all bits
+            allowed = [i for i in range(vocab_size) if tokens >> i & 1 and _may_follow(i, generated, params, stop_ids)]
+            if not allowed:
+                break
+            logits = toy_adjusted(token, params, prompt_ids, Counter(generated), vocab_size)
+            token = max(allowed, key=logits.__getitem__)
         ids.append(token)
         total += len(ids) * (token + 1)
         if token in stop_ids:
@@ -87,6 +80,10 @@ def toy_generate(
         if constraint is not None:
             constraint.accept(token)
     return ids[len(prompt_ids) :]
+
+
+def _is_limited(params: SamplingParams) -> bool:
+    return bool(params.min_tokens or params.bad_token_ids) or params.allowed_token_ids is not None
 
 
 def _may_follow(token: int, generated: list[int], params: SamplingParams, stop_ids: Collection[int]) -> bool:
@@ -106,17 +103,6 @@ def toy_score(ids: Sequence[int], num_top: int, *, vocab_size: int) -> list[Toke
         total += (i + 1) * (token + 1)
         scores.append(toy_logprobs(total % vocab_size, following, num_top, vocab_size))
     return scores
-
-
-@dataclass(slots=True)
-class _Row:
-    """What the device knows about one row."""
-
-    request_id: str
-    sampling: RowSampling
-    pages: list[int] = field(default_factory=list)
-    sums: list[int] = field(default_factory=list)  # the model's sum after each position
-    last_token: int | None = None
 
 
 @dataclass(slots=True)
@@ -156,14 +142,10 @@ class ToyExecutor:
     ) -> None:
         self.stats = ExecutorStats()
         self._vocab_size = vocab_size
-        self._page_size = page_size
-        self._num_rows = num_rows
         self._latency = latency
         self._override = override
         self._check_pages = check_pages
-        self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
-        self._owner_of_page: list[int | None] = [None] * num_pages
-        self._rows: dict[int, _Row] = {}
+        self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
         self._in_flight: deque[_ToyHandle] = deque()
         self._awaiting: _ToyHandle | None = None  # submitted, and not told what it may draw
         self._ready_at = 0.0
@@ -181,7 +163,7 @@ class ToyExecutor:
         assert len(set(rows)) == len(rows), f"iteration {plan.iteration} names a row twice: {rows}"
         # First all writes, then all reads, as on a device: a page in two rows shows in both.
         for member in plan.members:
-            self._write(member)
+            self._memory.write(member)
         self.stats.iterations += 1
         self.stats.launches += 1
         self.stats.tokens += plan.num_tokens
@@ -222,57 +204,8 @@ class ToyExecutor:
         """Refuse further plans."""
         self._closed = True
 
-    def _write(self, member: Member) -> None:
-        """Put a member's ids into its pages, and check all that its plan claims."""
-        assert 0 <= member.row < self._num_rows, f"row {member.row} of {self._num_rows}"
-        row = self._holder(member)
-        ids = list(member.ids)
-        if member.last_on_device:
-            assert row.last_token is not None, f"row {member.row} has no token on the device"
-            ids.append(row.last_token)
-        assert ids, f"{member.request_id} processes nothing"
-        self._check_claims(member, ids)
-        assert all(0 <= token < self._vocab_size for token in ids), f"{member.request_id}: ids outside the vocabulary"
-        assert member.start <= len(row.sums), (
-            f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
-        )
-        end = member.start + len(ids)
-        assert end <= len(row.pages) * self._page_size, f"{member.request_id}: {end} tokens in {len(row.pages)} pages"
-        total = row.sums[member.start - 1] if member.start else 0
-        del row.sums[member.start :]
-        for position, token in enumerate(ids, start=member.start):
-            page, slot = divmod(position, self._page_size)
-            self._pages[row.pages[page]][slot] = token
-            total += (position + 1) * (token + 1)
-            row.sums.append(total)
-
-    def _holder(self, member: Member) -> _Row:
-        """The state of a member's row, which starts afresh for a new holder, with the new pages appended."""
-        if member.sampling is not None:
-            self._rows[member.row] = _Row(member.request_id, member.sampling)
-            assert member.num_old_pages == 0, f"{member.request_id} is new in row {member.row} and has old pages"
-        row = self._rows[member.row]
-        assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
-        assert member.num_old_pages == len(row.pages), (
-            f"{member.request_id} has {len(row.pages)} pages, the plan says {member.num_old_pages}"
-        )
-        for page in member.new_pages:
-            self._owner_of_page[page] = member.row
-            self._pages[page] = [None] * self._page_size
-        row.pages += member.new_pages
-        return row
-
-    def _check_claims(self, member: Member, ids: list[int]) -> None:
-        assert member.samples or not member.is_constrained, f"{member.request_id} is constrained and does not sample"
-        targets = list(member.targets)
-        if targets:
-            expected = len(ids) - member.samples
-            assert len(targets) == expected, f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
-            assert all(0 <= token < self._vocab_size for token in targets), f"{member.request_id}: targets outside"
-            assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not what follows"
-
     def _score(self, member: Member) -> list[TokenLogprobs]:
-        sums = self._rows[member.row].sums[member.start :]
+        sums = self._memory.row(member.row).sums[member.start :]
         pairs = zip(sums, member.targets, strict=False)
         return [
             toy_logprobs(total % self._vocab_size, target, member.num_top_targets, self._vocab_size)
@@ -294,11 +227,10 @@ class ToyExecutor:
 
     def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
         """The next id after a member's whole context, None where the logits are not finite; and what it is worth."""
-        row = self._rows[member.row]
+        row = self._memory.row(member.row)
         sampling, length, total = row.sampling, len(row.sums), row.sums[-1]
         if self._check_pages:
-            read_back = self._sum_of_pages(row, member)
-            assert read_back == total, f"{member.request_id}: another request wrote into its pages"
+            self._memory.check(member.row)
         noise = toy_noise(sampling.temperature, sampling.top_k, sampling.seed, length)
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
@@ -307,32 +239,17 @@ class ToyExecutor:
         if token is None:
             return None, None
         favourite = (token - noise) % self._vocab_size
-        row.last_token = token = self._choose(row, token, allowed)
+        row.last_token = token = self._choose(member.row, token, allowed)
         if sampling.logprobs is None:
             return token, None
         return token, toy_logprobs(favourite, token, sampling.logprobs, self._vocab_size)
 
-    def _choose(self, row: _Row, favourite: int, allowed: TokenSet | None) -> int:
+    def _choose(self, row: int, favourite: int, allowed: TokenSet | None) -> int:
         """The id of the highest logit after biases, penalties and the mask."""
-        if not has_adjustments(row.sampling):
+        sampling = self._memory.row(row).sampling
+        if not has_adjustments(sampling):
             return favourite if allowed is None else first_allowed(favourite, allowed)
-        ids = [self._token_at(row, position) for position in range(len(row.sums))]
-        prompt, generated = ids[: row.sampling.num_prompt], ids[row.sampling.num_prompt :]
-        logits = toy_adjusted(favourite, row.sampling, prompt, Counter(generated), self._vocab_size)
+        ids = self._memory.ids_of(row)
+        prompt, generated = ids[: sampling.num_prompt], ids[sampling.num_prompt :]
+        logits = toy_adjusted(favourite, sampling, prompt, Counter(generated), self._vocab_size)
         return best_of(logits, (1 << self._vocab_size) - 1 if allowed is None else allowed)
-
-    def _token_at(self, row: _Row, position: int) -> int:
-        page, slot = divmod(position, self._page_size)
-        token = self._pages[row.pages[page]][slot]
-        assert token is not None, f"{row.request_id} reads position {position}, which nobody wrote"
-        return token
-
-    def _sum_of_pages(self, row: _Row, member: Member) -> int:
-        total = 0
-        for position in range(len(row.sums)):
-            index = row.pages[position // self._page_size]
-            assert self._owner_of_page[index] == member.row, (
-                f"page {index} of {member.request_id} was given to row {self._owner_of_page[index]} too"
-            )
-            total += (position + 1) * (self._token_at(row, position) + 1)
-        return total

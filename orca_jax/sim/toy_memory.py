@@ -1,0 +1,106 @@
+"""What the toy's device remembers, and all that it does not believe of a plan."""
+
+from dataclasses import dataclass, field
+
+from orca_jax.step import Member, RowSampling
+
+
+@dataclass(slots=True)
+class ToyRow:
+    """What the device knows about one row."""
+
+    request_id: str
+    sampling: RowSampling
+    pages: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)  # the model's sum after each position
+    last_token: int | None = None
+
+
+class ToyMemory:
+    """Rows, and simulated pages of ids. What a scheduler gets wrong ends in an AssertionError.
+
+    Args:
+        vocab_size: ids are below it.
+        num_pages: pages of simulated K/V memory.
+        page_size: slots in a page.
+        num_rows: rows that plans may name.
+    """
+
+    def __init__(self, vocab_size: int, num_pages: int, page_size: int, num_rows: int) -> None:
+        self._vocab_size = vocab_size
+        self._page_size = page_size
+        self._num_rows = num_rows
+        self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
+        self._owner_of_page: list[int | None] = [None] * num_pages
+        self._rows: dict[int, ToyRow] = {}
+
+    def row(self, index: int) -> ToyRow:
+        """A row that has a holder."""
+        return self._rows[index]
+
+    def write(self, member: Member) -> None:
+        """Put a member's ids into its pages, and check all that its plan claims."""
+        assert 0 <= member.row < self._num_rows, f"row {member.row} of {self._num_rows}"
+        row = self._holder(member)
+        ids = list(member.ids)
+        if member.last_on_device:
+            assert row.last_token is not None, f"row {member.row} has no token on the device"
+            ids.append(row.last_token)
+        assert ids, f"{member.request_id} processes nothing"
+        self._check_claims(member, ids)
+        assert all(0 <= token < self._vocab_size for token in ids), f"{member.request_id}: ids outside the vocabulary"
+        assert member.start <= len(row.sums), (
+            f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
+        )
+        end = member.start + len(ids)
+        assert end <= len(row.pages) * self._page_size, f"{member.request_id}: {end} tokens in {len(row.pages)} pages"
+        total = row.sums[member.start - 1] if member.start else 0
+        del row.sums[member.start :]
+        for position, token in enumerate(ids, start=member.start):
+            page, slot = divmod(position, self._page_size)
+            self._pages[row.pages[page]][slot] = token
+            total += (position + 1) * (token + 1)
+            row.sums.append(total)
+
+    def ids_of(self, index: int) -> list[int]:
+        """A row's whole context, read back through its page table."""
+        row, ids = self._rows[index], []
+        for position in range(len(row.sums)):
+            number, slot = divmod(position, self._page_size)
+            page = row.pages[number]
+            owner, token = self._owner_of_page[page], self._pages[page][slot]
+            assert owner == index, f"page {page} of {row.request_id} was given to row {owner} too"
+            assert token is not None, f"{row.request_id} reads position {position}, which nobody wrote"
+            ids.append(token)
+        return ids
+
+    def check(self, index: int) -> None:
+        """Assert that a row's pages hold what was written for it, and nothing else."""
+        row = self._rows[index]
+        total = sum((position + 1) * (token + 1) for position, token in enumerate(self.ids_of(index)))
+        assert total == row.sums[-1], f"{row.request_id}: another request wrote into its pages"
+
+    def _holder(self, member: Member) -> ToyRow:
+        """The state of a member's row, which starts afresh for a new holder, with the new pages appended."""
+        if member.sampling is not None:
+            self._rows[member.row] = ToyRow(member.request_id, member.sampling)
+            assert member.num_old_pages == 0, f"{member.request_id} is new in row {member.row} and has old pages"
+        row = self._rows[member.row]
+        assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
+        assert member.num_old_pages == len(row.pages), (
+            f"{member.request_id} has {len(row.pages)} pages, the plan says {member.num_old_pages}"
+        )
+        for page in member.new_pages:
+            self._owner_of_page[page] = member.row
+            self._pages[page] = [None] * self._page_size
+        row.pages += member.new_pages
+        return row
+
+    def _check_claims(self, member: Member, ids: list[int]) -> None:
+        assert member.samples or not member.is_constrained, f"{member.request_id} is constrained and does not sample"
+        targets = list(member.targets)
+        if targets:
+            expected = len(ids) - member.samples
+            assert len(targets) == expected, f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
+            assert all(0 <= token < self._vocab_size for token in targets), f"{member.request_id}: targets outside"
+            assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not what follows"
