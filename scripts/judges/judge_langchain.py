@@ -83,14 +83,14 @@ def generations(s: Subject) -> None:
 
 def tools(s: Subject) -> None:
     for choice in ("required", "get_time"):
-        answer = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice=choice).invoke(TALK)
+        answer = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice=choice, parallel_tool_calls=False).invoke(TALK)
         expect(answer.tool_calls and not answer.invalid_tool_calls, f"{answer}")
         for call in answer.tool_calls:
             check_weather(call["args"])
 
 
 def tools_stream(s: Subject) -> None:
-    model = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice="required")
+    model = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice="required", parallel_tool_calls=False)
     chunks = list(model.stream(TALK))
     whole = chunks[0]
     for chunk in chunks[1:]:

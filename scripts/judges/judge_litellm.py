@@ -78,13 +78,14 @@ def chat_async(s: Subject) -> None:
 
 def tools(s: Subject) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "get_time"}}):
-        message = s.chat(tools=TOOLS, tool_choice=choice, max_tokens=200).choices[0].message
+        message = s.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=200).choices[0].message
         for call in message.tool_calls:
             check_weather(call.function.arguments)
 
 
 def tools_stream(s: Subject) -> None:
-    chunks = list(s.chat(tools=TOOLS, tool_choice="required", max_tokens=200, stream=True))
+    one: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    chunks = list(s.chat(tools=TOOLS, max_tokens=200, stream=True, **one))
     whole = litellm.stream_chunk_builder(chunks, messages=TALK)
     for call in whole.choices[0].message.tool_calls:
         check_weather(call.function.arguments)

@@ -22,7 +22,7 @@ def catch[E: openai.OpenAIError](kind: type[E], call: Callable[..., Any], **fiel
 def bad_values_name_their_parameter(s: Any) -> None:
     for param, value in (("temperature", 3), ("top_p", 0), ("max_tokens", -1), ("n", 100_000), ("stop", [""])):
         error = catch(openai.BadRequestError, s.complete, **{param: value})
-        expect(error.param == param, f"{param}: {error.param!r} is named in {error}")
+        expect((error.param or "").startswith(param), f"{param}: {error.param!r} is named in {error}")
         expect(error.type == "invalid_request_error", f"{error.type}")
         expect(error.code is None or isinstance(error.code, str), f"{error.code!r}")
 

@@ -33,7 +33,8 @@ class Judge:
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-TALKS = ("--chat-template", str(HERE / "chat_template.jinja"))  # the toy has none of its own
+# The toy has no chat template of its own.
+TALKS = ("--chat-template", str(HERE / "chat_template.jinja"), "--tool-call-parser", "hermes")
 NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "hugging-face"), "TOKENIZERS_PARALLELISM": "false"}
 LLAMA = FOLDER / "models" / "llama"
 JUDGES: Mapping[str, Judge] = {
