@@ -1,0 +1,42 @@
+"""A server that everybody attacks, with a stream beside every attack; all of it is marked `chaos`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.world import Watch, wait_calm, watched
+from tests.serve.running import Server, running
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.chaos)
+            item.add_marker(pytest.mark.slow)  # by default neither runs
+
+
+@pytest.fixture(scope="session")
+def attacked() -> Iterator[Server]:
+    """Eight rows; survives all tests that share it."""
+    with running(
+        "--max-num-seqs", "8", "--max-model-len", "8192", "--read-timeout", "3", "--write-timeout", "3"
+    ) as server:
+        yield server
+        wait_calm(server)
+
+
+@pytest.fixture
+def server(attacked: Server) -> Server:
+    """The shared server, calm before the test."""
+    wait_calm(attacked)
+    return attacked
+
+
+@pytest.fixture
+def watch(server: Server) -> Iterator[Watch]:
+    """A stream that goes on unchanged during the test; afterwards rows and pages are as before."""
+    with watched(server) as watch:
+        yield watch

@@ -1,0 +1,103 @@
+"""The queue's limits under a thousand callers at once, and deadlines in it."""
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from tests.chaos.world import LONG, check_error, request, usage, wait_calm, watched
+from tests.serve.running import Server, running, wait_until
+
+CALLERS = 1000
+ROWS, QUEUE = 8, 50
+
+
+async def statuses(server: Server, until: int) -> tuple[Counter[int], list[bytes]]:
+    """Open all calls at once; wait until so many are refused and no more follow; hang up. Statuses and refusals."""
+    url = server.http.base_url
+    writers: list[asyncio.StreamWriter] = []
+    answered: Counter[int] = Counter()
+    refusals: list[bytes] = []
+
+    async def call(number: int) -> None:
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writers.append(writer)
+        writer.write(request({"prompt": f"caller {number}", **LONG, "stream": bool(number % 2)}))
+        first = await reader.read(65536)
+        status = int(first.split(b" ", 2)[1])
+        answered[status] += 1
+        if status != 200:
+            refusals.append(first)
+
+    calls = [asyncio.create_task(call(number)) for number in range(CALLERS)]
+    deadline = time.monotonic() + 60
+    while len(refusals) < until and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(1)
+    for task in calls:
+        task.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    for writer in writers:
+        writer.close()
+    return answered, refusals
+
+
+@pytest.mark.parametrize("overload", [503, 429])
+def test_the_cap_is_exact(overload: int) -> None:
+    """Rows and queue are filled to the last place; the rest are told at once when to come again."""
+    flags = ("--max-num-seqs", str(ROWS), "--max-num-queued-reqs", str(QUEUE), "--overload-status", str(overload))
+    with running(*flags, "--max-model-len", "16384") as server:
+        for _ in range(2):  # what the first wave held is free for the second
+            answered, refusals = asyncio.run(statuses(server, CALLERS - ROWS - QUEUE))
+            assert answered[overload] == CALLERS - ROWS - QUEUE and set(answered) <= {200, overload}
+            for refusal in refusals:
+                head, _, body = refusal.partition(b"\r\n\r\n")
+                assert b"retry-after: " in head.lower() and b'"code"' in body
+            wait_calm(server)
+
+
+def test_a_batch_fits_whole_or_not_at_all() -> None:
+    with running("--max-num-seqs", "2", "--max-num-queued-reqs", "3") as server:
+        check_error(server.complete(["x"] * 6, max_tokens=2), 503)
+        check_error(server.complete("x", n=6, max_tokens=2), 503)
+        assert len(server.complete(["x"] * 5, max_tokens=2).json()["choices"]) == 5
+        wait_calm(server)
+
+
+def test_tokens_in_the_queue_are_bounded() -> None:
+    with running("--max-num-seqs", "1", "--max-num-queued-tokens", "1000") as server:
+        with server.stream("x", **LONG) as events:
+            next(events)
+            with server.stream([65] * 900, max_tokens=2):
+                wait_until(lambda: usage(server).waiting == 1)
+                assert check_error(server.complete([65] * 200, max_tokens=2), 503)["code"]
+        wait_calm(server)
+
+
+def test_waiting_has_a_deadline() -> None:
+    with running("--max-num-seqs", "1", "--queue-timeout", "0.5") as server:
+        with server.stream("x", **LONG) as events:
+            next(events)
+            start = time.monotonic()
+            response = server.complete("too late", max_tokens=2)
+            check_error(response, 503)
+            assert 0.4 < time.monotonic() - start < 4 and response.headers["retry-after"]
+            assert usage(server).waiting == 0
+        wait_calm(server)
+
+
+def test_calls_have_a_deadline() -> None:
+    with running("--max-num-seqs", "4", "--max-model-len", "16384", "--request-timeout", "1") as server:
+        start = time.monotonic()
+        check_error(server.complete("slow", max_tokens=16000, ignore_eos=True), 408)
+        with server.stream(["a", "b"], max_tokens=16000, ignore_eos=True) as events:
+            *_, last = events
+        assert "error" in last and time.monotonic() - start < 8
+        wait_calm(server)
+
+
+def test_the_server_stays_good_after_a_storm(server: Server) -> None:
+    with watched(server):
+        asyncio.run(statuses(server, 0))
+    assert server.complete("after it", max_tokens=3).status_code == 200

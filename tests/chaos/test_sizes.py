@@ -1,0 +1,218 @@
+"""Too many, too long, too deep, and grammars that explode: refused early, by name, at no cost to others."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.chaos.world import Watch, check_error, connect, head, post_raw, read_answer
+from tests.serve.running import MODEL, Server
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 10**9}, "n"),
+        ({"n": 129}, "n"),
+        ({"best_of": 10**9}, "best_of"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"prompt": ["x"] * 10**6}, "prompt"),
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({"prompt": ["x"] * 1024, "n": 128}, None),
+        ({"prompt": [1] * 10**6}, "prompt"),
+        ({"prompt": "x" * 10**7}, "prompt"),
+        ({"stop": ["x"] * 10**5}, "stop"),
+        ({"stop": "x" * 10**6}, "stop"),
+        ({"bad_words": ["x"] * 10**5}, "bad_words"),
+        ({"bad_words": ["x" * 10**6]}, "bad_words"),
+        ({"stop_token_ids": [1] * 10**6}, "stop_token_ids"),
+        ({"allowed_token_ids": [1] * 10**6}, "allowed_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(257)} | {str(i): 1 for i in range(10**5)}}, "logit_bias"),
+        ({"logprobs": 10**9}, "logprobs"),
+        ({"prompt_logprobs": 10**9}, "prompt_logprobs"),
+        ({"user": "x" * 10**7}, "user"),
+        ({"request_id": "x" * 10**6}, "request_id"),
+        ({"cache_salt": "x" * 10**7}, "cache_salt"),
+        ({"x" * 10**6: 1}, None),
+        ({f"unknown{i}": 1 for i in range(10**5)}, None),
+    ],
+    ids=lambda value: next(iter(value))[:20] if isinstance(value, dict) else None,
+)
+def test_too_much_of_a_field(server: Server, watch: Watch, fields: dict[str, Any], param: str | None) -> None:
+    response = server.complete(**{"prompt": "x", **fields})
+    error = check_error(response)
+    assert param is None or (error["param"] or "").startswith(param), error
+    assert len(response.content) < 4096, "an error does not repeat what was sent"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 10**5,
+        b"[" * 10**5 + b"]" * 10**5,
+        b'{"a":' * 10**5 + b"1" + b"}" * 10**5,
+        b'{"model": "preset:toy", "prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
+        b'{"model": "preset:toy", "prompt": "x", "logit_bias": ' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}",
+        b'{"model": "preset:toy", "prompt": "x", "user": ' + b"9" * 10**6 + b"}",
+        b'{"model": "preset:toy", "prompt": "\\ud800"}',
+        b'{"model": "preset:toy", "prompt": "\xff\xfe"}',
+        b"\x00" * 1000,
+        b"",
+        b"null",
+    ],
+    ids=lambda body: f"{body[:20]!r}",
+)
+def test_json_that_is_none(server: Server, watch: Watch, body: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        check_error(post_raw(server, body, path))
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_fifty_megabytes(server: Server, watch: Watch, announced: bool) -> None:
+    """Announced, it is refused unread; in chunks, at the limit."""
+    before = psutil.Process(server.process.pid).memory_info().rss
+    with connect(server) as connection:
+        length = {"content_length": str(50 * MIB)} if announced else {"transfer_encoding": "chunked"}
+        connection.sendall(head(content_type="application/json", **length) + b"\r\n")
+        sent = 0
+        try:
+            while sent < 50 * MIB:
+                connection.sendall(b" " * MIB if announced else b"100000\r\n" + b" " * MIB + b"\r\n")
+                sent += MIB
+        except OSError:
+            pass  # it did not want the rest
+        else:
+            assert announced, "a body without a length was read beyond the limit"
+        status, body = 413, b""
+        with contextlib.suppress(OSError, ValueError):  # a reset overtook the answer, as bytes were still on their way
+            status, body = read_answer(connection)
+    assert status == 413 and (not body or json.loads(body)["error"]["code"])
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 100 * MIB
+
+
+def test_two_hundred_megabytes_of_headers(server: Server, watch: Watch) -> None:
+    before = psutil.Process(server.process.pid).memory_info().rss
+    sent = 0
+    with connect(server) as connection:
+        try:
+            connection.sendall(head() + b"x-long: ")
+            while sent < 200 * MIB:
+                connection.sendall(b"x" * MIB)
+                sent += MIB
+        except OSError:
+            pass
+    assert sent < 32 * MIB, "it went on reading"
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 50 * MIB
+
+
+def test_very_many_headers(server: Server, watch: Watch) -> None:
+    with connect(server) as connection:
+        try:
+            connection.sendall(head() + b"".join(b"x-%d: y\r\n" % i for i in range(50_000)) + b"\r\n")
+            status, _ = read_answer(connection)
+        except OSError:
+            status = 431
+    assert 400 <= status < 500
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" * 50,
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\nhost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\nhost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\nhost: x\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+    ],
+    ids=lambda lines: f"{lines[:24]!r}",
+)
+def test_what_is_no_http(server: Server, watch: Watch, lines: bytes) -> None:
+    """Answered with a 4xx or closed, and soon."""
+    with connect(server) as connection:
+        connection.sendall(lines)
+        connection.shutdown(socket.SHUT_WR)
+        try:
+            answer = connection.recv(65536)
+        except ConnectionResetError:
+            answer = b""
+        assert not answer or answer.startswith(b"HTTP/1.1 4"), answer[:100]
+
+
+def deep_schema(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+GRAMMARS: list[Callable[[], dict[str, Any]]] = [
+    lambda: {"regex": "(" * 5000 + "a" + ")" * 5000},
+    lambda: {"regex": "(a{1,1000}){1,1000}"},
+    lambda: {"regex": "(((a{1,99}){1,99}){1,99}){1,99}"},
+    lambda: {"regex": "(x+x+)+y" * 500},
+    lambda: {"regex": "[" * 100},
+    lambda: {"regex": "a" * 10**6},
+    lambda: {"choice": ["x" * 1000] * 10**4},
+    lambda: {"choice": []},
+    lambda: {"grammar": "start: " + "(" * 10**4},
+    lambda: {"grammar": "start: start start | start"},
+    lambda: {"grammar": "start: a\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(1000))},
+    lambda: {"json": deep_schema(200)},
+    lambda: {"json": {"$ref": "#"}},
+    lambda: {"json": {"$ref": "http://127.0.0.1:1/schema"}},
+    lambda: {"json": {"$ref": "file:///etc/passwd"}},
+    lambda: {"json": {"enum": [f"value {i}" for i in range(10**5)]}},
+    lambda: {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20_000)}}},
+    lambda: {"json": {"type": "array", "minItems": 10**9, "items": {"type": "string"}}},
+    lambda: {"json": {"type": "string", "minLength": 10**9}},
+    lambda: {"json": {"type": "string", "pattern": "(a{1,1000}){1,1000}"}},
+    lambda: {"json": {"anyOf": [{"type": "string", "pattern": f"^a{{{i}}}b+$"} for i in range(3000)]}},
+    lambda: {"json": {"allOf": [{"anyOf": [{"const": i}, {"const": -i}]} for i in range(1000)]}},
+    lambda: {"json": "{" * 10**5},
+    lambda: {"json": 7},
+]
+
+
+@pytest.mark.parametrize("number", range(len(GRAMMARS)))
+def test_grammar_bombs(server: Server, watch: Watch, number: int) -> None:
+    """Refused, or served within the limits: never a stall. The watched stream shows that nobody else waits."""
+    memory = psutil.Process(server.engine().pid).memory_info().rss
+    start = time.monotonic()
+    pieces = watch.pieces
+    response = server.complete("x", structured_outputs=GRAMMARS[number](), max_tokens=8)
+    seconds = time.monotonic() - start
+    if response.status_code != 200:
+        error = check_error(response, 400)
+        assert error["param"] is None or error["param"].startswith("structured_outputs"), error
+    assert seconds < 15, "the limit for compiling is 5 s"
+    assert watch.pieces > pieces or seconds < 0.05
+    assert psutil.Process(server.engine().pid).memory_info().rss - memory < 300 * MIB
+
+
+def test_grammar_bombs_stall_nobody(server: Server, watch: Watch) -> None:
+    """While one bomb after another is compiled, the watched stream never waits for long."""
+
+    def fire() -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            for grammar in GRAMMARS:
+                body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "structured_outputs": grammar()}
+                client.post("/v1/completions", json=body)
+
+    firing = threading.Thread(target=fire)
+    firing.start()
+    pieces, longest, last = watch.pieces, 0.0, time.monotonic()
+    while firing.is_alive():
+        time.sleep(0.005)
+        if watch.pieces > pieces:
+            longest, pieces, last = max(longest, time.monotonic() - last), watch.pieces, time.monotonic()
+    assert longest < 2, f"it waited for {longest:.1f} s"

@@ -1,0 +1,176 @@
+"""A server under attack: raw connections, what its metrics say of rows and pages, and a stream that must not notice."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import httpx
+
+from orca_jax.request import SamplingParams
+from orca_jax.sim.toy import toy_generate
+from orca_jax.text.tokenizer import ByteTokenizer
+from tests.serve.running import MODEL, VOCAB_SIZE, Server, parse_events, wait_until
+
+LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
+WATCHED = "a stream that nothing may disturb"
+ERROR_KEYS = {"message", "type", "param", "code"}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the engine holds at this moment."""
+
+    running: float
+    waiting: float
+    pages: float
+
+
+@cache
+def expected_text(prompt: str, num_tokens: int) -> str:
+    """What the toy says, greedily: computed without a server, an engine or pages."""
+    params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
+    return ByteTokenizer().decode(toy_generate(list(prompt.encode()), params, vocab_size=VOCAB_SIZE))
+
+
+class Watch(threading.Thread):
+    """Reads one long greedy stream after another, each held to the oracle, piece by piece."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.pieces = 0
+        self.failure: BaseException | None = None
+        self._server = server
+        self._stop = threading.Event()
+        self._expected = expected_text(WATCHED, LONG["max_tokens"])
+
+    def run(self) -> None:
+        try:
+            with httpx.Client(base_url=self._server.url, headers=self._server.http.headers, timeout=20) as client:
+                while not self._stop.is_set():
+                    self._read(client)
+        except BaseException as error:
+            self.failure = error
+
+    def finish(self) -> None:
+        """Hang up, and raise what went wrong."""
+        self._stop.set()
+        self.join(30)
+        assert not self.is_alive(), "the watched stream stands still"
+        if self.failure is not None:
+            raise AssertionError(f"the watched stream was disturbed: {self.failure!r}") from self.failure
+
+    def _read(self, client: httpx.Client) -> None:
+        body = {"model": MODEL, "prompt": WATCHED, "stream": True, "temperature": 0, **LONG}
+        at = 0
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200, response.read()
+            for event in parse_events(response.iter_lines()):
+                assert "error" not in event, event
+                piece = event["choices"][0]["text"]
+                assert self._expected.startswith(piece, at), f"other text from character {at} on: {piece!r}"
+                at += len(piece)
+                self.pieces += 1
+                if self._stop.is_set():
+                    return
+        assert at == len(self._expected), f"the stream ended after {at} characters"
+
+
+@contextlib.contextmanager
+def watched(server: Server) -> Iterator[Watch]:
+    """A block during which a long stream must go on, byte for byte; after it, nothing of anybody's is left."""
+    watch = Watch(server)
+    watch.start()
+    try:
+        wait_until(lambda: watch.pieces or watch.failure, 20)
+        yield watch
+        before = watch.pieces
+        wait_until(lambda: watch.pieces > before or watch.failure, 20)
+    finally:
+        watch.finish()
+    wait_calm(server)
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """The samples of `/metrics`; names without their prefix, labels as they are written."""
+    response = server.http.get("/metrics")
+    assert response.status_code == 200
+    lines = [line for line in response.text.splitlines() if line and not line.startswith("#")]
+    return {name.removeprefix("orca_jax_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def usage(server: Server) -> Usage:
+    """Rows, queue and pages in use, of all requests."""
+    samples = metrics(server)
+    assert samples["kv_pages"] > 0
+    return Usage(samples["num_requests_running"], samples["num_requests_waiting"], samples["kv_pages_used"])
+
+
+def wait_calm(server: Server, timeout: float = 15) -> None:
+    """Until no request, no row and no page is in use; pages are known by heartbeats, so a moment late."""
+    wait_until(lambda: usage(server) == Usage(0, 0, 0), timeout)
+
+
+def check_error(response: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """The error of an answer in OpenAI's shape; without `statuses`, of any 4xx."""
+    allowed = statuses or range(400, 500)
+    assert response.status_code in allowed, (response.status_code, response.text[:300])
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert body.keys() == {"error"} and body["error"].keys() == ERROR_KEYS, body
+    error: dict[str, Any] = body["error"]
+    assert isinstance(error["message"], str) and error["message"] and isinstance(error["type"], str)
+    assert all(error[key] is None or isinstance(error[key], str) for key in ("param", "code"))
+    assert "Traceback" not in error["message"] and "/" not in error["message"].replace("/v1/", ""), error
+    return error
+
+
+def post_raw(server: Server, body: bytes, path: str = "/v1/completions") -> httpx.Response:
+    """A body as it is, valid JSON or not."""
+    return server.http.post(path, content=body, headers={"content-type": "application/json"})
+
+
+def connect(server: Server, timeout: float = 20, receive_buffer: int | None = None) -> socket.socket:
+    """A bare connection; with `receive_buffer` bytes in the kernel at most."""
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(timeout)
+    connection.connect((server.http.base_url.host, server.http.base_url.port))
+    return connection
+
+
+def head(path: str = "/v1/completions", method: str = "POST", **headers: str) -> bytes:
+    """A request's head without its last empty line."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: here",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+    ]
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def request(fields: Mapping[str, Any], path: str = "/v1/completions") -> bytes:
+    """A whole call, as it goes over the wire."""
+    payload = json.dumps({"model": MODEL, **fields}).encode()
+    return head(path, content_type="application/json", content_length=str(len(payload))) + b"\r\n" + payload
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of what a bare connection gets."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    return response.status, response.read()
+
+
+def hang_up(connection: socket.socket, *, rudely: bool = False) -> None:
+    """Close; rudely: by a reset, which loses what is on its way."""
+    if rudely:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    connection.close()
