@@ -18,62 +18,61 @@ from tests.serve.running import MODEL, Server
 MIB = 2**20
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"n": 10**9}, "n"),
-        ({"n": 129}, "n"),
-        ({"best_of": 10**9}, "best_of"),
-        ({"max_tokens": 10**9}, "max_tokens"),
-        ({"prompt": ["x"] * 10**6}, "prompt"),
-        ({"prompt": ["x"] * 1025}, "prompt"),
-        ({"prompt": ["x"] * 1024, "n": 128}, None),
-        ({"prompt": [1] * 10**6}, "prompt"),
-        ({"prompt": "x" * 10**7}, "prompt"),
-        ({"stop": ["x"] * 10**5}, "stop"),
-        ({"stop": "x" * 10**6}, "stop"),
-        ({"bad_words": ["x"] * 10**5}, "bad_words"),
-        ({"bad_words": ["x" * 10**6]}, "bad_words"),
-        ({"stop_token_ids": [1] * 10**6}, "stop_token_ids"),
-        ({"allowed_token_ids": [1] * 10**6}, "allowed_token_ids"),
-        ({"logit_bias": {str(i): 1 for i in range(257)} | {str(i): 1 for i in range(10**5)}}, "logit_bias"),
-        ({"logprobs": 10**9}, "logprobs"),
-        ({"prompt_logprobs": 10**9}, "prompt_logprobs"),
-        ({"user": "x" * 10**7}, "user"),
-        ({"request_id": "x" * 10**6}, "request_id"),
-        ({"cache_salt": "x" * 10**7}, "cache_salt"),
-        ({"x" * 10**6: 1}, None),
-        ({f"unknown{i}": 1 for i in range(10**5)}, None),
-    ],
-    ids=lambda value: next(iter(value))[:20] if isinstance(value, dict) else None,
-)
-def test_too_much_of_a_field(server: Server, watch: Watch, fields: dict[str, Any], param: str | None) -> None:
+TOO_MUCH: list[tuple[dict[str, Any], str | None]] = [
+    ({"n": 10**9}, "n"),
+    ({"n": 129}, "n"),
+    ({"best_of": 10**9}, "best_of"),
+    ({"max_tokens": 10**9}, "max_tokens"),
+    ({"prompt": ["x"] * 10**6}, "prompt"),
+    ({"prompt": ["x"] * 1025}, "prompt"),
+    ({"prompt": ["x"] * 1024, "n": 128}, None),
+    ({"prompt": [1] * 10**6}, "prompt"),
+    ({"prompt": "x" * 10**7}, "prompt"),
+    ({"stop": ["x"] * 10**5}, "stop"),
+    ({"stop": "x" * 10**6}, "stop"),
+    ({"bad_words": ["x"] * 10**5}, "bad_words"),
+    ({"bad_words": ["x" * 10**6]}, "bad_words"),
+    ({"stop_token_ids": [1] * 10**6}, "stop_token_ids"),
+    ({"allowed_token_ids": [1] * 10**6}, "allowed_token_ids"),
+    ({"logit_bias": {str(i): 1 for i in range(257)} | {str(i): 1 for i in range(10**5)}}, "logit_bias"),
+    ({"logprobs": 10**9}, "logprobs"),
+    ({"prompt_logprobs": 10**9}, "prompt_logprobs"),
+    ({"user": "x" * 10**7}, "user"),
+    ({"request_id": "x" * 10**6}, "request_id"),
+    ({"cache_salt": "x" * 10**7}, "cache_salt"),
+    ({"x" * 10**6: 1}, None),
+    ({f"unknown{i}": 1 for i in range(10**5)}, None),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TOO_MUCH)))
+def test_too_much_of_a_field(server: Server, watch: Watch, number: int) -> None:
+    fields, param = TOO_MUCH[number]
     response = server.complete(**{"prompt": "x", **fields})
     error = check_error(response)
     assert param is None or (error["param"] or "").startswith(param), error
     assert len(response.content) < 4096, "an error does not repeat what was sent"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[" * 10**5,
-        b"[" * 10**5 + b"]" * 10**5,
-        b'{"a":' * 10**5 + b"1" + b"}" * 10**5,
-        b'{"model": "preset:toy", "prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
-        b'{"model": "preset:toy", "prompt": "x", "logit_bias": ' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}",
-        b'{"model": "preset:toy", "prompt": "x", "user": ' + b"9" * 10**6 + b"}",
-        b'{"model": "preset:toy", "prompt": "\\ud800"}',
-        b'{"model": "preset:toy", "prompt": "\xff\xfe"}',
-        b"\x00" * 1000,
-        b"",
-        b"null",
-    ],
-    ids=lambda body: f"{body[:20]!r}",
-)
-def test_json_that_is_none(server: Server, watch: Watch, body: bytes) -> None:
+NO_JSON = [
+    b"[" * 10**5,
+    b"[" * 10**5 + b"]" * 10**5,
+    b'{"a":' * 10**5 + b"1" + b"}" * 10**5,
+    b'{"model": "preset:toy", "prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
+    b'{"model": "preset:toy", "prompt": "x", "logit_bias": ' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}",
+    b'{"model": "preset:toy", "prompt": "x", "user": ' + b"9" * 10**6 + b"}",
+    b'{"model": "preset:toy", "prompt": "\\ud800"}',
+    b'{"model": "preset:toy", "prompt": "\xff\xfe"}',
+    b"\x00" * 1000,
+    b"",
+    b"null",
+]
+
+
+@pytest.mark.parametrize("number", range(len(NO_JSON)))
+def test_json_that_is_none(server: Server, watch: Watch, number: int) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        check_error(post_raw(server, body, path))
+        check_error(post_raw(server, NO_JSON[number], path))
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -124,22 +123,21 @@ def test_very_many_headers(server: Server, watch: Watch) -> None:
     assert 400 <= status < 500
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00" * 50,
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\nhost: x\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\nhost: x\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\nhost: x\r\n\r\nzz\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n",
-    ],
-    ids=lambda lines: f"{lines[:24]!r}",
-)
-def test_what_is_no_http(server: Server, watch: Watch, lines: bytes) -> None:
+NO_HTTP = [
+    b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00" * 50,
+    b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\nhost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\nhost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\nhost: x\r\n\r\nzz\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+]
+
+
+@pytest.mark.parametrize("number", range(len(NO_HTTP)))
+def test_what_is_no_http(server: Server, watch: Watch, number: int) -> None:
     """Answered with a 4xx or closed, and soon."""
     with connect(server) as connection:
-        connection.sendall(lines)
+        connection.sendall(NO_HTTP[number])
         connection.shutdown(socket.SHUT_WR)
         try:
             answer = connection.recv(65536)
