@@ -12,7 +12,6 @@ from starlette.routing import Route
 from orca_jax.serve.access import read_keys
 from orca_jax.serve.api_error import ErrorEnvelope
 from orca_jax.serve.models import json_response
-from orca_jax.serve.schema import PARSERS
 from orca_jax.serve.schema.answers import (
     ChatChunk,
     ChatCompletion,
@@ -25,13 +24,12 @@ from orca_jax.serve.schema.answers import (
     ModelList,
     Version,
 )
-from orca_jax.serve.schema.neutral import Neutral
+from orca_jax.serve.schema.components import REF, request_schemas
 from orca_jax.serve.schema.tokens import Detokenized, Tokenized
 from orca_jax.serve.service import Service
 
 Document = dict[str, Any]
 
-_REF = "#/components/schemas/{name}"
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
     *(EngineHealth, Generated, Live, Load),
@@ -52,24 +50,28 @@ _OF_ENGINE = (408, 429, 500)
 
 
 def openapi_route(service: Service) -> Route:
-    """The route. The document names the models that this server serves."""
-    document = openapi_document(service.names, has_keys=bool(read_keys(service.config)))
+    """The route. The document names the models that this server serves, and their limits once they are known."""
+    has_keys = bool(read_keys(service.config))
 
     async def openapi(request: Request) -> Response:
-        return json_response(document)
+        limits = {}
+        if service.is_ready:
+            limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
+        return json_response(openapi_document(service.names, limits, has_keys))
 
     return Route("/openapi.json", openapi, methods=["GET"])
 
 
-def openapi_document(names: Sequence[str], has_keys: bool) -> Document:
+def openapi_document(names: Sequence[str], limits: Mapping[str, int], has_keys: bool) -> Document:
     """OpenAPI 3.1.
 
     Args:
         names: of the model.
+        limits: as `request_schemas` takes them.
         has_keys: whether callers have to bring a key.
     """
-    schemas = request_schemas(names)
-    _, answers = msgspec.json.schema_components(_ANSWERS, ref_template=_REF)
+    schemas = request_schemas(names, limits)
+    _, answers = msgspec.json.schema_components(_ANSWERS, ref_template=REF)
     document: Document = {
         "openapi": "3.1.0",
         "info": {
@@ -86,50 +88,31 @@ def openapi_document(names: Sequence[str], has_keys: bool) -> Document:
     return document
 
 
-def request_schemas(names: Sequence[str]) -> Document:
-    """Components for all requests, with the fields that are taken and not used."""
-    _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=_REF)
-    for parser in PARSERS:
-        _complete(schemas[parser.kind.__name__], parser.neutral, names)
-    return dict(schemas)
-
-
-def _complete(schema: Document, neutral: Mapping[str, Neutral], names: Sequence[str]) -> None:
-    schema["additionalProperties"] = False
-    properties = schema["properties"]
-    required = "model" in schema.get("required", ())
-    properties["model"] = {
-        "enum": [*names] if required else [*names, None],
-        "description": properties["model"].get("description", ""),
-    }
-    properties.update({name: known.schema() for name, known in neutral.items()})
-
-
 def _paths(has_keys: bool, model: str) -> Document:
-    event_stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    streams = {"text/event-stream": {"schema": {"type": "string"}}}
 
-    def post(summary: str, request: str, answer: str, engine: bool, **extra: Any) -> Document:
+    def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
         errors = (*_OF_BODIES, *(_OF_ENGINE if engine else ()), 503)
         operation = _operation(summary, answer, errors, has_keys)
-        operation["requestBody"] = {"required": True, "content": _json_content(request)}
-        operation["responses"]["200"]["content"].update(extra)
+        content = _json_content(request)
+        content["application/json"]["examples"] = {"short": {"value": {"model": model, **example}}}
+        operation["requestBody"] = {"required": True, "content": content}
+        if engine:
+            operation["responses"]["200"]["content"].update(streams)
         return {"post": operation}
 
     def get(summary: str, answer: str, errors: Sequence[int] = ()) -> Document:
         return {"get": _operation(summary, answer, errors, has_keys)}
 
-    name = {
-        "name": "model",
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string"},
-        "example": model,
-    }
-    return {
-        "/v1/completions": post("Continue texts", "CompletionRequest", "Completion", True, **event_stream),
-        "/v1/chat/completions": post("Answer conversations", "ChatRequest", "ChatCompletion", True, **event_stream),
-        "/tokenize": post("Ids of a text or a conversation", "TokenizeRequest", "Tokenized", False),
-        "/detokenize": post("The text of ids", "DetokenizeRequest", "Detokenized", False),
+    hello = [{"role": "user", "content": "Hello!"}]
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": model}
+    paths = {
+        "/v1/completions": post("Continue texts", "CompletionRequest", "Completion", True, prompt="Once", max_tokens=4),
+        "/v1/chat/completions": post(
+            "Answer conversations", "ChatRequest", "ChatCompletion", True, messages=hello, max_tokens=4
+        ),
+        "/tokenize": post("Ids of a text or a conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
+        "/detokenize": post("The text of ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
         "/v1/models": get("What is served", "ModelList", (503,)),
         "/v1/models/{model}": {**get("One of them", "ModelCard", (404, 503)), "parameters": [name]},
         "/version": get("The server's version", "Version"),
@@ -138,9 +121,20 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/health": _open(_probe("The same", "EngineHealth", has_keys)),
         "/health_generate": _probe("Whether a token comes out", "Generated", has_keys),
         "/load": get("Calls that are open", "Load"),
-        "/metrics": {"get": _metrics(has_keys)},
-        "/openapi.json": {"get": _this(has_keys)},
+        "/metrics": {"get": _plain("What Prometheus reads", "text/plain", "string", has_keys)},
+        "/openapi.json": {"get": _plain("This document", "application/json", "object", has_keys)},
     }
+    _link(paths, "/v1/models", "get", "/v1/models/{model}", {"parameters": {"model": "$response.body#/data/0/id"}})
+    _link(paths, "/tokenize", "post", "/detokenize", {"requestBody": {"tokens": "$response.body#/tokens"}})
+    return paths
+
+
+def _link(paths: Document, start: str, method: str, target: str, values: Document) -> None:
+    """Say that an answer of one operation has what another one asks for."""
+    to = "get" if "get" in paths[target] else "post"
+    paths[target][to]["operationId"] = target.strip("/").replace("/", "_").replace("{", "").replace("}", "")
+    answer = paths[start][method]["responses"]["200"]
+    answer["links"] = {"next": {"operationId": paths[target][to]["operationId"], **values}}
 
 
 def _operation(summary: str, answer: str, errors: Sequence[int], has_keys: bool) -> Document:
@@ -168,17 +162,12 @@ def _open(path: Document) -> Document:
     return path
 
 
-def _metrics(has_keys: bool) -> Document:
-    operation = _operation("What Prometheus reads", "Load", (), has_keys)
-    operation["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
-    return operation
-
-
-def _this(has_keys: bool) -> Document:
-    operation = _operation("This document", "Load", (), has_keys)
-    operation["responses"]["200"]["content"] = {"application/json": {"schema": {"type": "object"}}}
+def _plain(summary: str, media_type: str, kind: str, has_keys: bool) -> Document:
+    """An operation whose answer has no component of its own."""
+    operation = _operation(summary, "Load", (), has_keys)
+    operation["responses"]["200"]["content"] = {media_type: {"schema": {"type": kind}}}
     return operation
 
 
 def _json_content(name: str) -> Document:
-    return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
+    return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}

@@ -5,8 +5,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.schema.limits import INT64, MAX_ANSWERS, MAX_CHOICES, MAX_PROMPTS
-from orca_jax.serve.schema.sampling import NumLogprobs, SamplingFields, TokenId
+from orca_jax.serve.schema.limits import MAX_ANSWERS, MAX_CHOICES, MAX_PROMPTS
+from orca_jax.serve.schema.sampling import AnyTokenCount, NumLogprobs, SamplingFields, TokenId
 
 Prompt = str | list[int]
 
@@ -19,7 +19,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         Meta(description=f"A string, a list of ids, or up to {MAX_PROMPTS} of either kind."),
     ]
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=INT64)] | None,
+        AnyTokenCount | None,
         Meta(
             description="Generated tokens at most. Default 16, or the model directory's, or less where the context "
             "leaves less; 0 only with `echo`."

@@ -70,14 +70,15 @@ def _refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
     if b"\\u" not in body and all(body.count(name) == 1 for name in names):
         return  # nearly always: no name stands in the body twice, be it in a text
 
-    def check(pairs: list[tuple[str, Any]]) -> None:
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ApiError(400, f"{name[:100]} is given twice", name[:100])
-            seen.add(name)
+    names_of_body: list[str] = []
 
-    json.loads(body, object_pairs_hook=check)
+    def keep_names(pairs: list[tuple[str, Any]]) -> None:
+        names_of_body[:] = [name for name, _ in pairs]  # the outermost object comes last
+
+    json.loads(body, object_pairs_hook=keep_names)
+    for name in set(names_of_body):
+        if names_of_body.count(name) > 1:
+            raise ApiError(400, f"{name[:100]} is given twice", name[:100])
 
 
 def _invalid(error: msgspec.ValidationError) -> ApiError:

@@ -18,8 +18,11 @@ from orca_jax.serve.schema.limits import (
 from orca_jax.serve.schema.structured import ResponseFormat, StructuredOutputs
 from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS
 
-TokenId = Annotated[int, Meta(ge=0, le=INT32)]
-TokenCount = Annotated[int, Meta(ge=1, le=INT64)]
+# The marks become the model's own limits in the document of a server that knows its model (`components.py`).
+TokenId = Annotated[int, Meta(ge=0, le=INT32, extra_json_schema={"x-limit": "vocab_size"})]
+TokenCount = Annotated[int, Meta(ge=1, le=INT64, extra_json_schema={"x-limit": "context"})]
+AnyTokenCount = Annotated[int, Meta(ge=0, le=INT64, extra_json_schema={"x-limit": "context"})]
+BiasKeys = Meta(max_length=MAX_LOGIT_BIAS, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}})
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -81,7 +84,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     logit_bias: Annotated[
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIAS)] | None,
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], BiasKeys] | None,
         Meta(description="Token id, as a string, to what is added to its logit."),
     ] = None
     allowed_token_ids: Annotated[
@@ -108,7 +111,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     ignore_eos: Annotated[bool | None, Meta(description="Do not end at the model's own end tokens.")] = None
     min_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=INT64)] | None,
+        AnyTokenCount | None,
         Meta(description="Generated tokens before an end token may come; at most `max_tokens`."),
     ] = None
     skip_special_tokens: Annotated[
