@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
@@ -51,6 +52,7 @@ class RequestRecord:
     def __init__(self, observer: "Observer", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
         self._observer = observer
         self._request_id = request_id
+        self._call_id: str = structlog.contextvars.get_contextvars().get("request_id", request_id)
         self._endpoint = endpoint
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0
@@ -109,13 +111,15 @@ class RequestRecord:
         if not self._observer.logs_requests:
             return
         fields: dict[str, object] = {
-            "request_id": self._request_id,
+            "request_id": self._call_id,
             "endpoint": self._endpoint,
             "finish_reason": outcome.reason,
             "prompt_tokens": outcome.prompt_tokens,
             "completion_tokens": outcome.completion_tokens,
             "duration_ms": round(outcome.duration * 1e3, 3),
         }
+        if self._request_id != self._call_id:
+            fields["choice_id"] = self._request_id
         if outcome.queued is not None:
             fields["queue_ms"] = round(outcome.queued * 1e3, 3)
         if outcome.first_token is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -65,6 +65,7 @@ def test_text_line() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
+@settings(deadline=None)
 @given(said=st.text(), field=st.text() | st.sampled_from([FORGED, LINE_ENDS, "\x1b[2J", "\u202etxt"]))
 def test_nothing_makes_a_line(log_format: Any, said: str, field: str) -> None:
     log = Log(log_format)
@@ -91,6 +92,7 @@ def test_traceback_forges_nothing(log_format: Any) -> None:
         assert all(line.startswith("    | ") for line in rest)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_printable(text: str) -> None:
     shown = printable(text)

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+import structlog
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
@@ -112,6 +113,20 @@ def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     assert (found["orca_jax_prompt_tokens_total"], found["orca_jax_generation_tokens_total"]) == (7, 4)
 
 
+def test_line_of_a_choice_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has the `x-request-id` of an answer finds all its lines."""
+    observer = Observer(ServerConfig())
+    with caplog.at_level(logging.INFO):
+        with structlog.contextvars.bound_contextvars(request_id="call"):
+            records = [observer.begin(name, "/v1/completions", 1) for name in ("call", "call-0")]
+        for record in records:
+            record.end("abort")  # later, and perhaps in another task
+    assert [(line.request_id, getattr(line, "choice_id", None)) for line in caplog.records] == [
+        ("call", None),
+        ("call", "call-0"),
+    ]
+
+
 @pytest.mark.parametrize("reason", END_REASONS)
 def test_ends_count_once(reason: str) -> None:
     observer = Observer(ServerConfig())
@@ -152,6 +167,7 @@ def test_updates_without_tokens_are_no_tokens() -> None:
     assert (found["orca_jax_generation_tokens_total"], found["orca_jax_time_to_first_token_seconds_count"]) == (0, 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 4)), max_size=30))
 def test_distribution_counts_as_prometheus_defines(values: list[tuple[float, int]]) -> None:
     class Family:
@@ -238,6 +254,7 @@ def test_totals_go_on_over_restarts() -> None:
     assert found["orca_jax_engine_restarts_total"] == 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.integers(0, 9), max_size=20))
 def test_totals_never_fall(steps: list[int | None]) -> None:
     """None: the engine died and another one starts."""
@@ -249,7 +266,8 @@ def test_totals_never_fall(steps: list[int | None]) -> None:
         else:
             total, expected = total + step, expected + step
             observer.heartbeat(beat(iterations=total, executor={"tokens": total}))
-        now = samples(observer)["orca_jax_iterations_total"]
+        (sample,) = observer.metrics.engine.iterations.family().samples
+        now = sample.value
         assert before <= now == expected
         before = now
 

@@ -23,6 +23,7 @@ from orca_jax.serve.observe import Observer
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.serve.tracing import start_tracing, trace_to
 from tests.serve.asgi import Pairs, call
+from tests.serve.running import MODEL, running
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTINUED = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"vendor=1")]
@@ -189,6 +190,25 @@ def test_collector_has_every_span_after_close(collector: Collector) -> None:
     assert [resource["service.name"] for resource, _ in spans] == ["orca-jax"] * 3
     ids = [pair.value.string_value for _, span in spans for pair in span.attributes if pair.key == "gen_ai.request.id"]
     assert sorted(ids) == ["req_0", "req_1", "req_2"]
+
+
+def test_server_sends_its_spans_before_it_ends(collector: Collector) -> None:
+    with running("--otlp-traces-endpoint", collector.endpoint) as server:
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        body = {"model": MODEL, "prompt": ["ab", "cd"], "max_tokens": 3, "ignore_eos": True, "stream": True}
+        assert server.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+    spans = [
+        span
+        for request in collector.received
+        for sent in request.resource_spans
+        for scope in sent.scope_spans
+        for span in scope.spans
+    ]
+    assert [span.trace_id.hex() for span in spans] == [TRACE] * 2
+    for span in spans:
+        found = {pair.key: pair.value for pair in span.attributes}
+        assert found["gen_ai.usage.output_tokens"].int_value == 3
+        assert found["gen_ai.latency.time_in_queue"].double_value >= 0
 
 
 class StuckExporter(InMemorySpanExporter):
