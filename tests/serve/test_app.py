@@ -1,85 +1,36 @@
-"""The front end against an engine that this test plays: what a healthy toy never does."""
+"""The front end against an engine that these tests play: what a healthy toy never does."""
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
-from orca_jax.errors import EngineDeadError
-from orca_jax.request import RequestUpdate, SamplingParams
-from orca_jax.serve.app import create_app
-from orca_jax.serve.engine_client import EngineClient, Mailbox
+from orca_jax.config import EngineConfig
+from orca_jax.serve import generation
+from orca_jax.serve.completions import prepare
+from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.generation import Generation
+from orca_jax.serve.schema import completion_parser
 from orca_jax.serve.service import Service
-from orca_jax.serve.wire import Abort, Failed, Message, Ready, Rejected, Submit, Updates, decode_to_engine, encode
-
-READY = Ready("byte", vocab_size=257, max_model_len=32, n_slots=24)
-
-Script = Callable[[Submit], Sequence[Message]]
+from orca_jax.serve.wire import Rejected, Submit
+from tests.serve.asgi import http_scope
+from tests.serve.played import CONTEXT, News, Stage, call, chat, events, on_stage, saying, update, user
 
 
-class PlayedEngine(asyncio.Protocol):
-    """Answers every `Submit` with what the script says."""
-
-    def __init__(self, client: EngineClient, script: Script) -> None:
-        self._client = client
-        self._script = script
-        self.aborted: list[str] = []
-
-    def take(self, data: bytes) -> None:
-        """What the client would write to the socket: one frame at a time."""
-        message = decode_to_engine(data[4:])
-        if isinstance(message, Abort):
-            self.aborted.append(message.request_id)
-        elif isinstance(message, Submit):
-            for answer in self._script(message):
-                asyncio.get_running_loop().call_soon(self._client.data_received, encode(answer))
-
-
-class PlayedTransport(asyncio.WriteTransport):
-    def __init__(self, engine: PlayedEngine) -> None:
-        super().__init__()
-        self._engine = engine
-        self.is_aborted = False
-
-    def write(self, data: Any) -> None:
-        self._engine.take(bytes(data))
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-
-def update(submit: Submit, *ids: int, **fields: Any) -> Updates:
-    return Updates([RequestUpdate(submit.request_id, ids, **fields)], running=1, waiting=0)
-
-
-def call(script: Script, **fields: Any) -> tuple[httpx.Response, list[str]]:
-    """The answer to one completion, and the ids of aborted requests."""
-
-    async def run() -> tuple[httpx.Response, list[str]]:
-        client = EngineClient()
-        engine = PlayedEngine(client, script)
-        client.connection_made(PlayedTransport(engine))
-        client.data_received(encode(READY))
-        service = Service(client, ["m"])
-        await service.set_ready(await client.ready)
-        transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            body = {"model": "m", "prompt": "x", **fields}
-            return await http.post("/v1/completions", json=body), engine.aborted
-
-    return asyncio.run(asyncio.wait_for(run(), 10))
-
-
-def not_finite(submit: Submit) -> list[Message]:
+def not_finite(submit: Submit) -> list[News]:
     return [update(submit, 65), update(submit, finish_reason="error", error="the logits were not finite")]
+
+
+def silent(submit: Submit) -> list[News]:
+    return []
 
 
 def test_failed_generation() -> None:
     answer, _ = call(not_finite)
-    assert answer.status_code == 500
+    assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
     assert answer.json()["error"] == {
         "message": "the logits were not finite",
         "type": "server_error",
@@ -93,40 +44,74 @@ def test_failed_generation() -> None:
 
 
 def test_one_failure_ends_the_other_prompts_of_the_call() -> None:
-    def script(submit: Submit) -> list[Message]:
+    def script(submit: Submit) -> list[News]:
         return not_finite(submit) if submit.prompt_ids == [65] else [update(submit, 66)]
 
-    answer, aborted = call(script, prompt=["A", "B", "C"])
-    assert answer.status_code == 500 and aborted == ["r1", "r2"]
+    answer, link = call(script, prompt=["A", "B", "C"])
+    assert answer.status_code == 500 and link.aborted == ["r1", "r2"]
 
 
-def test_rejected_by_the_engine() -> None:
-    answer, aborted = call(lambda submit: [Rejected(submit.request_id, "too long", "max_tokens")])
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "max_tokens" and aborted == []
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_a_400_also_for_a_stream(stream: bool) -> None:
+    def script(submit: Submit) -> list[News]:
+        return [Rejected(submit.request_id, "no such grammar", "structured_outputs")]
+
+    answer, link = call(script, stream=stream, structured_outputs={"grammar": "x"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "structured_outputs" and link.aborted == []
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}
+    answer, _ = call(script, stream=stream, response_format=schema)
+    assert answer.json()["error"]["param"] == "response_format", "the caller never said structured_outputs"
 
 
 def test_the_smaller_limit_counts() -> None:
-    answer, _ = call(lambda submit: [], prompt="x" * 20, max_tokens=5)
-    assert (
-        answer.json()["error"]["code"] == "context_length_exceeded" and "24 tokens" in answer.json()["error"]["message"]
-    )
-    seen: list[int] = []
+    answer, _ = call(silent, prompt="x" * 1020, max_tokens=5)
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded" and f"{CONTEXT} tokens" in error["message"]
+    answer, link = call(saying(reason="length"), prompt="x" * 1020)
+    assert answer.status_code == 200
+    assert link.submitted[0].params.max_tokens == 4, "the default of 16 gives way"
 
-    def script(submit: Submit) -> list[Message]:
-        seen.append(submit.params.max_tokens)
-        return [update(submit, 65, finish_reason="length")]
 
-    assert call(script, prompt="x" * 20)[0].status_code == 200
-    assert seen == [4], "the default of 16 gives way"
+def test_a_chat_may_use_what_the_context_leaves() -> None:
+    answer, link = chat(saying("Hello."))
+    assert answer.status_code == 200
+    (submit,) = link.submitted
+    assert submit.params.max_tokens == CONTEXT - len(submit.prompt_ids)
+    answer, _ = chat(silent, max_completion_tokens=CONTEXT)
+    assert answer.json()["error"]["param"] == "max_completion_tokens"
 
 
 def test_pieces_that_come_together_and_past_a_stop() -> None:
-    def script(submit: Submit) -> list[Message]:
+    def script(submit: Submit) -> list[News]:
         return [update(submit, *b"one st"), update(submit, *b"op two"), update(submit, *b"lost")]
 
-    answer, aborted = call(script, stop="stop")
+    answer, link = call(script, stop="stop")
     assert answer.json()["choices"] == [{"index": 0, "text": "one ", "logprobs": None, "finish_reason": "stop"}]
-    assert answer.json()["usage"]["completion_tokens"] == 8 and aborted == ["r0"]
+    assert answer.json()["usage"]["completion_tokens"] == 8 and link.aborted == ["r0"]
+    answer, _ = call(script, stop="stop", include_stop_str_in_output=True)
+    assert answer.json()["choices"][0]["text"] == "one stop"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_quiet_engine_is_bridged_by_comments(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(generation, "QUIET_SECONDS", 0.05)
+
+    async def act(stage: Stage) -> httpx.Response:
+        def later(submit: Submit) -> list[News]:
+            for news in saying("late")(submit):
+                asyncio.get_running_loop().call_later(0.2, stage.client.take, news)
+            return []
+
+        stage.link.script = later
+        body = {"model": "m", "stream": True, "prompt": "x", "messages": [user("x")]}
+        del body["prompt" if "chat" in path else "messages"]
+        async with stage.http() as http:
+            return await http.post(path, json=body)
+
+    answer = on_stage(silent, act, chats="chat" in path)
+    assert answer.text.startswith(": keep-alive\n\n: keep-alive\n\n")
+    texts = [one.get("text") or one.get("delta", {}).get("content", "") for e in events(answer) for one in e["choices"]]
+    assert "".join(texts) == "late"
 
 
 def test_a_crash_is_an_error_in_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,53 +119,94 @@ def test_a_crash_is_an_error_in_the_right_shape(monkeypatch: pytest.MonkeyPatch)
         raise KeyError("secret detail")
 
     monkeypatch.setattr(Service, "check_model", crash)
-    answer, _ = call(lambda submit: [])
+    answer, _ = call(silent)
     assert answer.status_code == 500 and answer.headers["x-request-id"]
     assert answer.json()["error"]["code"] == "internal_error" and "secret" not in answer.text
+    assert answer.headers["x-should-retry"] == "false"
 
 
-def test_client_when_the_engine_talks_nonsense_or_dies() -> None:
-    async def run() -> None:
-        client = EngineClient()
-        transport = PlayedTransport(PlayedEngine(client, lambda submit: []))
-        client.connection_made(transport)
-        with pytest.raises(EngineDeadError, match="loading"):
-            client.open([([1], SamplingParams())])
-        client.data_received(encode(READY))
-        async with client.open([([1], SamplingParams()), ([2], SamplingParams())]) as mailbox:
-            client.data_received(encode(Updates([RequestUpdate("r1", (5,))], 2, 0)))
-            client.data_received(b"\0\0\0\1\xc1")
-            assert transport.is_aborted
-            client.connection_lost(None)
-            assert await mailbox.receive() == [(1, RequestUpdate("r1", (5,)))], "what came before is not lost"
-            for _ in range(2):
-                with pytest.raises(EngineDeadError):
-                    await mailbox.receive()
-        assert client.state == "dead" and "unreadable" in await client.exit_reason()
-        with pytest.raises(EngineDeadError):
-            client.open([([1], SamplingParams())])
+def test_before_the_model_is_loaded() -> None:
+    async def act(stage: Stage) -> list[httpx.Response]:
+        body = {"model": "m", "prompt": "x", "messages": [user("x")]}
+        async with stage.http() as http:
+            completion = await http.post("/v1/completions", json={k: body[k] for k in ("model", "prompt")})
+            chatting = await http.post("/v1/chat/completions", json={k: body[k] for k in ("model", "messages")})
+            return [
+                completion,
+                chatting,
+                await http.get("/v1/models"),
+                await http.post("/tokenize", json={"prompt": "x"}),
+            ]
 
-    asyncio.run(run())
+    for answer in on_stage(silent, act, is_ready=False):
+        assert answer.status_code == 503 and answer.headers["retry-after"].isdecimal()
+        assert answer.json()["error"]["code"] == "engine_unavailable"
 
 
-def test_failed_start_is_told_apart() -> None:
-    async def run(failure: Failed) -> BaseException | None:
-        client = EngineClient()
-        client.data_received(encode(failure))
-        client.connection_lost(None)
-        return client.ready.exception()
-
-    wrong = asyncio.run(run(Failed("no such directory", "model", is_config=True)))
-    assert type(wrong).__name__ == "ConfigError" and getattr(wrong, "param", None) == "model"
-    assert isinstance(asyncio.run(run(Failed("the engine failed: MemoryError"))), EngineDeadError)
+@pytest.mark.parametrize(
+    ("fields", "status", "code"), [({"timeout": 0.1}, 408, "timeout"), ({"queue_timeout": 0.1}, 503, "queue_timeout")]
+)
+def test_deadlines_of_the_caller(fields: dict[str, Any], status: int, code: str) -> None:
+    answer, link = call(silent, **fields)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code) and link.aborted == ["r0"]
+    answer, _ = call(saying("in time"), **fields)
+    assert answer.status_code == 200
 
 
-def test_mailbox_keeps_the_first_error() -> None:
-    async def run() -> None:
-        mailbox = Mailbox(EngineClient(), [])
-        mailbox.fail(ValueError("first"))
-        mailbox.fail(ValueError("second"))
-        with pytest.raises(ValueError, match="first"):
-            await mailbox.receive()
+def test_ends_are_counted_by_reason() -> None:
+    async def act(stage: Stage) -> dict[str, float]:
+        scripts = (saying("a"), saying("a", reason="length"), saying("b", reason="length"), not_finite, silent)
+        async with stage.http() as http:
+            for script in scripts:
+                stage.link.script = script
+                fields = {"timeout": 0.05} if script is silent else {"n": 2}
+                await http.post("/v1/completions", json={"model": "m", "prompt": "x", **fields})
+        return stage.ends()
 
-    asyncio.run(run())
+    assert on_stage(silent, act) == {"stop": 2, "length": 4, "error": 2, "timeout": 1}
+
+
+@pytest.mark.parametrize(
+    "body", [{"stream": True}, {"stream": False}, {"stream": True, "n": 3}, {"prompt": ["a", "b"]}]
+)
+def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
+    async def act(stage: Stage) -> tuple[int, list[str], int, dict[str, float]]:
+        content = json.dumps({"model": "m", "prompt": "x", **body}).encode()
+        messages = [{"type": "http.request", "body": content, "more_body": False}, {"type": "http.disconnect"}]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return messages.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = http_scope("/v1/completions", "POST", [(b"content-type", b"application/json")])
+        await stage.app(scope, receive, send)
+        statuses = [message["status"] for message in sent if "status" in message]
+        assert statuses in ([], [499]), "an answer to nobody"
+        return len(stage.link.submitted), stage.link.aborted, stage.client.num_calls, stage.ends()
+
+    count, aborted, open_calls, ends = on_stage(silent, act)
+    assert len(aborted) == count > 0 and open_calls == 0 and ends == {"abort": count}
+
+
+def test_closing_the_pieces_early_ends_the_requests() -> None:
+    async def act(stage: Stage) -> tuple[list[str], int]:
+        job = await prepare(stage.service, completion_parser.parse(b'{"model": "m", "prompt": ["x", "y"]}'), "req_1")
+        forever: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        pieces = Generation(stage.service, job).pieces(lambda: forever)
+        assert [piece.text for piece in await anext(pieces)] == ["A", "A"]
+        await pieces.aclose()
+        return stage.link.aborted, stage.client.num_calls
+
+    assert on_stage(lambda submit: [update(submit, 65)], act) == (["r0", "r1"], 0)
+
+
+def test_operators_may_allow_fewer_logprobs() -> None:
+    config = ServerConfig(EngineConfig(model="m"), max_logprobs=2)
+    for fields in ({"logprobs": 3}, {"prompt_logprobs": 3}):
+        answer, _ = call(silent, config=config, **fields)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in fields
+    answer, _ = chat(silent, config=config, logprobs=True, top_logprobs=3)
+    assert answer.json()["error"]["param"] == "top_logprobs"
