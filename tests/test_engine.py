@@ -7,7 +7,7 @@ import pytest
 
 from orca_jax.errors import RequestError
 from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
-from orca_jax.sim.toy import toy_generate
+from orca_jax.sim.toy import toy_generate, toy_score
 from tests.sched.lab import VOCAB, Lab
 
 
@@ -100,6 +100,104 @@ def test_a_token_after_the_end_is_dropped() -> None:
     lab.run()
     assert lab.batches == ["A2 B2", "A1 B1", "A1 B1"]
     assert (lab.tokens["A"], lab.ends["A"].finish_reason) == ([], "error")
+
+
+class Script:
+    """Allows one set after another, and keeps what it is told."""
+
+    def __init__(self, *sets: int | RequestError) -> None:
+        self.sets = list(sets)
+        self.told: list[int] = []
+
+    def allowed(self) -> int:
+        tokens = self.sets[len(self.told)]
+        if isinstance(tokens, RequestError):
+            raise tokens
+        return tokens
+
+    def accept(self, token_id: int) -> None:
+        self.told.append(token_id)
+
+
+GREEDY = SamplingParams(max_tokens=3, temperature=0)
+
+
+@pytest.mark.parametrize("name", ["orca", "request_level"])
+def test_a_constraint_is_followed_and_told(name) -> None:
+    lab, script = Lab(name), Script(1 << 4 | 1 << 5, 1 << 60, 1 << 7)
+    lab.engine.add("A", [1, 2, 3], GREEDY, script)
+    lab.add("B", 3, 3)
+    lab.run()
+    expected = lab.expected([1, 2, 3], GREEDY)
+    assert lab.tokens == {"A": [4, 60, 7], "B": expected}, "20 is next; 4 is the first of its set after it"
+    assert script.told == [4, 60], "all but the last, after which nothing is asked"
+
+
+def test_parameters_and_a_constraint_together() -> None:
+    lab = Lab()
+    params = SamplingParams(max_tokens=3, temperature=0, bad_token_ids=((4,), (5, 5)))
+    lab.engine.add("A", [1, 2, 3], params, Script(*[1 << 4 | 1 << 5 | 1 << 6] * 3))
+    lab.run()
+    assert lab.tokens["A"] == [5, 6, 5]
+
+
+@pytest.mark.parametrize("name", ["orca", "request_level"])
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ([1 << 4, 0, 1 << 4], "no token could follow"),
+        ([1 << 4, 1 << VOCAB, 1 << 4], "no token could follow"),
+        ([1 << 4, RequestError("the fuel is used up", "structured_outputs"), 1 << 4], "the fuel is used up"),
+    ],
+)
+def test_a_constraint_that_allows_nothing_ends_its_request_alone(name, sets, words: str) -> None:
+    lab = Lab(name)
+    lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=5, temperature=0, logprobs=1), Script(*sets))
+    lab.add("B", 3, 5)
+    lab.run()
+    assert (lab.tokens["A"], lab.ends["A"].finish_reason) == ([4], "error")
+    assert words in (lab.ends["A"].error or "")
+    assert len(lab.logprobs["A"]) == 1
+    assert lab.tokens["B"] == lab.expected([1, 2, 3], SamplingParams(max_tokens=5, temperature=0))
+    assert lab.ends["B"].error is None
+    assert [plan.is_constrained for plan in lab.executor.plans] == [True, True, False, False, False]
+
+
+def test_constraints_with_several_iterations_in_flight() -> None:
+    lab = Lab(max_bs=1, n_workers=3)
+    scripts = {request_id: Script(1 << 4, 1 << 5, 1 << 6) for request_id in "AC"}
+    lab.engine.add("A", [1, 2, 3], GREEDY, scripts["A"])
+    lab.add("B", 3, 3)
+    lab.engine.add("C", [1, 2, 3], GREEDY, scripts["C"])
+    lab.run()
+    assert lab.tokens == {"A": [4, 5, 6], "B": lab.expected([1, 2, 3], GREEDY), "C": [4, 5, 6]}
+
+
+def test_min_tokens_cost_nothing_once_they_are_there() -> None:
+    lab = Lab(eos=[0])
+    lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0, min_tokens=2))
+    lab.run()
+    assert [plan.is_constrained for plan in lab.executor.plans] == [True, True, False, False]
+
+
+def test_a_request_without_constraint_is_never_asked() -> None:
+    lab = Lab()
+    lab.executor.constrain = None  # type: ignore[assignment, method-assign]
+    lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, logit_bias={4: 1.0}, logprobs=1))
+    lab.run()
+    assert len(lab.tokens["A"]) == 3
+
+
+def test_prompt_logprobs_come_with_the_first_ids() -> None:
+    lab = Lab("request_level")
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1, logprobs=1)
+    lab.engine.add("A", [1, 2, 3, 4, 5], params)
+    lab.add("B", 2, 4)
+    lab.run()
+    assert lab.batches[0] == "A2- B2", "the rest of A's prompt comes an id at a time"
+    scores = toy_score([1, 2, 3, 4, 5, *lab.tokens["A"]], 1, vocab_size=VOCAB)
+    assert lab.prompt_logprobs == {"A": [tuple(scores[:4])]}
+    assert lab.logprobs == {"A": scores[4:], "B": []}
 
 
 def test_a_rejected_request_disturbs_nobody() -> None:

@@ -11,7 +11,7 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler
 from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
-from orca_jax.step import Handle, StepPlan
+from orca_jax.step import Handle, StepPlan, TokenLogprobs
 
 VOCAB = 61
 SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}
@@ -77,6 +77,8 @@ class Lab:
         self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)
         self.eos = eos
         self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[str, list[tuple[TokenLogprobs, ...]]] = {}
         self.ends: dict[str, RequestUpdate] = {}
         self.returned: list[str] = []  # for each step, the requests that ended in it
 
@@ -96,6 +98,9 @@ class Lab:
         for update in updates:
             assert update.request_id not in self.ends, "an update after the last one"
             self.tokens.setdefault(update.request_id, []).extend(update.new_ids)
+            self.logprobs.setdefault(update.request_id, []).extend(update.logprobs)
+            if update.prompt_logprobs is not None:
+                self.prompt_logprobs.setdefault(update.request_id, []).append(update.prompt_logprobs)
             if update.finish_reason is not None:
                 self.ends[update.request_id] = update
         self.returned.append("".join(update.request_id for update in updates if update.finish_reason))

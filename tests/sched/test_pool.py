@@ -3,12 +3,12 @@
 import pytest
 
 from orca_jax.errors import RequestError
-from orca_jax.request import Request, SamplingParams, State
+from orca_jax.request import Request, SamplingParams, State, StructuredOutput
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Choice
-from orca_jax.step import RowSampling, StepPlan, StepResult
+from orca_jax.step import RowSampling, StepPlan, StepResult, TokenLogprobs
 
 EOS = 9
 
@@ -209,6 +209,145 @@ def test_plan_of_a_chunked_prompt() -> None:
     ]
     assert [(m.num_old_pages, len(m.new_pages)) for m in plans] == [(0, 1), (1, 1), (2, 0)]
     assert [m.sampling for m in plans] == [RowSampling(0.5, 0, 0.9, 5, num_prompt=5), None, None], "told once, -1 as 0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"stop_token_ids": (9, 10)}, "stop_token_ids", "id 10 is outside the model's vocabulary of 10"),
+        ({"logit_bias": {3: 1.0, 12: 1.0}}, "logit_bias", "id 12 is outside"),
+        ({"allowed_token_ids": (1, 2**30)}, "allowed_token_ids", "id 1073741824 is outside"),
+        ({"bad_token_ids": ((1,), (2, 10))}, "bad_token_ids", "id 10 is outside"),
+        ({"stop": ("x",)}, "stop", "use stop_token_ids"),
+        ({"bad_words": ("x",)}, "bad_words", "use bad_token_ids"),
+        ({"structured": StructuredOutput("json_object")}, "structured", "give its constraint"),
+    ],
+)
+def test_parameters_that_cannot_be_honoured_are_rejected(fields: dict, param: str, message: str) -> None:
+    pool = pool_of()
+    with pytest.raises(RequestError, match=message) as caught:
+        add(pool, **fields)
+    assert caught.value.param == param
+    assert not pool.has_work
+
+
+def test_how_text_is_shown_is_no_matter_of_the_engine() -> None:
+    add(pool_of(), include_stop_str_in_output=True, skip_special_tokens=False)
+
+
+def test_two_iterations_of_one_request_in_flight() -> None:
+    """A prompt in two chunks: the first one's return leaves the request running, and an abort waits for the second."""
+    pool = pool_of()
+    request = add(pool, prompt=[1, 2, 3, 4, 5])
+    first = make_plan(0, [Choice(request, 2)], pool, now=2.0)
+    second = make_plan(1, [Choice(request, 3)], pool, now=2.0)
+    assert [plan.members[0].start for plan in (first, second)] == [0, 2]
+    pool.record(first, StepResult(0, [], []))
+    assert (request.state, request.in_flight) == (State.RUNNING, 1)
+    pool.check_integrity()
+    pool.abort("a")
+    assert pool.kv.num_held_rows == 1, "the second chunk still writes there"
+    pool.record(second, StepResult(1, [4], [True]))
+    assert pool.kv.num_held_rows == 0
+    assert [update.finish_reason for update in pool.deliver(lambda _: True, 3.0)] == ["abort"]
+
+
+def test_plan_of_a_request_with_everything() -> None:
+    pool = pool_of()
+    fields = {
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {3: 2.0},
+        "logprobs": 2,
+    }
+    request = add(pool, temperature=0.5, **fields)
+    sampling = make_plan(0, [Choice(request, 3)], pool, now=2.0).members[0].sampling
+    expected = {**fields, "logit_bias": ((3, 2.0),), "num_prompt": 3}
+    assert sampling == RowSampling(0.5, 0, 1.0, 5, **expected)
+    assert sampling is not None and sampling.has_extras
+
+
+def score_of(number: int) -> TokenLogprobs:
+    return TokenLogprobs(-float(number), number)
+
+
+def test_log_probabilities_go_out_with_their_ids() -> None:
+    pool = pool_of()
+    request = add(pool, max_tokens=3, logprobs=0)
+    told = []
+    for iteration, held in enumerate([False, True, False]):
+        plan = make_plan(iteration, [Choice(request, request.num_tokens - request.num_computed)], pool, now=2.0)
+        pool.record(plan, StepResult(iteration, [4 + iteration], [True], [score_of(iteration)]))
+        told += [(u.new_ids, u.logprobs, u.prompt_logprobs) for u in pool.deliver(lambda _, held=held: not held, 3.0)]
+    assert told == [((4,), (score_of(0),), None), ((5, 6), (score_of(1), score_of(2)), None)]
+
+
+def test_members_that_want_no_log_probabilities_get_none() -> None:
+    pool = pool_of()
+    requests = [add(pool, "a", max_tokens=1), add(pool, "b", max_tokens=1, logprobs=1)]
+    plan = make_plan(0, [Choice(request, 3) for request in requests], pool, now=2.0)
+    pool.record(plan, StepResult(0, [4, 5], [True, True], [None, score_of(7)]))
+    updates = pool.deliver(lambda _: True, 3.0)
+    assert [update.logprobs for update in updates] == [(), (score_of(7),)]
+
+
+def score(pool: RequestPool, request: Request, iteration: int, count: int) -> list[int]:
+    """Run one chunk, with a score of n for the n-th id of the prompt; returns its targets."""
+    plan = make_plan(iteration, [Choice(request, count)], pool, now=2.0)
+    [member] = plan.members
+    scores = [score_of(member.start + 1 + n) for n in range(len(member.targets))]
+    sampled = [4] if member.samples else []
+    pool.record(plan, StepResult(iteration, sampled, [True] * len(sampled), (), [scores] if member.targets else []))
+    return list(member.targets)
+
+
+@pytest.mark.parametrize("chunks", [[5], [1, 4], [4, 1], [2, 2, 1], [1, 1, 1, 1, 1]])
+def test_a_prompt_is_scored_once_in_any_chunks(chunks: list[int]) -> None:
+    pool = pool_of()
+    request = add(pool, prompt=[5, 6, 7, 8, 9], prompt_logprobs=0, max_tokens=2)
+    targets = [target for n, count in enumerate(chunks) for target in score(pool, request, n, count)]
+    assert targets == [6, 7, 8, 9]
+    [update] = pool.deliver(lambda _: True, 3.0)
+    assert update.prompt_logprobs == tuple(score_of(n) for n in (1, 2, 3, 4))
+    assert score(pool, request, 9, 1) == []
+    [update] = pool.deliver(lambda _: True, 3.0)
+    assert update.prompt_logprobs is None, "they came with the first ids"
+
+
+@pytest.mark.parametrize("before", [[2], [2, 2], [4, 1], [5, 1]])
+def test_a_prompt_computed_again_is_not_scored_again(before: list[int]) -> None:
+    """As after preemption: from position 0, with what was generated as if it were prompt."""
+    pool = pool_of()
+    request = add(pool, prompt=[5, 6, 7, 8, 9], prompt_logprobs=0, max_tokens=4)
+    for n, count in enumerate(before):
+        score(pool, request, n, count)
+    done = len(request.prompt_logprobs)
+    request.num_computed = 0
+    assert bool(score(pool, request, 8, request.num_tokens)) == (done < 4)
+    [update] = pool.deliver(lambda _: True, 3.0)
+    assert update.prompt_logprobs == tuple(score_of(n) for n in (1, 2, 3, 4))
+
+
+def test_a_prompt_of_one_id_has_no_scores() -> None:
+    pool = pool_of()
+    request = add(pool, prompt=[5], prompt_logprobs=3)
+    assert score(pool, request, 0, 1) == []
+    [update] = pool.deliver(lambda _: True, 3.0)
+    assert update.prompt_logprobs == ()
+
+
+def test_sets_are_asked_for_where_a_member_samples() -> None:
+    pool = pool_of()
+    free = add(pool, "a", prompt=[1, 2, 3])
+    bound = add(pool, "b", prompt=[1, 2, 3], allowed_token_ids=(4, 5))
+    chunk = make_plan(0, [Choice(bound, 2)], pool, now=2.0)
+    assert not chunk.is_constrained
+    pool.record(chunk, StepResult(0, [], []))
+    plan = make_plan(1, [Choice(free, 3), Choice(bound, 1)], pool, now=2.0)
+    assert [member.is_constrained for member in plan.members] == [False, True]
+    assert pool.allowed(plan) == [1 << 4 | 1 << 5]
 
 
 def test_check_integrity_sees_a_lost_row() -> None:

@@ -1,6 +1,6 @@
 """What holds whatever arrives, however long it is, and whoever gives up: the invariants of docs/architecture.md."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from orca_jax.config import SchedulerName
 from orca_jax.request import Request, SamplingParams, State
+from orca_jax.sim.toy import toy_score
 from tests.sched.lab import VOCAB, Lab
 
 EOS = 7
@@ -32,17 +33,41 @@ PARAMS = st.builds(
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
 )
-ARRIVALS = st.lists(
-    st.builds(
+IDS = st.integers(0, VOCAB - 1)
+
+
+@st.composite
+def rich_params(draw: st.DrawFn) -> SamplingParams:
+    """Everything that a request may ask of the engine, in any mix."""
+    plain = draw(PARAMS)
+    fields = {
+        "min_tokens": st.integers(0, plain.max_tokens),
+        "presence_penalty": st.sampled_from([-1.0, 0.5, 2.0]),
+        "frequency_penalty": st.sampled_from([-0.5, 1.0]),
+        "repetition_penalty": st.sampled_from([0.5, 3.0]),
+        "logit_bias": st.dictionaries(IDS, st.sampled_from([-100.0, 1.0, 4.0]), max_size=5),
+        "allowed_token_ids": st.lists(IDS, min_size=1, max_size=6).map(tuple),
+        "bad_token_ids": st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=5).map(tuple),
+        "logprobs": st.integers(0, 3),
+        "prompt_logprobs": st.integers(0, 3),
+    }
+    chosen = draw(st.sets(st.sampled_from(sorted(fields))))
+    return replace(plain, **{name: draw(fields[name]) for name in sorted(chosen)})
+
+
+def arrivals_with(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list[Arrival]]:
+    arrival = st.builds(
         Arrival,
         step=st.integers(0, 25),
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
-        params=PARAMS,
+        prompt=st.lists(IDS, min_size=1, max_size=14),
+        params=params,
         patience=st.none() | st.integers(0, 12),
-    ),
-    min_size=1,
-    max_size=12,
-)
+    )
+    return st.lists(arrival, min_size=1, max_size=12)
+
+
+PLAIN_ARRIVALS = arrivals_with(PARAMS)
+ARRIVALS = arrivals_with(PARAMS | rich_params())
 SIZES = {
     "max_bs": st.integers(1, 5),
     "n_slots": st.integers(26, 120),  # 26: the longest request fits alone
@@ -76,16 +101,48 @@ def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
 def check_end(lab: Lab, request_id: str, arrival: Arrival) -> None:
     tokens, end = lab.tokens[request_id], lab.ends[request_id]
     expected = lab.expected(arrival.prompt, arrival.params)
+    check_rules(tokens, arrival.params)
+    check_logprobs(lab, request_id, arrival)
     if end.finish_reason == "abort":
         assert arrival.patience is not None
         assert tokens == expected[: len(tokens)]
         return
     assert tokens == expected
-    stops = {*arrival.params.stop_token_ids, *(() if arrival.params.ignore_eos else (EOS,))}
-    assert end.finish_reason == ("stop" if tokens[-1] in stops else "length")
+    if end.finish_reason == "error":
+        assert end.error is not None and "no token could follow" in end.error
+        assert len(tokens) < arrival.params.max_tokens and not stop_ids(arrival.params) & set(tokens[-1:])
+        return
+    assert end.finish_reason == ("stop" if tokens[-1] in stop_ids(arrival.params) else "length")
     assert end.metrics is not None
     times = end.metrics
     assert times.arrival < times.first_scheduled < times.first_token <= times.finished
+
+
+def stop_ids(params: SamplingParams) -> set[int]:
+    return {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+
+
+def check_rules(tokens: list[int], params: SamplingParams) -> None:
+    """What parameters promise, whatever the oracle says."""
+    assert not stop_ids(params) & set(tokens[: params.min_tokens]), "an end before min_tokens"
+    assert params.allowed_token_ids is None or set(tokens) <= set(params.allowed_token_ids)
+    for bad in params.bad_token_ids:
+        assert all(tuple(tokens[at : at + len(bad)]) != bad for at in range(len(tokens))), "a bad sequence"
+
+
+def check_logprobs(lab: Lab, request_id: str, arrival: Arrival) -> None:
+    """Both kinds, against the scores of the text as a whole: chunks, batches and seeds leave no trace in them."""
+    tokens, params = lab.tokens[request_id], arrival.params
+    whole, num_prompt = [*arrival.prompt, *tokens], len(arrival.prompt)
+    told, told_of_prompt = lab.logprobs[request_id], lab.prompt_logprobs.get(request_id, [])
+    if params.logprobs is None:
+        assert told == []
+    else:
+        assert told == toy_score(whole, params.logprobs, vocab_size=VOCAB)[num_prompt - 1 :]
+    if params.prompt_logprobs is None or not tokens:
+        assert told_of_prompt == []
+    else:
+        assert told_of_prompt == [tuple(toy_score(arrival.prompt, params.prompt_logprobs, vocab_size=VOCAB))]
 
 
 def in_order_of_arrival(lab: Lab) -> list[Request]:
@@ -155,7 +212,7 @@ def test_request_level(arrivals: list[Arrival], max_bs: int, n_slots: int, page_
 
 @pytest.mark.parametrize("name", ["orca", "request_level"])
 @settings(max_examples=60, deadline=None)
-@given(arrivals=ARRIVALS, max_bs=st.integers(1, 4))
+@given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 4))
 def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs: int) -> None:
     """All at once and nobody gives up: the number of iterations follows from the lengths alone."""
     lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])

@@ -6,6 +6,7 @@ import pytest
 
 from orca_jax.request import SamplingParams
 from orca_jax.sim.toy import ToyExecutor, toy_generate
+from orca_jax.sim.toy_logits import toy_logprobs
 from orca_jax.step import Member, RowSampling, StepPlan, StepResult
 
 GREEDY = RowSampling(0.0, 0, 1.0, 3)
@@ -99,6 +100,85 @@ def test_wrong_plans_are_refused(members: list[Member], message: str) -> None:
     run(executor, FIRST)
     with pytest.raises(AssertionError, match=message):
         executor.submit(StepPlan(1, tuple(members)))
+
+
+def test_masked_drawing() -> None:
+    """20: the favourite is 0. Among 3, 8 and 9 it is 3, and the next id is after 20 + 4*4 = 36."""
+    executor = toy()
+    handle = executor.submit(StepPlan(0, (FIRST._replace(is_constrained=True),)))
+    executor.constrain(handle, [1 << 3 | 1 << 8 | 1 << 9])
+    assert executor.collect(handle).token_ids == [3]
+    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_pages=2)).token_ids == [6]
+
+
+def test_only_constrained_members_have_sets() -> None:
+    executor = toy()
+    other = FIRST._replace(request_id="b", row=1, new_pages=[0, 1], is_constrained=True)
+    handle = executor.submit(StepPlan(0, (FIRST, other)))
+    executor.constrain(handle, [1 << 5])
+    assert executor.collect(handle).token_ids == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"), [([], "0 sets for 1"), ([1, 1], "2 sets for 1"), ([0], "empty"), ([1 << 10], "vocabulary")]
+)
+def test_wrong_sets_are_refused(sets: list[int], message: str) -> None:
+    executor = toy()
+    handle = executor.submit(StepPlan(0, (FIRST._replace(is_constrained=True),)))
+    with pytest.raises(AssertionError, match=message):
+        executor.constrain(handle, sets)
+
+
+def test_sets_out_of_turn_are_refused() -> None:
+    executor = toy()
+    handle = executor.submit(StepPlan(0, (FIRST._replace(is_constrained=True),)))
+    with pytest.raises(AssertionError, match="collect where"):
+        executor.collect(handle)
+    with pytest.raises(AssertionError, match="submit where"):
+        executor.submit(StepPlan(1, (NEXT,)))
+    with pytest.raises(AssertionError, match="another iteration"):
+        executor.constrain(object(), [1])
+    executor.constrain(handle, [1])
+    with pytest.raises(AssertionError, match="nothing awaits"):
+        executor.constrain(handle, [1])
+    with pytest.raises(AssertionError, match="does not sample"):
+        executor.submit(StepPlan(1, (NEXT._replace(samples=False, is_constrained=True),)))
+
+
+def test_penalties_count_what_was_generated() -> None:
+    """The first three ids are the prompt; 0 and 4 are generated: 9 would be next, 49, and all others are behind."""
+    sampling = RowSampling(0.0, 0, 1.0, 3, num_prompt=3, frequency_penalty=1.0, logit_bias=((0, 1.0), (4, 1.0)))
+    executor = toy()
+    run(executor, FIRST._replace(sampling=sampling))
+    assert run(executor, NEXT).token_ids == [4], "-6/8 + 1 - 1 for 0 and 0 + 1 for 4"
+    later = Member("a", 0, 4, [4], True, num_old_pages=2, new_pages=[0])
+    assert run(executor, later).token_ids == [9], "0 and 4 have lost what they were given"
+
+
+def test_logprobs_and_scores() -> None:
+    """The next id has its rank in the model's own order: 2 is two behind 0. Scores are those of ids 2 and 3."""
+    sampling = RowSampling(0.0, 0, 1.0, 3, logprobs=1, logit_bias=((2, 5.0),))
+    executor = toy()
+    result = run(executor, FIRST._replace(sampling=sampling, targets=[2, 3], num_top_targets=2))
+    assert result.token_ids == [2]
+    assert result.logprobs == [toy_logprobs(0, 2, 1, 10)]
+    assert [[(score.rank, score.top_ids) for score in scores] for scores in result.scores] == [
+        [(1, (2, 3)), (6, (8, 9))]
+    ]
+
+
+def test_sampling_leaves_log_probabilities_alone() -> None:
+    sampling = RowSampling(1.0, 0, 1.0, 3, logprobs=0)
+    result = run(toy(), FIRST._replace(sampling=sampling))
+    assert (result.token_ids, result.logprobs) == ([6], [toy_logprobs(0, 6, 0, 10)])
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"), [([2], "1 targets for 3"), ([2, 4], "what follows"), ([2, 3, 11], "3 targets")]
+)
+def test_wrong_targets_are_refused(targets: list[int], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run(toy(), FIRST._replace(targets=targets))
 
 
 def test_a_plan_out_of_turn_is_refused() -> None:
