@@ -9,7 +9,7 @@ from orca_jax.request import RequestUpdate
 from orca_jax.serve.pressure import Deadlines, queue_timeout, reader_too_slow, total_timeout
 from orca_jax.serve.wire import Rejected
 
-MAX_UNREAD = 1024  # updates for each request that may lie here until the call is ended, since nobody reads
+MAX_UNREAD = 2048  # updates for each request that may lie here until the call is ended, since nobody reads
 
 
 class Mailbox:

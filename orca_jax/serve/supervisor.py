@@ -36,6 +36,10 @@ class HangDetector:
         self._phase = beat.phase
         self._busy = beat.busy_seconds
 
+    def serves(self) -> None:
+        """The engine is ready: no more patience, even if its next sign of life says so only later."""
+        self._phase = "serving"
+
     def verdict(self, silence: float, passed: float) -> str | None:
         """Why the engine counts as hung; None while it does not.
 
@@ -105,6 +109,7 @@ class Supervisor:
             await link.start(self._config)
             try:
                 ready = await link.ready
+                detector.serves()
                 await self._on_ready(ready)
             except EngineDeadError:
                 pass  # told better below

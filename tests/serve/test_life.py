@@ -28,28 +28,40 @@ def busy(server: Server) -> bool:
     return bool(server.health().json()["running"])
 
 
+@contextlib.contextmanager
+def asking(server: Server, **body: Any) -> Iterator[socket.socket]:
+    """A connection that has asked for a completion, and hangs up at the end of the block."""
+    url = server.http.base_url
+    request = httpx.Request("POST", f"{server.url}/v1/completions", json={"model": MODEL, **body})
+    with socket.create_connection((url.host, url.port or 80)) as raw:
+        head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        raw.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+        yield raw
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompt", ["one", ["one", "two", "three"]])
 def test_hanging_up_frees_the_engine(idle_server: Server, stream: bool, prompt: Any) -> None:
-    body = {"model": MODEL, "prompt": prompt, "stream": stream, **LONG}
-    with httpx.Client(base_url=idle_server.url, timeout=20) as http:
-        request = http.build_request("POST", "/v1/completions", json=body)
-        with socket.create_connection((request.url.host, request.url.port or 80)) as raw:
-            head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-            raw.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + request.read())
-            wait_until(lambda: busy(idle_server))
+    with asking(idle_server, prompt=prompt, stream=stream, **LONG):
+        wait_until(lambda: busy(idle_server))
     start = time.monotonic()
     idle_server.wait_idle(timeout=3)
     assert time.monotonic() - start < 3 < 8, "8000 iterations of a millisecond would have taken longer"
 
 
-def test_hanging_up_in_the_queue(idle_server: Server) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_hanging_up_in_the_queue(idle_server: Server, stream: bool) -> None:
     """A request that waits for a row leaves as well."""
-    with idle_server.stream(["x"] * 8, **LONG) as events:
-        next(events)
-        with idle_server.http.stream("POST", "/v1/completions", json={"model": MODEL, "prompt": "w", "stream": True}):
-            wait_until(lambda: idle_server.health().json()["running"] == 8)
-        wait_until(lambda: idle_server.health().json()["waiting"] == 0)
+
+    def counts() -> tuple[int, int]:
+        health = idle_server.health().json()
+        return health["running"], health["waiting"]
+
+    with asking(idle_server, prompt=["x"] * 8, **LONG):
+        wait_until(lambda: counts() == (8, 0))
+        with asking(idle_server, prompt="w", stream=stream):
+            wait_until(lambda: counts() == (8, 1))
+        wait_until(lambda: counts() == (8, 0))
 
 
 def open_connections(process: psutil.Process) -> list[Any]:
