@@ -40,9 +40,11 @@ class CompletionLogprobsWriter:
         return top
 
     def _advance(self, token_id: int) -> int:
+        spelled = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
+        if spelled and not 0x80 <= spelled[0] < 0xC0:  # a new character: one that was begun stays broken, as U+FFFD
+            self._offset += len(self._utf8.decode(b"", True))
         before = self._offset
-        if token_id not in self._hidden:
-            self._offset += len(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        self._offset += len(self._utf8.decode(spelled))
         return before
 
 
