@@ -61,7 +61,7 @@ def test_text_line() -> None:
     log.logger.info("request ended", extra={"request_id": "req_1", "reason": "a b", "empty": "", "ms": 2.5})
     head, _, rest = log.text.partition(" ")
     assert head.endswith("Z")
-    assert rest == 'info orca_jax.test: request ended empty="" ms=2.5 reason="a b" request_id=req_1\n'
+    assert rest == 'info orca_jax.test: request ended request_id=req_1 reason="a b" empty="" ms=2.5\n'
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
