@@ -186,6 +186,8 @@ class _Output:
     def take(self) -> list[str | ToolCall]:
         """What came since the last time, adjacent texts joined."""
         items, self._items = self._items, []
+        if len(items) < 2:
+            return items
         runs = groupby(items, key=lambda item: isinstance(item, ToolCall))
         return [item for is_call, run in runs for item in (run if is_call else ["".join(map(str, run))])]
 
