@@ -191,3 +191,23 @@ def test_bad_key_file_ends_the_start(tmp_path: Path, content: str | None, compla
         _, error = process.communicate(timeout=60)
     assert process.returncode == 2
     assert error.startswith("error: --api-key-file") and complaint in error and "Traceback" not in error
+
+
+@pytest.mark.chaos
+def test_totals_go_on_when_the_engine_is_killed() -> None:
+    with running("--restart-engine") as server:
+
+        def read(name: str) -> float:
+            return metrics(server)[f"orca_jax_{name}"]
+
+        assert server.complete("abc", max_tokens=8, ignore_eos=True).status_code == 200
+        wait_until(lambda: read("iterations_total") >= 8)
+        iterations, generated = read("iterations_total"), read("generation_tokens_total")
+        server.engine().kill()
+        wait_until(lambda: read("engine_state|state=ready") == 0)
+        wait_until(lambda: server.health().status_code == 200, 60)
+        assert read("engine_restarts_total") == 1
+        assert read("generation_tokens_total") == generated == 8
+        assert server.complete("abc", max_tokens=8, ignore_eos=True).status_code == 200
+        wait_until(lambda: read("iterations_total") >= iterations + 8)
+        assert read("compiles_while_serving_total") == 0
