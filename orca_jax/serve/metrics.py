@@ -16,6 +16,7 @@ Labels = tuple[str, ...]
 TOKEN_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 FIRST_TOKENS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 DURATIONS = (0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 900, 3600)
+CALLS = (0.005, 0.05, 0.5, 5, 30, 120, 600)  # few: there are as many series for each route
 
 ENGINE_STATES = ("loading", "compiling", "ready", "draining", "stopping", "hung", "dead")
 END_REASONS = ("stop", "length", "tool_calls", "abort", "error", "timeout")
@@ -126,10 +127,14 @@ class RequestMetrics:
             ("finished_reason",),
             [(reason,) for reason in END_REASONS],
         )
-        self.first_token = Histogram("time_to_first_token_seconds", "From the call to its first token.", FIRST_TOKENS)
+        self.first_token = Histogram(
+            "time_to_first_token_seconds", "From the submission to the engine to the first token.", FIRST_TOKENS
+        )
         self.token_gap = Histogram("inter_token_latency_seconds", "Between a request's generated tokens.", TOKEN_GAPS)
         self.duration = Histogram(
-            "e2e_request_latency_seconds", "From the call to its end, of requests that came to theirs.", DURATIONS
+            "e2e_request_latency_seconds",
+            "From the submission to the engine to the end, of requests that came to theirs.",
+            DURATIONS,
         )
         self.queued = Histogram(
             "request_queue_time_seconds", "From the engine's door to the first iteration.", FIRST_TOKENS
@@ -172,7 +177,7 @@ class HttpMetrics:
     def __init__(self) -> None:
         self.requests = Counter("http_requests_total", "Answered calls.", ("method", "route", "status"))
         self.duration = Histogram(
-            "http_request_duration_seconds", "From a call's headers to its last byte.", DURATIONS, ("method", "route")
+            "http_request_duration_seconds", "From a call's headers to its last byte.", CALLS, ("method", "route")
         )
         self.open = Gauge("http_requests_open", "Calls that are being answered.")
         self.tasks = Gauge("event_loop_tasks", "Tasks of the front end's event loop; flat while nobody calls.")
