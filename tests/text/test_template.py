@@ -24,7 +24,7 @@ SYSTEM, USER, ASSISTANT = (
 )
 TOOL = {
     "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "<int>"}}}},
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "<é>"}}}},
 }
 CALL = {
     "role": "assistant",
@@ -118,7 +118,7 @@ def test_known_prompts(source: str, messages: list[dict[str, Any]], expected: st
 def test_tools_and_the_rest_of_the_environment() -> None:
     expected = (
         '<tools>\n{"type": "function", "function": {"name": "add", "parameters": {"type": "object", '
-        '"properties": {"x": {"type": "<int>"}}}}}\n</tools>\n'
+        '"properties": {"x": {"type": "<é>"}}}}}\n</tools>\n'
         "add({\n  \"x\": 1\n}, 1)\nHi <there> & 'you'\nTrue nothing ."
     )
     assert render(TOOLS, [CALL, USER], tools=[TOOL]) == expected
@@ -206,7 +206,7 @@ def slow() -> Iterator[ChatTemplate]:
     """Takes for ever for a message that says so."""
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     source = f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}{{{{ messages[0].content }}}}"
-    with ChatTemplate({"default": source}, {}, render_seconds=1.0) as template:
+    with ChatTemplate({"default": source}, {}, render_seconds=3.0) as template:
         yield template
 
 
@@ -223,6 +223,7 @@ def test_others_go_on_beside_a_slow_one(slow: ChatTemplate) -> None:
     thread.start()
     for number in range(20):
         assert slow.render([{"role": "user", "content": str(number)}]) == str(number)
+    assert problems == [], "the slow one is still at it"
     thread.join(10)
     assert [error.param for error in problems] == ["messages"]
     results: list[str] = []
