@@ -129,13 +129,31 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int]) -> None:
         size = max(tokenizer.vocab_size, max(eos_ids) + 1)
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
-        self.special_token_ids = sorted(tokenizer.special_ids | set(eos_ids))
+        self._special = tokenizer.special_ids | set(eos_ids)
+        self.special_token_ids = sorted(self._special)
         self.eos_token_id = min(eos_ids)
         self.bos_token_id = tokenizer.bos_id
         self._tokenizer = tokenizer
+        self._ids = {spelling: i for i, spelling in enumerate(self.tokens) if i not in self._special}
+        self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+        """The ids for a piece of text that must come: the tokenizer's own, if these are the text and nothing else."""
+        ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+        if b"".join([self.tokens[i] for i in ids]) == text and self._special.isdisjoint(ids):
+            return ids
+        return self._greedy(text)  # it reads as a special token, or the tokenizer adds a blank, or it is no UTF-8
+
+    def _greedy(self, text: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(text):
+            lengths = range(min(self._longest, len(text) - at), 0, -1)
+            length = next((n for n in lengths if text[at : at + n] in self._ids), None)
+            if length is None:
+                break
+            ids.append(self._ids[text[at : at + length]])
+            at += length
+        return ids
 
 
 def _set_of(ids: Collection[int]) -> TokenSet:
@@ -168,7 +186,7 @@ def _source(structured: StructuredOutput) -> str:
         if not isinstance(schema, dict):
             raise _refused(kind, "a schema is a JSON object")
         _check_nesting(schema)
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
+        return LLMatcher.grammar_from_json_schema(_written(schema), overrides=_COMPACT)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":
@@ -199,6 +217,16 @@ def _read_json(kind: str, value: str) -> Any:
 
 def _not_json(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _written(schema: object) -> str:
+    # Written out here, since the library takes any text for JSON, but not every value.
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise _refused("json_schema", "it holds a number that is too large") from None
+    text.encode()  # half of a surrogate pair is no character
+    return text
 
 
 def _check_nesting(schema: object) -> None:
