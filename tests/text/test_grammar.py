@@ -60,7 +60,7 @@ def follow(constraint: GrammarConstraint, ids: Sequence[int]) -> int:
 
 
 EXPRESSIONS = [
-    r"[a-z]{3}-\d{4}",
+    r"[a-z]{3}-[0-9]{4}",
     r"^(ab|cd)+$",
     r"(a|b)*c?",
     r"[^a-z]{2}",
