@@ -89,7 +89,8 @@ def test_imports_are_declared() -> None:
     """What the package imports is a dependency that a bare `pip install` brings, not one of the dev extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
-    importable = {"orbax" if name == "orbax-checkpoint" else name.replace("-", "_") for name in declared}
+    imported_as = {"orbax-checkpoint": "orbax", "pyyaml": "yaml"}
+    importable = {imported_as.get(name, name.replace("-", "_")) for name in declared}
     used = set[str]().union(*(imported_packages(file) - OF_EXTRAS.get(str(file), set()) for file in PACKAGE_FILES))
     assert used - importable - set(sys.stdlib_module_names) <= {"orca_jax"}
 
