@@ -30,11 +30,17 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
     """
     found: dict[tuple[int, ...], None] = {}  # in order, each once
     for word in words:
-        plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
-        after_blank = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+        plain, after_blank = _ids(tokenizer, word.lstrip()), _ids(tokenizer, " " + word.lstrip())
         if not plain or not after_blank:
             raise RequestError(f"bad_words: {word!r} is no word, so it cannot be forbidden; leave it out", "bad_words")
         found[plain] = None
         if after_blank[-len(plain) :] != plain:  # else forbidden already
             found[after_blank] = None
     return tuple(found)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+    except RequestError as error:
+        raise RequestError(f"bad_words: {text!r} is no Unicode; leave it out", "bad_words") from error

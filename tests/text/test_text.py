@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.request import SamplingParams
+from orca_jax.text.bad_words import bad_word_ids, engine_params
 from orca_jax.text.stream import IncrementalDecoder, OutputStream, StopMatcher
 from orca_jax.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
 
@@ -163,3 +165,84 @@ def test_output_stream_ends() -> None:
     assert by_string.push(ids) == "on"
     assert (by_string.finish_reason, by_string.num_tokens) == ("stop", 5)
     assert by_string.push(ids, "length") == "" and by_string.finish_reason == "stop"
+
+
+@given(st.lists(letters, min_size=1, max_size=4), st.lists(st.text(alphabet="abc", max_size=3), max_size=12))
+def test_included_stop_strings_end_the_text(stops: list[str], pieces: list[str]) -> None:
+    matcher = StopMatcher(stops, include_stop=True)
+    out = "".join(matcher.push(piece) for piece in pieces) + matcher.finish()
+    before, stopped = _cut("".join(pieces), stops)
+    assert matcher.stopped == stopped
+    assert out == before + (matcher.stop or "")
+    assert not stopped or (matcher.stop in stops and out.endswith(matcher.stop or "?"))
+
+
+@pytest.mark.parametrize(("min_tokens", "end"), [(0, 2), (1, 2), (2, 5), (3, 5), (4, 5), (5, 8), (8, 11)])
+def test_stop_strings_wait_for_min_tokens(min_tokens: int, end: int) -> None:
+    """ "ab" ends at tokens 2, 5, 8, 11; one that ends within `min_tokens` does not count, and is text."""
+    stream = OutputStream(ByteTokenizer(), ["ab"], min_tokens=min_tokens)
+    out = "".join(stream.push([token]) for token in b"abcabcabcab")
+    assert (out, stream.num_tokens, stream.stop_reason) == ("abcabcabcab"[: end - 2], end, "ab")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "stop_reason"),
+    [
+        ({}, "ab", None),
+        ({"stop_token_ids": (256,)}, "ab", 256),
+        ({"include_stop": True}, "ab", None),
+        ({"include_stop": True, "skip_special_tokens": False}, "ab<|end|>", None),
+        ({"skip_special_tokens": False}, "ab", None),
+        ({"include_stop": True, "stops": ["<|"], "skip_special_tokens": False}, "ab<|end|>", None),
+    ],
+)
+def test_end_tokens_in_the_text(settings: dict, text: str, stop_reason: int | None) -> None:
+    stream = OutputStream(ByteTokenizer(), **settings)
+    assert stream.push([97]) + stream.push([98, 256], "stop") == text
+    assert (stream.num_tokens, stream.finish_reason, stream.stop_reason) == (3, "stop", stop_reason)
+
+
+def test_special_tokens_within_the_text() -> None:
+    assert OutputStream(ByteTokenizer()).push([97, 256, 98]) == "ab"
+    assert OutputStream(ByteTokenizer(), skip_special_tokens=False).push([97, 256, 98]) == "a<|end|>b"
+
+
+def test_the_stream_of_parameters() -> None:
+    params = SamplingParams(
+        stop=("b",), include_stop_str_in_output=True, skip_special_tokens=False, min_tokens=1, stop_token_ids=(99,)
+    )
+    assert OutputStream.for_params(ByteTokenizer(), params).push([98, 256, 98, 98]) == "b<|end|>b"
+    by_token = OutputStream.for_params(ByteTokenizer(), params)
+    assert by_token.push([97, 99], "stop") == "ac"
+    assert by_token.stop_reason == 99
+
+
+def test_prompts_without_special_tokens(tmp_path: Path) -> None:
+    tokenizer = HFTokenizer.from_file(str(_byte_level(tmp_path) / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|end|>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.encode("the cat") == [end, *loaded.encode("the cat", add_special_tokens=False)]
+    assert ByteTokenizer().encode("a", add_special_tokens=False) == [97]
+
+
+def test_bad_words_as_they_begin_a_text_and_after_a_blank(bpe: FileTokenizer) -> None:
+    found = bad_word_ids(bpe, ["cat", " cat", "déjà"])
+    assert [bpe.decode(ids) for ids in found] == ["cat", " cat", "déjà"], "after a blank déjà has the same ids"
+    assert len(set(found)) == len(found), "each once"
+    assert bad_word_ids(ByteTokenizer(), [" ab"]) == ((97, 98),), "after a blank it is the same ids"
+
+
+@pytest.mark.parametrize("word", [" ", "\n", "half \ud800"])
+def test_what_is_no_bad_word(word: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        bad_word_ids(ByteTokenizer(), [word])
+    assert caught.value.param == "bad_words"
+
+
+def test_parameters_for_the_engine() -> None:
+    plain = SamplingParams(min_tokens=1, include_stop_str_in_output=True)
+    assert engine_params(plain, ByteTokenizer()) is plain
+    params = SamplingParams(stop=("x",), bad_words=("ab",), bad_token_ids=((7,),), seed=4)
+    assert engine_params(params, ByteTokenizer()) == SamplingParams(bad_token_ids=((7,), (97, 98)), seed=4)
