@@ -53,7 +53,7 @@ def routes(server: Server) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     "header",
     [
-        None, "", "Bearer", "Bearer ", "Bearer wrong", f"Bearer x{KEYS[0]}", f"Bearer {KEYS[0][1:]}",
+        None, "", "Bearer", "Bearer wrong", f"Bearer x{KEYS[0]}", f"Bearer {KEYS[0][1:]}",
         f"Basic {KEYS[0]}", KEYS[0], f"Bearer {KEYS[1]} {KEYS[0]}", f"Bearer ,{KEYS[1]}",
         f"Bearer {KEYS[0].upper()}",
         "Bearer *", "Bearer \xe4\xff", "Bearer " + "x" * 10_000,

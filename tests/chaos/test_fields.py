@@ -20,7 +20,6 @@ MINUS_ONE_IS_FINE = {
     "top_k": "vLLM's name for all",
     "presence_penalty": "from -2 to 2",
     "frequency_penalty": "from -2 to 2",
-    "priority": "an integer",
     "truncate_prompt_tokens": "vLLM's name for what fits",
 }
 TARGETS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.chaos.world import LONG, check_error, request, usage, wait_calm, watched
+from tests.chaos.world import LONG, check_error, connect, request, usage, wait_calm, watched
 from tests.serve.running import Server, running, wait_until
 
 CALLERS = 1000
@@ -28,6 +28,8 @@ async def statuses(server: Server, until: int) -> tuple[Counter[int], list[bytes
         status = int(first.split(b" ", 2)[1])
         answered[status] += 1
         if status != 200:
+            while not first.endswith(b"}}"):
+                first += await reader.read(65536)
             refusals.append(first)
 
     calls = [asyncio.create_task(call(number)) for number in range(CALLERS)]
@@ -57,21 +59,24 @@ def test_the_cap_is_exact(overload: int) -> None:
             wait_calm(server)
 
 
-def test_a_batch_fits_whole_or_not_at_all() -> None:
+def test_a_call_fits_whole_or_not_at_all() -> None:
     with running("--max-num-seqs", "2", "--max-num-queued-reqs", "3") as server:
-        check_error(server.complete(["x"] * 6, max_tokens=2), 503)
-        check_error(server.complete("x", n=6, max_tokens=2), 503)
+        assert check_error(server.complete(["x"] * 6, max_tokens=2), 400)["code"] == "call_too_large"
         assert len(server.complete(["x"] * 5, max_tokens=2).json()["choices"]) == 5
+        with server.stream("x", **LONG) as events:
+            next(events)
+            check_error(server.complete("x", n=5, max_tokens=2), 503)
+            assert len(server.complete(["x"] * 4, max_tokens=2).json()["choices"]) == 4
         wait_calm(server)
 
 
 def test_tokens_in_the_queue_are_bounded() -> None:
     with running("--max-num-seqs", "1", "--max-num-queued-tokens", "1000") as server:
-        with server.stream("x", **LONG) as events:
+        with server.stream("x", **LONG) as events, connect(server) as waiting:
             next(events)
-            with server.stream([65] * 900, max_tokens=2):
-                wait_until(lambda: usage(server).waiting == 1)
-                assert check_error(server.complete([65] * 200, max_tokens=2), 503)["code"]
+            waiting.sendall(request({"prompt": [65] * 900, "max_tokens": 2}))
+            wait_until(lambda: usage(server).waiting == 1)
+            check_error(server.complete([65] * 200, max_tokens=2), 503)
         wait_calm(server)
 
 
@@ -83,7 +88,7 @@ def test_waiting_has_a_deadline() -> None:
             response = server.complete("too late", max_tokens=2)
             check_error(response, 503)
             assert 0.4 < time.monotonic() - start < 4 and response.headers["retry-after"]
-            assert usage(server).waiting == 0
+            wait_until(lambda: usage(server).waiting == 0, 2)
         wait_calm(server)
 
 

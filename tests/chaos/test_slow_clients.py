@@ -25,13 +25,13 @@ def test_a_client_that_never_reads(server: Server, watch: Watch, fields: dict[st
 
 
 def test_many_clients_that_never_read(server: Server, watch: Watch) -> None:
-    connections = [connect(server, receive_buffer=4096) for _ in range(100)]
+    connections = [connect(server, receive_buffer=4096) for _ in range(30)]
     try:
         for connection in connections:
             connection.sendall(request({"prompt": "x" * 100, "stream": True, **LONG}))
         pieces = watch.pieces
-        wait_until(lambda: watch.pieces > pieces + 1000, 20)
-        assert server.complete("in between", max_tokens=1, priority=0).status_code in (200, 503)
+        wait_until(lambda: watch.pieces > pieces + 500, 20)
+        assert server.complete("in between", max_tokens=1).status_code == 200
     finally:
         for connection in connections:
             connection.close()
