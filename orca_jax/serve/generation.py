@@ -202,7 +202,8 @@ class Generation:
         param = item.param
         if param is not None and self.job.renamed is not None:
             param = self.job.renamed.get(param, param)
-        return ApiError(400, item.message, param)
+        message = item.message if param is None or param in item.message else f"{param}: {item.message}"
+        return ApiError(400, message, param)
 
     def _end_all(self, reason: str) -> None:
         for choice in self._open.values():

@@ -99,5 +99,5 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
 
 
 def _param(path: str) -> str | None:
-    """`$.a[0].b`, or `key` in `$.a`, as the name of a field."""
-    return path.rpartition("`$")[2].rstrip("`").lstrip(".")[:100] or None
+    """`$.a[0].b`, or `key` in `$.a`, as the name of a field; of `$.a[...]` the key is not told."""
+    return path.rpartition("`$")[2].rstrip("`").lstrip(".").replace("[...]", "")[:100] or None
