@@ -16,7 +16,7 @@ from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.pressure import NO_RETRY
 
 MAX_HEADER_BYTES = 64 * 2**10
-_SLICE = 16 * 2**10  # bytes: how exactly the limit on headers is kept
+_SLICE = 4 * 2**10  # bytes: how exactly the limit on headers is kept
 
 logger = logging.getLogger(__name__)
 

@@ -19,3 +19,9 @@ def idle_server(server: Server) -> Iterator[Server]:
     server.wait_idle()
     yield server
     server.wait_idle()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What `pytest.mark.anyio` runs tests on."""
+    return "asyncio"

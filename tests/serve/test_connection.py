@@ -1,0 +1,154 @@
+"""Peers that send or take too slowly, and what is no HTTP, on the bare connection."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.serve.running import MODEL, Server, running, wait_until
+
+BODY = json.dumps({"model": MODEL, "prompt": "hi", "stream": True, "max_tokens": 8000, "ignore_eos": True}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Server]:
+    """A server without patience."""
+    with running("--max-num-seqs", "4", "--read-timeout", "1", "--write-timeout", "1") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def connected(server: Server, receive_buffer: int | None = None) -> Iterator[socket.socket]:
+    url = server.http.base_url
+    with socket.socket() as raw:
+        if receive_buffer is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        raw.settimeout(15)
+        raw.connect((url.host, url.port or 80))
+        yield raw
+
+
+def read_all(raw: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := raw.recv(1 << 16):
+            data += piece
+    return data
+
+
+def read_answers(raw: socket.socket, count: int) -> bytes:
+    """So many answers of `/live`."""
+    data = b""
+    while data.count(b'{"status":"live"}') < count:
+        piece = raw.recv(1 << 16)
+        assert piece, data
+        data += piece
+    return data
+
+
+def refusal(answer: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and error of an answer after which the connection closes."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower() and b"content-type: application/json" in head.lower()
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error
+
+
+@pytest.mark.parametrize("sent", [HEAD, HEAD + b"content-length: 100\r\n\r\n{", b"G"])
+def test_half_a_request_is_not_waited_for(strict: Server, sent: bytes) -> None:
+    with connected(strict) as raw:
+        raw.sendall(sent)
+        status, error = refusal(read_all(raw))
+    assert (status, error["code"], error["type"]) == (408, "request_timeout", "invalid_request_error")
+
+
+@pytest.mark.parametrize("start", [b"GET /live HTTP/1.1\r\nx-slow: ", HEAD + b"content-length: 1000\r\n\r\n"])
+def test_trickling_does_not_help(strict: Server, start: bytes) -> None:
+    """The limit is on the whole request, and not on the time between two bytes."""
+    begin = time.monotonic()
+    with connected(strict) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        raw.sendall(start)
+        while time.monotonic() - begin < 10:
+            raw.sendall(b"a")
+            time.sleep(0.1)
+    assert time.monotonic() - begin < 8
+
+
+def test_silence_is_closed_without_a_word(strict: Server) -> None:
+    with connected(strict) as raw:
+        assert read_all(raw) == b""
+
+
+def test_time_between_requests_is_another_matter(strict: Server) -> None:
+    """A kept connection may rest for longer than a request may take to come, and its next request has all its time."""
+    ask = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+    with connected(strict) as raw:
+        for _ in range(2):
+            raw.sendall(ask[:9])
+            time.sleep(0.7)
+            raw.sendall(ask[9:])
+            assert read_answers(raw, 1).startswith(b"HTTP/1.1 200")
+            time.sleep(1.2)
+        raw.sendall(ask + ask)
+        assert read_answers(raw, 2).count(b"HTTP/1.1 200") == 2
+
+
+def test_a_long_answer_is_not_cut(strict: Server) -> None:
+    """The limits are on a peer's slowness, not on the length of a call."""
+    with strict.stream("hi", max_tokens=2500, ignore_eos=True) as events:
+        *_, last = events
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_who_takes_nothing_is_cut_off(strict: Server) -> None:
+    """The stream of eight seconds ends after the few that fit into the kernel's buffers and the limit."""
+    begin = time.monotonic()
+    with connected(strict, receive_buffer=4096) as raw:
+        raw.sendall(WHOLE)
+        wait_until(lambda: strict.health().json()["running"] == 1)
+        strict.wait_idle(timeout=7)
+        assert time.monotonic() - begin < 7
+        wait_until(lambda: not peers(strict, raw.getsockname()[1]), timeout=7)
+        with contextlib.suppress(ConnectionResetError):
+            assert b"[DONE]" not in read_all(raw)
+
+
+def peers(server: Server, port: int) -> list[Any]:
+    """The server's side of a connection from `port`."""
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    return [c for c in connections if c.raddr and c.raddr.port == port]
+
+
+@pytest.mark.parametrize("size", [70_000, 200_000, 5_000_000])
+def test_headers_have_a_limit(strict: Server, size: int) -> None:
+    with connected(strict) as raw:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            raw.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * size + b"\r\n\r\n")
+        answer = read_all(raw)
+    if answer or size < 100_000:  # where more was on its way, the answer may be lost in the reset
+        status, error = refusal(answer)
+        assert (status, error["code"]) == (431, "headers_too_large")
+    assert strict.http.get("/live").status_code == 200
+
+
+@pytest.mark.parametrize("size", [1_000, 60_000])
+def test_long_headers_within_the_limit(strict: Server, size: int) -> None:
+    assert strict.http.get("/live", headers={"x-long": "a" * size}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00\x01\x00", b"HELO\r\n\r\n", b"GET /live HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n"]
+)
+def test_what_is_no_http(strict: Server, sent: bytes) -> None:
+    with connected(strict) as raw:
+        raw.sendall(sent + b"\r\n\r\n")
+        status, error = refusal(read_all(raw))
+    assert (status, error["code"]) == (400, "invalid_http")
