@@ -1,19 +1,31 @@
-"""`docs/serving.md` says what the code does."""
+"""The pages about the API say what the code does."""
 
 import re
 from pathlib import Path
 
-from orca_jax.serve.schema import MAX_PROMPTS, MAX_STOP_STRINGS, NEUTRAL, CompletionRequest
+from orca_jax.serve.schema import PARSERS
+from orca_jax.serve.schema.reference import reference
+from tests.serve.played import on_stage, saying
+from tests.serve.test_openapi import routes_of
 
-TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def section(title: str) -> str:
-    return re.split(r"^## ", TEXT.partition(f"## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+def test_the_reference_is_current() -> None:
+    written = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert written == reference(), "run: python -m orca_jax.serve.schema.reference > docs/api.md"
 
 
-def test_every_field_is_documented() -> None:
-    table, _, rest = section("Fields of a completion").partition("These may be sent")
-    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == CompletionRequest.__struct_fields__
-    assert tuple(re.findall(r"`(\w+)`", rest)) == tuple(NEUTRAL)
-    assert f"up to {MAX_PROMPTS}" in table and f"up to {MAX_STOP_STRINGS}" in table
+def test_the_reference_has_every_field() -> None:
+    text = reference()
+    for parser in PARSERS:
+        for name in (*parser.kind.__struct_fields__, *parser.neutral):
+            assert f"| `{name}` |" in text, name
+    for target in re.findall(r"\]\(#(\w+)\)", text):
+        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), f"a link to nowhere: {target}"
+
+
+def test_routes_are_listed() -> None:
+    text = (DOCS / "serving.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(?:GET|POST) (\S+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(on_stage(saying("x"), routes_of))

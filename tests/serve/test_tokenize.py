@@ -1,0 +1,53 @@
+"""`/tokenize` and `/detokenize`, in vLLM's shapes."""
+
+from typing import Any
+
+import pytest
+
+from tests.serve.running import MODEL, Server
+from tests.serve.test_bad_input import check_error
+
+
+def post(server: Server, path: str, **fields: Any) -> Any:
+    return server.http.post(path, json=fields)
+
+
+def test_there_and_back(server: Server) -> None:
+    answer = post(server, "/tokenize", model=MODEL, prompt="naïve", return_token_strs=True).json()
+    assert answer["tokens"] == list("naïve".encode()) and answer["count"] == 6 and answer["max_model_len"] == 8192
+    assert answer["token_strs"] == ["n", "a", "bytes:\\xc3", "bytes:\\xaf", "v", "e"]
+    assert post(server, "/detokenize", tokens=answer["tokens"]).json() == {"prompt": "naïve"}
+    assert post(server, "/detokenize", tokens=[65, 256, 0xFF]).json() == {"prompt": "A<|end|>\ufffd"}
+    assert post(server, "/detokenize", tokens=[]).json() == {"prompt": ""}
+    assert post(server, "/tokenize", prompt="").json()["tokens"] == []
+
+
+def test_a_conversation_counts_what_its_completion_will(server: Server) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    messages = [{"role": "user", "content": "How many tokens?"}]
+    for fields in ({"messages": messages}, {"messages": messages, "tools": tools}):
+        count = post(server, "/tokenize", **fields).json()["count"]
+        choice = {"tool_choice": "required"} if "tools" in fields else {}
+        body = {"model": MODEL, "max_tokens": 1, "ignore_eos": True, **fields, **choice}
+        assert server.http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"] == count
+    shorter = post(server, "/tokenize", messages=messages, add_generation_prompt=False).json()["count"]
+    assert shorter < post(server, "/tokenize", messages=messages).json()["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": ["x"]}, "prompt"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/tokenize", {"prompt": "x", "return_tokens": True}, "return_tokens"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [257]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "65"}, "tokens"),
+    ],
+)
+def test_what_is_refused(server: Server, path: str, fields: dict[str, Any], param: str) -> None:
+    assert check_error(post(server, path, **fields))["param"] == param
