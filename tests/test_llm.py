@@ -1,18 +1,21 @@
 """`LLM` on the toy model: vLLM's shapes, order, abandoned iterators, and errors that leave the engine clean."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.sim.toy import toy_generate
+from orca_jax.request import StructuredOutput
+from orca_jax.sim.toy import toy_generate, toy_score
 
 TOY = "preset:toy"
 
@@ -169,3 +172,104 @@ def test_importing_the_package_loads_no_jax() -> None:
         "from orca_jax import LLM; LLM(model='preset:toy').close(); assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_stop_strings_end_requests_and_their_work(llm: LLM) -> None:
+    whole = llm.generate("abc", params_of(200, allowed_token_ids=tuple(b"xyz")), use_tqdm=False)[0].outputs[0]
+    at = whole.text.index("xz", 5)
+    fields: dict[str, Any] = {"allowed_token_ids": tuple(b"xyz"), "logprobs": 0, "min_tokens": 6}
+    for include, end in ((False, at), (True, at + 2)):
+        params = params_of(200, stop=("nothing", "xz"), include_stop_str_in_output=include, **fields)
+        (output,) = llm.generate("abc", params, use_tqdm=False)
+        (completion,) = output.outputs
+        assert completion.text == whole.text[:end]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", "xz")
+        assert completion.token_ids == whole.token_ids[: at + 2], "up to the id that completed it"
+        assert completion.logprobs is not None and len(completion.logprobs) == at + 2
+        assert not llm.engine.has_work, "the engine was told"
+
+
+def test_stop_strings_behind_the_request_level_scheduler() -> None:
+    with LLM(model=TOY, scheduler="request_level", max_num_seqs=2) as llm:
+        params = params_of(50, allowed_token_ids=tuple(b"xyz"))
+        whole = llm.generate("abc", params, use_tqdm=False)[0].outputs[0].text
+        stop = whole[7:9]
+        (output,) = llm.generate("abc", replace(params, stop=(stop,)), use_tqdm=False)
+        assert output.outputs[0].text == whole[: whole.index(stop)]
+        assert len(output.outputs[0].token_ids) == whole.index(stop) + 2
+        assert not llm.engine.has_work
+
+
+def test_stop_tokens_are_the_reason(llm: LLM) -> None:
+    whole = oracle("stop", params_of(20))
+    (output,) = llm.generate("stop", params_of(20, stop_token_ids=(whole[7],)), use_tqdm=False)
+    assert output.outputs[0].stop_reason == whole[7]
+    ended = llm.generate("a", params_of(9, logit_bias={256: 100.0}), use_tqdm=False)[0].outputs[0]
+    assert (ended.token_ids, ended.text, ended.finish_reason, ended.stop_reason) == ((256,), "", "stop", None)
+    shown = params_of(9, logit_bias={256: 100.0}, include_stop_str_in_output=True, skip_special_tokens=False)
+    assert llm.generate("a", shown, use_tqdm=False)[0].outputs[0].text == "<|end|>"
+
+
+def test_log_probabilities(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, seed=3, logprobs=2, prompt_logprobs=1)
+    (output, plain) = llm.generate(["abcd", "abcd"], [params, replace(params, logprobs=None, prompt_logprobs=None)])
+    (completion,) = output.outputs
+    whole = [*b"abcd", *completion.token_ids]
+    assert output.prompt_logprobs == tuple(toy_score(list(b"abcd"), 1, vocab_size=257))
+    assert completion.logprobs == tuple(toy_score(whole, 2, vocab_size=257)[3:])
+    assert completion.cumulative_logprob == pytest.approx(sum(token.logprob for token in completion.logprobs))
+    assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob, plain.prompt_logprobs) == (None, None, None)
+    assert plain.outputs[0].token_ids == completion.token_ids
+
+
+def test_bad_words_never_come(llm: LLM) -> None:
+    params = params_of(100, allowed_token_ids=tuple(b"xyz"))
+    assert "xx" in llm.generate("abc", params, use_tqdm=False)[0].outputs[0].text
+    text = llm.generate("abc", replace(params, bad_words=("xx", " yz")), use_tqdm=False)[0].outputs[0].text
+    assert len(text) == 100 and "xx" not in text and "yz" not in text
+
+
+@pytest.mark.parametrize(
+    ("structured", "pattern"),
+    [
+        (StructuredOutput("regex", "[a-z]{3}-[0-9]+"), r"[a-z]{3}-[0-9]+"),
+        (StructuredOutput("choice", '["yes", "no"]'), "yes|no"),
+        (StructuredOutput("grammar", 'start: "<" /[ab]{2,5}/ ">"'), "<[ab]{2,5}>"),
+        (StructuredOutput("json_object"), r"\{.*\}"),
+        (StructuredOutput("json_schema", '{"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}'), r"\[[12,]*\]"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_structured_output(llm: LLM, structured: StructuredOutput, pattern: str, temperature: float) -> None:
+    params = SamplingParams(max_tokens=400, temperature=temperature, structured=structured, seed=5)
+    bias = replace(params, logit_bias={ord(character): 30.0 for character in '"}]'} | {256: 60.0})
+    outputs = llm.generate(["a", "hello", "b"], [bias, bias, params_of(9)], use_tqdm=False)
+    for output in outputs[:2]:
+        assert output.outputs[0].finish_reason == "stop"
+        assert re.fullmatch(pattern, output.outputs[0].text)
+    assert outputs[2].outputs[0].token_ids == oracle("b", params_of(9)), "the one beside them is not disturbed"
+
+
+def test_a_structure_that_cannot_be_followed_is_an_error_of_its_request(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    impossible = params_of(5, structured=StructuredOutput("regex", "a"), min_tokens=3)
+    outputs = llm.generate(["x", "y"], [impossible, params_of(5)], use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"]
+    assert outputs[0].outputs[0].text == "a"
+    assert "no token could follow" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"structured": StructuredOutput("regex", "(")}, "regex cannot be used"),
+        ({"bad_words": (" ",)}, "bad_words"),
+        ({"allowed_token_ids": (257,)}, "allowed_token_ids: id 257"),
+    ],
+)
+def test_bad_parameters_are_named_and_nothing_runs(llm: LLM, fields: Any, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.generate(["a", "b"], [params_of(2), params_of(2, **fields)], use_tqdm=False)
+    assert words in caught.value.message and caught.value.param == "prompts[1]"
+    assert llm.engine.stats.iterations == 0
