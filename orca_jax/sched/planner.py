@@ -30,7 +30,8 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) ->
         start -= num_tokens
     end = start + num_tokens
     samples = end == request.num_tokens
-    targets = _targets(request, start, end)
+    num_top = request.params.prompt_logprobs
+    targets = () if num_top is None else _targets(request, start, end)
     num_old_pages = len(pool.kv.pages_of(row))
     new_pages = pool.kv.allocate(row, end)
     pool.launch(request, end)
@@ -45,14 +46,14 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) ->
         sampling=sampling,
         is_constrained=samples and request.constraint is not None and request.finish_reason is None,
         targets=targets,
-        num_top_targets=request.params.prompt_logprobs or 0 if targets else 0,
+        num_top_targets=num_top or 0,
     )
 
 
 def _targets(request: Request, start: int, end: int) -> Sequence[int]:
     """The prompt's ids to score: those that follow the positions from `start` to `end`, unless all are known."""
     last = min(end, len(request.prompt_ids) - 1)
-    if request.params.prompt_logprobs is None or last <= max(start, len(request.prompt_logprobs)):
+    if last <= max(start, len(request.prompt_logprobs)):
         return ()
     return request.prompt_ids[start + 1 : last + 1]
 
