@@ -16,6 +16,7 @@ from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.pressure import NO_RETRY
 
 MAX_HEADER_BYTES = 64 * 2**10
+IDLE_GOODBYE_SECONDS = 0.5  # for what was written already, when the server ends
 _SLICE = 4 * 2**10  # bytes: how exactly the limit on headers is kept
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,13 @@ class Connection(H11Protocol):
         self._stop_write_timer()
         self._unset_keepalive_if_required()  # uvicorn forgets it where the peer reset the connection
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """uvicorn's: the server ends. Clients that keep an idle connection do not hear TLS say goodbye."""
+        is_idle = self.conn.our_state in (h11.IDLE, h11.DONE)
+        super().shutdown()
+        if is_idle:
+            self.loop.call_later(IDLE_GOODBYE_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
         """asyncio's: bytes are stuck here."""

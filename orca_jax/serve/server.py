@@ -14,7 +14,6 @@ import msgspec
 import uvicorn
 
 from orca_jax.errors import ConfigError, EngineDeadError
-from orca_jax.serve.access import read_keys
 from orca_jax.serve.app import create_app
 from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.connection import MAX_HEADER_BYTES, connection_class
@@ -45,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_args(argv)
         configure_logging(config)
-        read_keys(config)  # wrong ones are told before the port is taken
         context = tls_context(config)
         raise_file_limit()
         with listening(config) as listener:

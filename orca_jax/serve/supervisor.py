@@ -67,14 +67,23 @@ class Supervisor:
         config: what to start, and how patient to be.
         client: which gets the process.
         on_ready: awaited when a process can serve, before the client says so.
+        make_link, sleep: the process, and the passing of time between two of them.
     """
 
     def __init__(
-        self, config: ServerConfig, client: EngineClient, on_ready: Callable[[Ready], Awaitable[None]]
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        on_ready: Callable[[Ready], Awaitable[None]],
+        *,
+        make_link: Callable[[Callable[[FromEngine], None]], EngineLink] = EngineLink,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
         self._client = client
         self._on_ready = on_ready
+        self._make_link = make_link
+        self._sleep = sleep
         self._failures: deque[float] = deque()  # times of the last ends
 
     async def run(self) -> NoReturn:
@@ -91,7 +100,7 @@ class Supervisor:
                 self._client.give_up(error)
                 raise error
             logger.error("%s; it is started again in %g s", error, pause)
-            await asyncio.sleep(pause)
+            await self._sleep(pause)
 
     async def _run_one(self) -> EngineDeadError | ConfigError:
         """A process, from its start to its end. Returns why it ended."""
@@ -102,7 +111,7 @@ class Supervisor:
                 detector.hear(message)
             self._client.take(message)
 
-        link = EngineLink(take)
+        link = self._make_link(take)
         self._client.attach(link)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:

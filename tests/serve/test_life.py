@@ -24,6 +24,9 @@ from tests.serve.test_bad_input import check_error
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 
 
+heavy = (pytest.mark.slow, pytest.mark.chaos)
+
+
 def busy(server: Server) -> bool:
     return bool(server.health().json()["running"])
 
@@ -77,7 +80,7 @@ def test_only_the_http_port_listens(server: Server) -> None:
         assert open_connections(child) == [], "the parts talk over inherited socket pairs"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=heavy)])
 def test_engine_killed_or_stopped(number: signal.Signals) -> None:
     """Whoever waits gets an error within five seconds, and so does whoever comes later."""
     with running() as server:
@@ -103,6 +106,8 @@ def test_engine_killed_or_stopped(number: signal.Signals) -> None:
     assert any(word in line for line in server.errors)
 
 
+@pytest.mark.slow
+@pytest.mark.chaos
 def test_engine_is_started_again() -> None:
     """The same server goes on with another process, as often as it takes."""
     with running("--restart-engine") as server:
@@ -129,7 +134,7 @@ def test_engine_follows_a_killed_front_end() -> None:
         assert not psutil.wait_procs([engine], timeout=5)[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=heavy)])
 def test_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     with running() as server:
         with server.stream("x", max_tokens=1500, ignore_eos=True) as events:
@@ -146,6 +151,8 @@ def test_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     assert server.errors == []
 
 
+@pytest.mark.slow
+@pytest.mark.chaos
 def test_signal_with_a_limit_on_patience() -> None:
     with running("--shutdown-timeout", "0.5") as server:
         with server.stream("x", **LONG) as events:
@@ -218,6 +225,8 @@ def test_signal_while_the_engine_loads_and_hangs() -> None:
         assert process.communicate(timeout=15) == ("", "") and process.returncode == 0
 
 
+@pytest.mark.slow
+@pytest.mark.chaos
 def test_loading_has_a_limit() -> None:
     with hanging_while_it_loads("--load-timeout", "1") as (process, _):
         out, errors = process.communicate(timeout=15)

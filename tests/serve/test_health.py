@@ -1,0 +1,54 @@
+"""What probes are told."""
+
+import httpx
+import pytest
+
+from tests.serve.running import Server, running
+
+
+def test_a_server_that_works(idle_server: Server) -> None:
+    get = idle_server.http.get
+    assert (get("/live").status_code, get("/live").json()) == (200, {"status": "live"})
+    for path in ("/ready", "/health"):
+        answer = get(path)
+        assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
+        assert answer.json() == {"status": "ready", "running": 0, "waiting": 0}
+    assert (get("/health_generate").status_code, get("/health_generate").json()) == (200, {"status": "ready"})
+    assert get("/load").json() == {"server_load": 0}
+    with idle_server.stream(["a", "b"], max_tokens=8000, ignore_eos=True) as events:
+        next(events)
+        assert get("/load").json() == {"server_load": 1}, "calls, not choices"
+
+
+def test_generating_is_more_than_answering() -> None:
+    """A full engine answers probes, and generates nothing for those who come last."""
+    with running("--max-num-seqs", "1", "--max-num-queued-reqs", "0") as server:
+        with server.stream("x", max_tokens=8000, ignore_eos=True) as events:
+            next(events)
+            assert server.health().status_code == 200
+            answer = server.http.get("/health_generate")
+            assert answer.status_code == 503
+            assert answer.json() == {"status": "ready", "error": "the queue is full; try again later"}
+        server.wait_idle()
+        assert server.http.get("/health_generate").status_code == 200
+
+
+def test_what_is_open_without_a_key() -> None:
+    with running("--api-key", "secret", api_key="secret") as server:
+        assert server.health().status_code == 200
+        for path, status in (("/live", 200), ("/health", 200), ("/ready", 401), ("/load", 401), ("/metrics", 401)):
+            assert httpx.get(server.url + path).status_code == status
+        assert server.http.get("/health_generate").status_code == 200
+        assert "secret" not in " ".join(server.lines)
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/health_generate", "/load"])
+def test_probes_only_read(server: Server, path: str) -> None:
+    assert server.http.post(path).status_code == 405
+
+
+def test_root_path() -> None:
+    """A proxy may leave the prefix or take it away."""
+    with running("--root-path", "/llm") as server:
+        assert server.http.get("/health").status_code == 200
+        assert server.complete("hi", max_tokens=2).status_code == 200
