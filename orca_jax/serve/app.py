@@ -20,6 +20,7 @@ from orca_jax.serve.observe import Observer
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.serve.service import Service
+from orca_jax.serve.streaming import Silence
 from orca_jax.serve.tokenize import detokenize, tokenize
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -72,7 +73,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # hung up while sending the body; nobody reads this
+    return Silence()  # hung up while sending the body, or sent what is no HTTP and has its answer
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:

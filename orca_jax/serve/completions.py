@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -47,7 +48,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str) -> Job:
         raise ApiError(400, "max_tokens must be at least 1, or 0 with echo, which then scores the prompt", "max_tokens")
     parts = call.prompts()
     candidates = call.candidates(len(parts))
-    prompts = [await _prompt(service, call, part) for part in parts]
+    prompts = await _prompts(service, call, parts)
     needs_ranking = candidates > (call.n or 1)
     wanted = Wanted(
         max_tokens=call.max_tokens,
@@ -76,13 +77,18 @@ async def prepare(service: Service, call: CompletionRequest, name: str) -> Job:
     )
 
 
-async def _prompt(service: Service, call: CompletionRequest, part: str | list[int]) -> Prompt:
-    if isinstance(part, str):
-        prompt = Prompt(part, await service.encode(part, "prompt", call.add_special_tokens is not False))
-    else:
-        service.check_ids(part, "prompt")
-        prompt = Prompt(None, part)
-    return truncated(prompt, call, call.max_tokens, service.model.context)
+async def _prompts(service: Service, call: CompletionRequest, parts: Sequence[str | list[int]]) -> list[Prompt]:
+    """Texts as ids, ids as they are; cut where the call asks for it. Parts are all of one kind."""
+    texts = [part for part in parts if isinstance(part, str)]
+    encoded = await service.encode_all(texts, "prompt", call.add_special_tokens is not False)
+    prompts = [Prompt(text, ids) for text, ids in zip(texts, encoded, strict=True)]
+    prompts += [Prompt(None, part) for part in parts if not isinstance(part, str)]
+    context = service.model.context
+    prompts = [truncated(prompt, call, call.max_tokens, context) for prompt in prompts]
+    for prompt in prompts:
+        if prompt.text is None and len(prompt.ids) <= context:  # longer ones are refused for their length
+            service.check_ids(prompt.ids, "prompt")
+    return prompts
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -11,7 +11,6 @@ from starlette.routing import Route
 
 from orca_jax.serve.access import read_keys
 from orca_jax.serve.api_error import ErrorEnvelope
-from orca_jax.serve.models import json_response
 from orca_jax.serve.schema.answers import (
     ChatChunk,
     ChatCompletion,
@@ -53,11 +52,16 @@ def openapi_route(service: Service) -> Route:
     """The route. The document names the models that this server serves, and their limits once they are known."""
     has_keys = bool(read_keys(service.config))
 
+    documents: dict[bool, bytes] = {}  # whether the limits are known -> JSON
+
     async def openapi(request: Request) -> Response:
-        limits = {}
-        if service.is_ready:
-            limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
-        return json_response(openapi_document(service.names, limits, has_keys))
+        is_known = service.is_ready
+        if is_known not in documents:
+            limits = {}
+            if is_known:
+                limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
+            documents[is_known] = msgspec.json.encode(openapi_document(service.names, limits, has_keys))
+        return Response(documents[is_known], media_type="application/json")
 
     return Route("/openapi.json", openapi, methods=["GET"])
 

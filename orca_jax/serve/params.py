@@ -1,5 +1,7 @@
 """From the fields of a call to what the engine is asked for."""
 
+from typing import Any
+
 from orca_jax.errors import RequestError
 from orca_jax.request import SamplingParams, StructuredOutput
 from orca_jax.serve.api_error import ApiError
@@ -74,9 +76,12 @@ def engine_requests(
 ) -> list[EngineRequest]:
     """`candidates` requests for each prompt, which differ in their seeds. Raises ApiError."""
     given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
-    fields = {name: value for name, value in model.defaults.items() if name != "max_tokens"} | given
+    defaults = {name: value for name, value in model.defaults.items() if name != "max_tokens"}
+    fields: dict[str, Any] = defaults | given
     requests = []
     try:
+        if call.allowed_token_ids is not None:
+            fields["allowed_token_ids"] = tuple(dict.fromkeys(call.allowed_token_ids))
         if call.bad_words:
             fields["bad_token_ids"] = bad_word_ids(model.tokenizer, call.bad_words)
         for prompt in prompts:
@@ -88,7 +93,7 @@ def engine_requests(
     return requests
 
 
-def _params(fields: dict[str, object], max_tokens: int, choice: int, wanted: Wanted) -> SamplingParams:
+def _params(fields: dict[str, Any], max_tokens: int, choice: int, wanted: Wanted) -> SamplingParams:
     seed = fields.get("seed")
     if choice and isinstance(seed, int):
         fields = {**fields, "seed": (seed + choice + 2**63) % 2**64 - 2**63}
@@ -98,7 +103,7 @@ def _params(fields: dict[str, object], max_tokens: int, choice: int, wanted: Wan
         logprobs=wanted.logprobs,
         prompt_logprobs=wanted.prompt_logprobs,
         structured=wanted.structured,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

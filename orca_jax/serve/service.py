@@ -48,11 +48,15 @@ class Service:
         self.names = config.names  # the first one is used in answers
         self.started = int(time.time())
         self._model: Model | None = None
+        self._ready: Ready | None = None
 
     async def set_ready(self, ready: Ready) -> None:
         """Take in what the engine said of its model, and load its text side. Raises ConfigError."""
+        if ready == self._ready:
+            return  # the same model in a new process
         self.close()
         self._model = await asyncio.to_thread(_load, ready, self.config)
+        self._ready = ready
 
     def close(self) -> None:
         """End the processes of the chat template."""
@@ -78,11 +82,19 @@ class Service:
 
     async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """The ids of a text. Raises ApiError naming `param`."""
+        (ids,) = await self.encode_all([text], param, add_special_tokens)
+        return ids
+
+    async def encode_all(self, texts: Sequence[str], param: str, add_special_tokens: bool) -> list[list[int]]:
+        """The ids of several texts, without keeping others waiting. Raises ApiError naming `param`."""
         tokenizer = self.model.tokenizer
+
+        def encode() -> list[list[int]]:
+            return [tokenizer.encode(text, add_special_tokens) for text in texts]
+
         try:
-            if len(text) < LONG_TEXT:
-                return tokenizer.encode(text, add_special_tokens)
-            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+            is_short = sum(map(len, texts)) < LONG_TEXT
+            return encode() if is_short else await asyncio.to_thread(encode)
         except RequestError as error:
             raise ApiError(400, error.message, param) from None
 

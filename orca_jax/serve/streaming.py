@@ -91,8 +91,15 @@ async def respond(generation: Generation, shape: Shape, request: Request, rules:
                 for piece in pieces:
                     outcomes[piece.choice].add(piece)
     except ClientGone:
-        return Response(status_code=499)  # nobody reads it; nginx's name for this end
+        return Silence()
     return Response(shape.answer(outcomes, generation.usage()), media_type="application/json")
+
+
+class Silence(Response):
+    """No answer: the caller has gone, and the connection may be closed already."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
 
 
 class EventStream(Response):

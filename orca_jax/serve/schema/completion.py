@@ -5,17 +5,18 @@ from typing import Annotated
 from msgspec import Meta
 
 from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.schema.limits import MAX_ANSWERS, MAX_CHOICES, MAX_PROMPTS
+from orca_jax.serve.schema.limits import MAX_ANSWERS, MAX_CHOICES, MAX_PROMPT_IDS, MAX_PROMPTS
 from orca_jax.serve.schema.sampling import AnyTokenCount, NumLogprobs, SamplingFields, TokenId
 
 Prompt = str | list[int]
+MaxIds = Meta(max_length=MAX_PROMPT_IDS)
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """A call for completions."""
 
     prompt: Annotated[
-        str | list[str | TokenId | list[TokenId]],
+        str | Annotated[list[str | TokenId | Annotated[list[TokenId], MaxIds]], MaxIds],
         Meta(description=f"A string, a list of ids, or up to {MAX_PROMPTS} of either kind."),
     ]
     max_tokens: Annotated[

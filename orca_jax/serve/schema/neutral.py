@@ -6,6 +6,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.schema.limits import MAX_NAME, MAX_PAIRS
+
+SIZES: Mapping[type, str] = {
+    str: f"a string of at most {MAX_NAME} characters",
+    dict: f"an object of at most {MAX_PAIRS} entries",
+}
 
 
 class Neutral(NamedTuple):
@@ -18,14 +24,16 @@ class Neutral(NamedTuple):
     def takes(self, value: object) -> bool:
         """Whether a value asks for nothing."""
         if self.kind is not None and isinstance(value, self.kind):
-            return True
+            return len(value) <= (MAX_NAME if self.kind is str else MAX_PAIRS)
         return value is None or any(value == one and type(value) in _kinds(one) for one in self.values)
 
     def schema(self) -> dict[str, Any]:
         """The same as a JSON schema."""
         if self.kind is not None:
-            kind = msgspec.json.schema(self.kind)["type"]
-            return {"type": [kind, "null"], "description": f"Not used: {self.reason}."}
+            limit = {"type": ["string", "null"], "maxLength": MAX_NAME}
+            if self.kind is dict:
+                limit = {"type": ["object", "null"], "maxProperties": MAX_PAIRS}
+            return {**limit, "description": f"Not used: {self.reason}."}
         return {"enum": [None, *self.values], "description": f"No other values: {self.reason}."}
 
 
@@ -97,7 +105,7 @@ def check_neutral(table: Mapping[str, Neutral], name: str, raw: msgspec.Raw) -> 
 
 def _words(known: Neutral) -> list[str]:
     values = [msgspec.json.encode(one).decode() for one in known.values]
-    kinds = {str: ["a string"], dict: ["an object"]}.get(known.kind, []) if known.kind is not None else []
+    kinds = [] if known.kind is None else [SIZES[known.kind]]
     return [*kinds, *values, "null"]
 
 

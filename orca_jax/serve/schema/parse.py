@@ -32,10 +32,10 @@ class Parser[T: msgspec.Struct]:
         """
         try:
             fields = _fields.decode(body)
-            _refuse_duplicates(body, fields)
             for name, raw in fields.items():
                 if name not in self._known:
                     check_neutral(self.neutral, name, raw)
+            _refuse_duplicates(body, fields)  # of known names, so of few
             request = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise _invalid(error) from None

@@ -9,6 +9,7 @@ import msgspec
 
 from orca_jax.serve.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
 from orca_jax.serve.schema.components import request_schemas
+from orca_jax.serve.schema.neutral import SIZES
 from orca_jax.serve.schema.parse import Parser
 from orca_jax.serve.schema.sampling import SamplingFields
 
@@ -69,7 +70,7 @@ def _fields(schema: Schema, names: Iterable[str]) -> str:
 def _neutral_rows(parser: Parser[Any]) -> Iterator[tuple[str, str, str]]:
     for name, known in parser.neutral.items():
         values = [f"`{msgspec.json.encode(one).decode()}`" for one in known.values]
-        any_of_kind = [] if known.kind is None else ["any " + {"str": "string", "dict": "object"}[known.kind.__name__]]
+        any_of_kind = [] if known.kind is None else [SIZES[known.kind]]
         yield f"`{name}`", ", ".join([*any_of_kind, *values, "`null`"]), known.reason
 
 

@@ -10,6 +10,7 @@ from orca_jax.serve.schema.limits import (
     INT64,
     MAX_BAD_WORDS,
     MAX_CHOICES,
+    MAX_NAME,
     MAX_SECONDS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_IDS,
@@ -156,7 +157,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Seconds for the whole call, else 408 `timeout`. Ours; the server's limit holds too."),
     ] = None
     cache_salt: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
+        Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None,
         Meta(description="Taken: no request sees what another one computed, with or without a salt."),
     ] = None
 

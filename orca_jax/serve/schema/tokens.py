@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from orca_jax.serve.schema.chat import ChatMessage, Tool
-from orca_jax.serve.schema.limits import MAX_MESSAGES, MAX_TOOLS
+from orca_jax.serve.schema.limits import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_TOOLS
 from orca_jax.serve.schema.sampling import TokenId
 from orca_jax.serve.schema.structured import JsonObject
 
@@ -37,7 +37,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Ids to be read."""
 
     model: Annotated[str | None, Meta(description="One of the served names.")] = None
-    tokens: Annotated[list[TokenId], Meta(description="Ids of the model's vocabulary.")]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_IDS, description="Ids of the model's vocabulary.")]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
