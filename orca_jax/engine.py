@@ -11,7 +11,7 @@ from orca_jax.request import Constraint, RequestUpdate, SamplingParams
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.step import Executor, Handle, StepPlan
+from orca_jax.step import Executor, Handle, StepPlan, TokenSet
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class EngineStats:
     iterations: int  # collected
     scheduled_requests: int  # sum of batch sizes over all plans
     scheduled_tokens: int  # sum of tokens over all plans
-    schedule_seconds: float  # host time to select and plan
+    schedule_seconds: float  # host time to select and plan, and to find out what constrained requests may draw
     update_seconds: float  # host time to record results and hand them out
     waiting: int  # requests without a row
     running: int  # requests with a row
@@ -105,10 +105,10 @@ class Engine:
             plan = self._plan()  # 4, 6, 7
             if plan is None:
                 break
-            handle = self.executor.submit(plan)  # 8
+            handle = self.executor.submit(plan)  # 5
             if plan.is_constrained:
-                self.executor.constrain(handle, self.pool.allowed(plan))  # while the layers run
-            self._in_flight.append((plan, handle))  # 5
+                self.executor.constrain(handle, self._allowed(plan))  # while the layers run
+            self._in_flight.append((plan, handle))  # 8
         if not self._in_flight:
             return self.pool.deliver(self.scheduler.may_return, self._clock())  # aborted while they waited
         plan, handle = self._in_flight.popleft()  # 15
@@ -152,3 +152,9 @@ class Engine:
         self._schedule_seconds += time.perf_counter() - start
         logger.debug("iteration %d: %d requests", number, len(choices))
         return plan
+
+    def _allowed(self, plan: StepPlan) -> list[TokenSet]:
+        start = time.perf_counter()
+        allowed = self.pool.allowed(plan)
+        self._schedule_seconds += time.perf_counter() - start
+        return allowed

@@ -258,5 +258,5 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
-    metrics: RequestMetrics | None = None
+    metrics: RequestMetrics | None = None  # None where an error or a stop string ended it
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids from the second on

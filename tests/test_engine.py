@@ -1,6 +1,7 @@
 """The engine's step: aborts, errors, seeds, times and numbers."""
 
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -171,6 +172,18 @@ def test_constraints_with_several_iterations_in_flight() -> None:
     lab.engine.add("C", [1, 2, 3], GREEDY, scripts["C"])
     lab.run()
     assert lab.tokens == {"A": [4, 5, 6], "B": lab.expected([1, 2, 3], GREEDY), "C": [4, 5, 6]}
+
+
+def test_the_time_of_constraints_is_counted() -> None:
+    class Slow(Script):
+        def allowed(self) -> int:
+            time.sleep(0.01)
+            return super().allowed()
+
+    lab = Lab()
+    lab.engine.add("A", [1, 2, 3], GREEDY, Slow(1, 1, 1))
+    lab.run()
+    assert lab.engine.stats.schedule_seconds >= 0.03
 
 
 def test_min_tokens_cost_nothing_once_they_are_there() -> None:

@@ -288,6 +288,14 @@ def test_bombs_do_not_go_off(demo, name: str) -> None:
     assert time.monotonic() - start < 5
 
 
+def test_out_of_fuel_in_the_middle_is_an_error_of_the_request() -> None:
+    kind, value = BOMBS["optional"]
+    constraint = BYTES.compile(StructuredOutput(kind, value))
+    with pytest.raises(RequestError, match="became too complex") as caught:
+        follow(constraint, b'{"k1":1,"k2":2}')
+    assert caught.value.param == "structured_outputs"
+
+
 def test_threads_share_a_factory() -> None:
     factory, texts = GrammarFactory(ByteTokenizer(), VOCAB, (END,)), [f"[{a}-z]{{2}}" for a in "abcdefgh"]
     allowed: dict[str, list[int]] = {}
