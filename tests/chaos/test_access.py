@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.world import LONG, Watch, check_error, connect, read_answer, wait_calm
+from tests.chaos.world import LONG, SEEDED, Watch, check_error, connect, read_answer, wait_calm
 from tests.serve.running import MODEL, Server, running, spawn, wait_until
 
 KEYS = ("sk-first-key-of-two", "sk-second-key-of-two")
@@ -153,7 +153,7 @@ def test_salts_keep_tenants_apart(server: Server, watch: Watch) -> None:
     answers = []
     for salt in ("one", "one", "two", None):
         fields = {} if salt is None else {"cache_salt": salt}
-        answers.append(server.complete(prompt, max_tokens=8, temperature=0, **fields).json())
+        answers.append(server.complete(prompt, max_tokens=8, **SEEDED, **fields).json())
     assert len({json.dumps([answer["choices"], answer["usage"]], sort_keys=True) for answer in answers}) == 1
     for answer in answers:
         details = answer["usage"].get("prompt_tokens_details") or {}

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.world import LONG, check_error, metrics, wait_calm
+from tests.chaos.world import LONG, SEEDED, check_error, metrics, wait_calm
 from tests.serve.running import Server, running, wait_until
 
 SOON = 5.0
@@ -82,7 +82,7 @@ def test_everybody_is_told(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_it_comes_back(number: signal.Signals) -> None:
     with running("--max-num-seqs", "6", "--restart-engine") as server:
-        said = server.complete("again", max_tokens=20, temperature=0).json()["choices"]
+        said = server.complete("again", max_tokens=20, **SEEDED).json()["choices"]
         for _ in range(2):
             first = server.engine()
             callers = Callers(server)
@@ -93,7 +93,7 @@ def test_it_comes_back(number: signal.Signals) -> None:
             wait_until(lambda: server.health().status_code == 200, 30)
             assert server.engine().pid != first.pid
             wait_until(lambda first=first: not psutil.pid_exists(first.pid), 10)
-            assert server.complete("again", max_tokens=20, temperature=0).json()["choices"] == said
+            assert server.complete("again", max_tokens=20, **SEEDED).json()["choices"] == said
             wait_calm(server)
         assert metrics(server)["engine_restarts_total"] == 2
         server.process.terminate()

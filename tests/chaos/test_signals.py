@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.world import LONG, check_error, expected_text
+from tests.chaos.world import LONG, SEEDED, check_error, expected_text
 from tests.serve.running import MODEL, running, spawn, wait_until
 
 
@@ -27,7 +27,7 @@ def test_idle() -> None:
 def test_busy_drains() -> None:
     """Not ready at once, no new calls, and the running one comes to its own end."""
     with running("--shutdown-timeout", "30") as server:
-        with server.stream("drain", max_tokens=3000, temperature=0, ignore_eos=True) as events:
+        with server.stream("drain", max_tokens=3000, ignore_eos=True, **SEEDED) as events:
             texts = [next(events)["choices"][0]["text"]]
             server.process.terminate()
             with httpx.Client(base_url=server.url, timeout=10) as late:

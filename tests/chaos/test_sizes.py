@@ -77,20 +77,16 @@ def test_json_that_is_none(server: Server, watch: Watch, number: int) -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_fifty_megabytes(server: Server, watch: Watch, announced: bool) -> None:
-    """Announced, it is refused unread; in chunks, at the limit."""
+    """Announced, it is refused unread; in chunks, at the limit, and what follows is thrown away."""
     before = psutil.Process(server.process.pid).memory_info().rss
     with connect(server) as connection:
         length = {"content_length": str(50 * MIB)} if announced else {"transfer_encoding": "chunked"}
         connection.sendall(head(content_type="application/json", **length) + b"\r\n")
         sent = 0
-        try:
+        with contextlib.suppress(OSError):  # it did not want the rest
             while sent < 50 * MIB:
                 connection.sendall(b" " * MIB if announced else b"100000\r\n" + b" " * MIB + b"\r\n")
                 sent += MIB
-        except OSError:
-            pass  # it did not want the rest
-        else:
-            assert announced, "a body without a length was read beyond the limit"
         status, body = 413, b""
         with contextlib.suppress(OSError, ValueError):  # a reset overtook the answer, as bytes were still on their way
             status, body = read_answer(connection)
