@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from orca_jax.build import build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import SamplingParams
+from orca_jax.request import RequestUpdate, SamplingParams
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level")
@@ -53,19 +54,24 @@ def make_engine(
 
 
 def run(engine: Engine, jobs: Sequence[Job]) -> list[list[int]]:
-    """Tokens of each job; one arrives before step `at_step`."""
-    tokens: list[list[int]] = [[] for _ in jobs]
+    """Tokens of each job."""
+    return [[token for update in job for token in update.new_ids] for job in run_updates(engine, jobs)]
+
+
+def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]]:
+    """Updates of each job; one arrives before step `at_step`."""
+    updates: list[list[RequestUpdate]] = [[] for _ in jobs]
     open_jobs, step = len(jobs), 0
     while open_jobs:
         for index, job in enumerate(jobs):
             if job.at_step == step:
                 engine.add(str(index), job.prompt, job.params)
         for update in engine.step():
-            tokens[int(update.request_id)].extend(update.new_ids)
+            updates[int(update.request_id)].append(update)
             open_jobs -= update.finish_reason is not None
         step += 1
         assert step < 500, "a request never ended"
-    return tokens
+    return updates
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -111,9 +117,19 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
         assert run(engine, jobs) == answers
 
 
+EXTRAS = (
+    SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, presence_penalty=1.5, frequency_penalty=0.5),
+    SamplingParams(max_tokens=8, seed=3, ignore_eos=True, repetition_penalty=1.4, min_p=0.1, logprobs=2),
+    SamplingParams(max_tokens=8, seed=4, ignore_eos=True, logit_bias={7: 8.0, 9: -100.0}, prompt_logprobs=1),
+    SamplingParams(max_tokens=8, seed=5, ignore_eos=True, allowed_token_ids=range(40, 60), bad_token_ids=[[41]]),
+)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
-def test_seeded_sampling_does_not_depend_on_mates_or_scheduler(devices: int, program_cache: str) -> None:
-    jobs = [
+def test_sampling_and_extras_do_not_depend_on_mates_or_scheduler(devices: int, program_cache: str) -> None:
+    prompts = [job.prompt for job in greedy_jobs("gpt2-12-heads")[0]]
+    extras = [Job(*pair, at_step=2) for pair in zip(prompts, EXTRAS, strict=True)]
+    jobs = extras + [
         Job(job.prompt, SamplingParams(max_tokens=8, temperature=t, top_k=k, top_p=p, seed=s, ignore_eos=True), at)
         for job, t, k, p, s, at in zip(
             greedy_jobs("gpt2-12-heads")[0], (1.0, 0.7, 1.5, 0.0), (0, 5, 0, 0), (1.0, 1.0, 0.8, 1.0),
@@ -126,4 +142,41 @@ def test_seeded_sampling_does_not_depend_on_mates_or_scheduler(devices: int, pro
             seen.append([run(engine, [Job(job.prompt, job.params)])[0] for job in jobs])
             seen.append(run(engine, jobs))
     assert all(tokens == seen[0] for tokens in seen)
-    assert len({tuple(tokens) for tokens in seen[0]}) == 4
+    assert len({tuple(tokens) for tokens in seen[0]}) == 8
+    assert set(seen[0][3]) <= set(range(40, 60)) - {41}
+    assert len(set(seen[0][0])) > len(set(greedy_jobs("gpt2-12-heads")[1][0][:8])), "penalties make it repeat less"
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("batch_tokens", [4, 16])
+@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
+def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:
+    """The prompt's and the first token's, from the reference's logits of every prompt position."""
+    expected = np.load(REFERENCE / name / "expected.npz")
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    penalty = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, repetition_penalty=5.0)
+    prompts = [job.prompt for job in greedy_jobs(name)[0]]
+    for engine in make_engine(name, program_cache, max_num_batched_tokens=batch_tokens):
+        told = run_updates(engine, [Job(prompt, params, at_step=i) for i, prompt in enumerate(prompts)])
+        penalised = run(engine, [Job(prompt, penalty) for prompt in prompts])
+    for i, prompt in enumerate(prompts):
+        logits = expected[f"logits_{i}"]
+        reference = log_softmax(logits)
+        of_prompt = told[i][0].prompt_logprobs
+        assert of_prompt is not None
+        for position, entry in enumerate(of_prompt):
+            line = reference[position]
+            assert entry.logprob == pytest.approx(line[prompt[position + 1]], abs=1e-4)
+            assert entry.top_logprobs == pytest.approx(np.sort(line)[::-1][:2], abs=1e-4)
+        assert len(of_prompt) == len(prompt) - 1
+        first = told[i][0].logprobs[0]
+        assert (first.rank, first.top_ids[0]) == (1, int(reference[-1].argmax()))
+        assert first.top_logprobs == pytest.approx(np.sort(reference[-1])[::-1][:3], abs=1e-4)
+        changed = logits[-1].copy()  # RepetitionPenaltyLogitsProcessor
+        score = changed[list(prompt)]
+        changed[list(prompt)] = np.where(score < 0, score * 5.0, score / 5.0)
+        assert penalised[i] == [int(changed.argmax())]
