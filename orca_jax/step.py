@@ -11,6 +11,9 @@ from typing import NamedTuple, Protocol
 MAX_LOGPROBS = 20  # most probable tokens that a request may ask to see; a shape of the compiled sampler
 MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
 
+NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
+"""Why a request ends that is not to blame; every other reason is what the request asked for."""
+
 TokenSet = int
 """A set of token ids as the bits of an integer: bit i is id i."""
 

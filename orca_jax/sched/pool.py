@@ -8,9 +8,8 @@ from orca_jax.request import Constraint, Request, RequestMetrics, RequestUpdate,
 from orca_jax.sched.constraint import after, all_tokens, build_constraint
 from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
-from orca_jax.step import Member, StepPlan, StepResult, TokenLogprobs, TokenSet
+from orca_jax.step import NOT_FINITE, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
 
-NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
 NOTHING_ALLOWED = (
     "no token could follow: what min_tokens, allowed_token_ids, bad_token_ids and the structure of the output allow "
     "has no id in common"

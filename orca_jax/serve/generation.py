@@ -18,7 +18,7 @@ from orca_jax.serve.observe import RequestRecord
 from orca_jax.serve.schema.answers import FinishReason, Usage
 from orca_jax.serve.service import Prompt, Service
 from orca_jax.serve.wire import Rejected
-from orca_jax.step import TokenLogprobs
+from orca_jax.step import NOT_FINITE, TokenLogprobs
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tools import ToolCall, ToolParser
 
@@ -183,8 +183,7 @@ class Generation:
             if isinstance(item, Rejected):
                 return list(pieces.values()), self._rejection(item)
             if item.finish_reason in ("abort", "error"):
-                message = item.error or "the request was aborted"
-                return list(pieces.values()), ApiError(500, message, code="generation_failed")
+                return list(pieces.values()), _failure(item.error)
             choice.record.take(item)
             piece = choice.take(item)
             if piece is None:
@@ -208,6 +207,12 @@ class Generation:
     def _end_all(self, reason: str) -> None:
         for choice in self._open.values():
             choice.record.end(reason)
+
+
+def _failure(reason: str | None) -> ApiError:
+    if reason is None or reason == NOT_FINITE:
+        return ApiError(500, reason or "the request was aborted", code="generation_failed")
+    return ApiError(400, reason, code="no_token_allowed")  # what the caller asked for cannot go on
 
 
 def _joined(one: Piece, other: Piece) -> Piece:

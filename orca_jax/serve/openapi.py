@@ -44,6 +44,10 @@ _ERRORS: Mapping[int, str] = {
     500: "The generation failed.",
     503: "The model is loading, the queue is full, or the engine has gone.",
 }
+_EVENTS = (
+    " With `stream` events whose `data` is a chunk: a Completion, or of a chat a ChatChunk; the last one is `[DONE]`, "
+    "or an ErrorEnvelope."
+)
 _OF_BODIES = (400, 404, 413, 415)
 _OF_ENGINE = (408, 429, 500)
 
@@ -93,7 +97,7 @@ def openapi_document(names: Sequence[str], limits: Mapping[str, int], has_keys: 
 
 
 def _paths(has_keys: bool, model: str) -> Document:
-    streams = {"text/event-stream": {"schema": {"type": "string"}}}
+    streams: Document = {"text/event-stream": {}}  # a schema would be of each event, and validators differ there
 
     def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
         errors = (*_OF_BODIES, *(_OF_ENGINE if engine else ()), 503)
@@ -103,6 +107,7 @@ def _paths(has_keys: bool, model: str) -> Document:
         operation["requestBody"] = {"required": True, "content": content}
         if engine:
             operation["responses"]["200"]["content"].update(streams)
+            operation["responses"]["200"]["description"] += _EVENTS
         return {"post": operation}
 
     def get(summary: str, answer: str, errors: Sequence[int] = ()) -> Document:

@@ -9,10 +9,9 @@ from orca_jax.serve.http_body import read_request
 from orca_jax.serve.logprobs import token_name
 from orca_jax.serve.models import json_response
 from orca_jax.serve.schema import detokenize_parser, tokenize_parser
+from orca_jax.serve.schema.components import MESSAGES_ONLY
 from orca_jax.serve.schema.tokens import Detokenized, Tokenized, TokenizeRequest
 from orca_jax.serve.service import Service
-
-_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -38,7 +37,7 @@ async def _encode(service: Service, call: TokenizeRequest) -> list[int]:
     if (call.prompt is None) == (call.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt")
     if call.prompt is not None:
-        for name in _OF_MESSAGES:
+        for name in MESSAGES_ONLY:
             if getattr(call, name) is not None:
                 raise ApiError(400, f"{name} goes with messages, not with prompt", name)
         return await service.encode(call.prompt, "prompt", call.add_special_tokens is not False)

@@ -15,7 +15,7 @@ KINDS: Mapping[str, Any] = {
 KNOWN = {
     *("$ref", "anyOf", "enum", "const", "type", "minimum", "maximum", "exclusiveMinimum", "pattern", "items"),
     *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "propertyNames"),
-    *("properties", "required", "additionalProperties", "title", "description", "default", "discriminator"),
+    *("properties", "required", "additionalProperties", "title", "description", "default", "discriminator", "oneOf"),
 }
 
 
@@ -29,6 +29,8 @@ def fits(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any]) -> 
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return any(same(one, value) for one in values)
+    if "oneOf" in schema and sum(fits(one, value, document) for one in schema["oneOf"]) != 1:
+        return False
     kinds = schema.get("type", [])
     if kinds and not any(of_kind(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
         return False

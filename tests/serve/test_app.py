@@ -19,12 +19,13 @@ from orca_jax.serve.generation import Generation
 from orca_jax.serve.schema import completion_parser
 from orca_jax.serve.service import Service
 from orca_jax.serve.wire import Rejected, Submit
+from orca_jax.step import NOT_FINITE
 from tests.serve.asgi import http_scope
 from tests.serve.played import CONTEXT, READY, News, Stage, call, chat, events, on_stage, saying, update, user
 
 
 def not_finite(submit: Submit) -> list[News]:
-    return [update(submit, 65), update(submit, finish_reason="error", error="the logits were not finite")]
+    return [update(submit, 65), update(submit, finish_reason="error", error=NOT_FINITE)]
 
 
 def silent(submit: Submit) -> list[News]:
@@ -35,7 +36,7 @@ def test_failed_generation() -> None:
     answer, _ = call(not_finite)
     assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
     assert answer.json()["error"] == {
-        "message": "the logits were not finite",
+        "message": NOT_FINITE,
         "type": "server_error",
         "param": None,
         "code": "generation_failed",
@@ -236,3 +237,12 @@ def test_a_new_engine_with_the_same_model_keeps_its_text_side() -> None:
 def test_repeated_ids_are_one() -> None:
     _, link = call(saying("x"), allowed_token_ids=[65, 66, 65] * 1000)
     assert link.submitted[0].params.allowed_token_ids == (65, 66)
+
+
+def test_contradictions_are_the_callers() -> None:
+    def script(submit: Submit) -> list[News]:
+        return [update(submit, 65), update(submit, finish_reason="error", error="no token could follow")]
+
+    answer, _ = call(script)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "no_token_allowed"
+    assert answer.json()["error"]["type"] == "invalid_request_error"

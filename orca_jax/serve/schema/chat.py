@@ -10,9 +10,10 @@ from orca_jax.serve.schema.sampling import NumLogprobs, SamplingFields, TokenCou
 from orca_jax.serve.schema.structured import JsonObject, Name
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a message; images, sounds and files are not known here."""
 
+    type: Literal["text"]  # no tag: msgspec lets the tag of a struct that stands alone be left out
     text: str
 
 

@@ -11,6 +11,9 @@ from orca_jax.serve.schema.neutral import Neutral
 REF = "#/components/schemas/{name}"
 LIMIT = "x-limit"  # the mark of a number whose maximum the model knows
 
+TEXT_ONLY = ("prompt",)
+MESSAGES_ONLY = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
 Document = dict[str, Any]
 
 
@@ -24,7 +27,17 @@ def request_schemas(names: Sequence[str], limits: Mapping[str, int]) -> Document
     _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
     for parser in PARSERS:
         _complete(schemas[parser.kind.__name__], parser.neutral, names)
+    schemas["TokenizeRequest"]["oneOf"] = _either()
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
+
+
+def _either() -> list[Document]:
+    """What goes with `prompt`, and what with `messages`, which exclude each other."""
+    null = {"type": "null"}
+    return [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, **dict.fromkeys(MESSAGES_ONLY, null)}},
+        {"required": ["messages"], "properties": {"messages": {"type": "array"}, **dict.fromkeys(TEXT_ONLY, null)}},
+    ]
 
 
 def _complete(schema: Document, neutral: Mapping[str, Neutral], names: Sequence[str]) -> None:
