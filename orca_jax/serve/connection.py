@@ -82,7 +82,7 @@ class Connection(H11Protocol):
         is_idle = self.conn.our_state in (h11.IDLE, h11.DONE)
         super().shutdown()
         if is_idle:
-            self.loop.call_later(IDLE_GOODBYE_SECONDS, self.transport.abort)
+            self.loop.call_later(IDLE_GOODBYE_SECONDS, self._abort_if_sent)
 
     def pause_writing(self) -> None:
         """asyncio's: bytes are stuck here."""
@@ -130,6 +130,10 @@ class Connection(H11Protocol):
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _abort_if_sent(self) -> None:
+        if self.transport.get_write_buffer_size() == 0:
+            self.transport.abort()
 
     def _watch_writing(self, stuck: int) -> None:
         self._stop_write_timer()

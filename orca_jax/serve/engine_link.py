@@ -79,6 +79,7 @@ class EngineLink(asyncio.Protocol):
             self._process.kill()
             await self._process.wait()
         if self._reaper is not None:
+            self._reaper.cancel()
             await self._reaper
 
     async def exit_reason(self) -> EngineDeadError | ConfigError:

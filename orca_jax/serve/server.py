@@ -115,7 +115,7 @@ class _Life:
             server.should_exit = True
             await http
             engine.cancel()
-            await asyncio.wait((engine,))
+            await asyncio.gather(engine, return_exceptions=True)
             self._service.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)

@@ -108,6 +108,39 @@ def test_engine_killed_or_stopped(number: signal.Signals) -> None:
 
 @pytest.mark.slow
 @pytest.mark.chaos
+def test_a_front_end_that_was_stopped_does_not_blame_the_engine() -> None:
+    with running() as server:
+        with server.stream("x", max_tokens=3000, ignore_eos=True) as events:
+            next(events)
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(5)
+            server.process.send_signal(signal.SIGCONT)
+            *_, last = events
+        assert last["choices"][0]["finish_reason"] == "length"
+        server.wait_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_signal_while_the_engine_compiles() -> None:
+    with started("--model", "demo", "--no-progress", "--compile-cache", "none") as (process, http):
+        wait_until(lambda: status(http) == "compiling", timeout=60)
+        engine = engine_of(process.pid)
+        assert http.get("/live").status_code == 200 and http.get("/ready").status_code == 503
+        process.terminate()
+        out, errors = process.communicate(timeout=15)
+        assert (process.returncode, out) == (0, "") and "Traceback" not in errors
+        assert not engine.is_running()
+
+
+def status(http: httpx.Client) -> str:
+    with contextlib.suppress(httpx.ConnectError):
+        return str(http.get("/health").json()["status"])
+    return "unreachable"
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
 def test_engine_is_started_again() -> None:
     """The same server goes on with another process, as often as it takes."""
     with running("--restart-engine") as server:
@@ -139,6 +172,7 @@ def test_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     with running() as server:
         with server.stream("x", max_tokens=1500, ignore_eos=True) as events:
             next(events)
+            server.engine().terminate()  # as sent to a whole group: the engine leaves its end to the front end
             server.process.send_signal(number)
             wait_until(lambda: server.health().json()["status"] == "draining")
             assert (server.health().status_code, server.http.get("/ready").status_code) == (503, 503)
@@ -187,29 +221,39 @@ def test_second_signal_ends_at_once() -> None:
 
 def test_signal_while_nobody_is_there() -> None:
     with running() as server:
+        assert server.health().status_code == 200  # on a connection that the client keeps
+        start = time.monotonic()
         server.process.terminate()
         server.process.terminate()
         assert server.process.wait(10) == 0
+        assert time.monotonic() - start < 4
     assert server.errors == []
 
 
 @contextlib.contextmanager
-def hanging_while_it_loads(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server whose engine is stopped before it can have loaded, and a client for it."""
+def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server that need not be ready, and a client for it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = spawn("--model", MODEL, "--port", str(port), "--no-log-requests", *flags)
+    process = spawn("--port", str(port), "--no-log-requests", *flags)
     try:
-        wait_until(lambda: engines_of(process.pid))
-        engine = engine_of(process.pid)
-        engine.suspend()
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
             yield process, http
-        assert not engine.is_running()
     finally:
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def hanging_while_it_loads(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server whose engine is stopped before it can have loaded."""
+    with started("--model", MODEL, *flags) as (process, http):
+        wait_until(lambda: engines_of(process.pid))
+        engine = engine_of(process.pid)
+        engine.suspend()
+        yield process, http
+        assert not engine.is_running()
 
 
 def test_signal_while_the_engine_loads_and_hangs() -> None:

@@ -35,11 +35,25 @@ from orca_jax.serve.wire import (
     decode_to_engine,
     encode,
 )
-from orca_jax.step import ExecutorStats, TokenSet
+from orca_jax.step import ExecutorStats, TokenLogprobs, TokenSet
 
+LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [
     Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
     Submit("r1", [1, 2, 3], SamplingParams(5, temperature=0.5, seed=-(2**63), stop_token_ids=(4,), ignore_eos=True)),
+    Submit(
+        "r2",
+        [5],
+        SamplingParams(
+            *(7, 0.5, 0.9, 3, 0.1, 9, (1, 2), True, 2, 0.5, -0.5, 1.5),
+            logit_bias={3: -1.5, 4: 100},
+            allowed_token_ids=(1, 2, 3),
+            bad_token_ids=((1,), (2, 3)),
+            logprobs=2,
+            prompt_logprobs=0,
+            structured=StructuredOutput("json_schema", "{}"),
+        ),
+    ),
     Abort("r1"),
 ]
 FROM_ENGINE = [
@@ -51,6 +65,7 @@ FROM_ENGINE = [
             RequestUpdate("r2", (), "abort"),
             RequestUpdate("r3", (7, 8), "length", metrics=RequestMetrics(0.5, 1.0, 2.0, 3.0)),
             RequestUpdate("r4", (), "error", "not finite"),
+            RequestUpdate("r5", (1,), logprobs=(LOGPROBS,), prompt_logprobs=(LOGPROBS, TokenLogprobs(-0.5, 1))),
         ],
         running=3,
         waiting=1,
