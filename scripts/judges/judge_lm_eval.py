@@ -8,7 +8,6 @@ Nothing is fetched: weights are random, the tokenizer is trained on a few lines 
 
 import json
 import math
-import string
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from checks import Settings, expect
 TOLERANCE = 2e-4  # relative to the size of the sum, and absolute below 1
 MAX_LENGTH = 256
 END = "<|end|>"
+CONTEXTS = "contexts.json"  # beside the model: texts, and what it would say next
 LINES = [
     "The river runs past the mill and under the old bridge.",
     "In winter the ice is thick enough to walk on; children skate there.",
@@ -29,7 +29,6 @@ LINES = [
     "Straße, naïve, 日本語 and 🙂 are more than one byte a letter.",
 ]
 WORDS = ["the mill", "the old bridge", "a red sail", " ", "日本", "nobody knew whose it was."]
-CHOICES = WORDS + list(string.ascii_letters)  # some letter is the most probable one
 
 MULTIPLE_CHOICE = """
 task: choices
@@ -40,6 +39,7 @@ output_type: multiple_choice
 doc_to_text: "{{{{question}}}}"
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: "{{{{answer}}}}"
+target_delimiter: ""
 metric_list: [{{metric: acc}}]
 """
 ROLLING = """
@@ -80,14 +80,28 @@ def make(folder: Path) -> None:
         bos_token_id=0,
         eos_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    contexts = json.dumps(list(greedy_choices(model, tokenizer)))
+    (folder / CONTEXTS).write_text(contexts, encoding="utf-8")
 
 
-def write_tasks(folder: Path) -> None:
+def greedy_choices(model: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """For each line a beginning, and the text that is its most probable token, where that is a text by itself."""
+    for line in LINES:
+        for length in range(5, len(line)):
+            ids = tokenizer.encode(line[:length]).ids
+            best = int(model(model.dummy_inputs["input_ids"].new_tensor([ids])).logits[0, -1].argmax())
+            text = tokenizer.decode([best])
+            if text.strip().isprintable() and tokenizer.encode(line[:length] + text).ids == [*ids, best]:
+                yield line[:length], text
+                break
+
+
+def write_tasks(folder: Path, model: Path) -> None:
     """Two tasks over files: choices after a context, and whole texts."""
-    questions = [
-        {"question": line[:30], "choices": CHOICES, "answer": i % len(CHOICES)} for i, line in enumerate(LINES)
-    ]
+    contexts = json.loads((model / CONTEXTS).read_text(encoding="utf-8"))
+    questions = [{"question": text, "choices": [*WORDS, best], "answer": 0} for text, best in contexts]
     texts = [{"text": line} for line in [*LINES, " ".join(LINES * 6)]]  # the last one takes several windows
     for name, rows, template in (("choices", questions, MULTIPLE_CHOICE), ("rolling", texts, ROLLING)):
         data = folder / f"{name}.jsonl"
@@ -110,7 +124,8 @@ class Subject:
             "max_retries": 1,
             "max_length": MAX_LENGTH,
         }
-        theirs = {"pretrained": settings.model, "dtype": "float32", "max_length": MAX_LENGTH, "device": "cpu"}
+        # The other side keeps a token of its context for an answer, and one for the beginning.
+        theirs = {"pretrained": settings.model, "dtype": "float32", "max_length": MAX_LENGTH - 2, "device": "cpu"}
         self.ours = evaluate("local-completions", ours, folder)
         self.theirs = evaluate("hf", theirs, folder)
 
@@ -182,7 +197,7 @@ def main() -> int:
         return 0
     settings = checks.settings(__doc__)
     with tempfile.TemporaryDirectory() as folder:
-        write_tasks(Path(folder))
+        write_tasks(Path(folder), Path(settings.model))
         subject = Subject(settings, Path(folder))
     return checks.run(CHECKS, subject, ["lm-eval", "transformers", "torch"], settings.report)
 

@@ -5,6 +5,7 @@ A phase that found nothing to do counts as failed: then the document lacks the e
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from checks import Settings
 
 PHASES = ("examples", "coverage", "fuzzing", "stateful")
 CONFIG = Path(__file__).with_name("schemathesis.toml")
+HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -26,10 +28,10 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         *("--config-file", str(CONFIG), "run", f"{settings.url}/openapi.json"),
         *("--header", f"Authorization: Bearer {settings.api_key}"),
         *("--mode", "all", "--phases", ",".join(PHASES), "--checks", "all"),
-        *("--seed", "1", "--workers", "2", "--continue-on-failure"),
+        *("--seed", "1", "--workers", "2", "--max-examples", "60", "--continue-on-failure"),
         *("--report", "json", "--report-json-path", str(report)),
     ]
-    done = subprocess.run(command, cwd=folder)
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS)})
     if not report.exists():
         raise SystemExit(f"schemathesis ended with {done.returncode} and without a report")
     content: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))

@@ -44,7 +44,8 @@ JUDGES: Mapping[str, Judge] = {
     "litellm": Judge("judge_litellm.py", "litellm", flags=TALKS, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     "langchain-openai": Judge("judge_langchain.py", "langchain", flags=TALKS),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
-    "schemathesis": Judge("judge_schemathesis.py", "schemathesis", flags=TALKS),
+    # Cases that set no limit generate until the context is full: a short one keeps them quick.
+    "schemathesis": Judge("judge_schemathesis.py", "schemathesis", flags=(*TALKS, "--max-model-len", "256")),
     "lm-eval": Judge(
         "judge_lm_eval.py",
         "lm-eval",
@@ -87,7 +88,7 @@ def judge(name: str) -> Outcome:
     else:
         python = python_environment(FOLDER, judge_.environment, judge_.python)
         command = [str(python), str(HERE / judge_.program)]
-    if judge_.model == str(LLAMA) and not (LLAMA / "model.safetensors").exists():
+    if judge_.model == str(LLAMA) and not (LLAMA / "contexts.json").exists():
         LLAMA.mkdir(parents=True, exist_ok=True)
         subprocess.run([*command, "--make", str(LLAMA)], check=True, env={**os.environ, **judge_.variables})
     key = f"sk-{secrets.token_hex(16)}"

@@ -1,0 +1,75 @@
+"""What schemathesis is told beyond the document: which refusals of well-formed requests are rightly so.
+
+A document says what each field may be. It cannot say that a prompt fits the context, that an expression is one, or that
+two fields go together. A request that the document allows may be refused with 400, 408 or 503 for these reasons alone.
+"""
+
+import json
+import re
+from typing import Any
+
+import schemathesis
+
+REASONS = (
+    # lengths, of which a document knows no sums
+    "maximum context length",
+    "prompt must hold",
+    "truncate_prompt_tokens must leave at least one token",
+    "min_tokens must be an integer from 0 to max_tokens",
+    "max_tokens must be at least 1, or 0 with echo",
+    "best_of must be at least n",
+    "candidates each exceed",
+    # fields that need each other, or exclude each other
+    "stream_options needs stream: true",
+    "continuous_usage_stats needs include_usage",
+    "prompt_logprobs are not sent in streams",
+    "best_of cannot be streamed",
+    "top_logprobs needs logprobs: true",
+    "tool_choice demands a call, and there are no tools",
+    "tool_choice names a function that is not among the tools",
+    "echo needs continue_final_message",
+    "continue_final_message cannot be combined with add_generation_prompt",
+    "structured_outputs and response_format cannot be combined",
+    "goes with messages, not with prompt",
+    "give either prompt or messages",
+    "prompt must be a string, token ids, or a list of one kind of these",
+    "structured_outputs must have exactly one of",
+    "json_object must be true",
+    "is there twice",
+    # languages of their own
+    "arguments of the tool call .* must be JSON",
+    "(json_schema|regex|choice|grammar|structure) cannot be used",
+    # keys of an object are strings, whose numbers a document does not bound
+    "logit_bias(: expected `int`| holds id)",
+    # the caller's own deadlines
+    "took longer than it was allowed to",
+    "waited longer for the engine than it was allowed to",
+)
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    """JSON Schema takes 2.0 for an integer, while the server wants it written as one: 2."""
+    case.body = with_integers(case.body)
+
+
+def with_integers(value: Any) -> Any:
+    """The same JSON, with floats that are integers written as such."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: with_integers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_integers(one) for one in value]
+    return value
+
+
+@schemathesis.check
+def refused_for_a_reason(context: Any, response: Any, case: Any) -> None:
+    """A request that the document allows is refused only for a reason that no document can tell."""
+    meta = case.meta
+    if meta is None or not meta.generation.mode.is_positive or response.status_code not in (400, 408, 503):
+        return
+    error = json.loads(response.content)["error"]
+    if not any(re.search(reason, error["message"], re.DOTALL) for reason in REASONS):
+        raise AssertionError(f"refused without a known reason: {response.status_code} {error}")
