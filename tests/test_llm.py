@@ -194,9 +194,11 @@ def test_stop_strings_behind_the_request_level_scheduler() -> None:
         params = params_of(50, allowed_token_ids=tuple(b"xyz"))
         whole = llm.generate("abc", params, use_tqdm=False)[0].outputs[0].text
         stop = whole[7:9]
-        (output,) = llm.generate("abc", replace(params, stop=(stop,)), use_tqdm=False)
-        assert output.outputs[0].text == whole[: whole.index(stop)]
-        assert len(output.outputs[0].token_ids) == whole.index(stop) + 2
+        (output,) = llm.generate("abc", replace(params, stop=(stop,), logprobs=0), use_tqdm=False)
+        (completion,) = output.outputs
+        assert completion.text == whole[: whole.index(stop)]
+        assert completion.logprobs is not None
+        assert len(completion.token_ids) == len(completion.logprobs) == whole.index(stop) + 2
         assert not llm.engine.has_work
 
 

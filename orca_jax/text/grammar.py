@@ -77,7 +77,7 @@ class GrammarFactory:
             raise _refused(structured.kind, _reason(matcher))
         if matcher.is_stopped() and not matcher.is_accepting():
             raise _refused(structured.kind, "no text can match it")
-        return GrammarConstraint(matcher, known, self._eos_ids)
+        return GrammarConstraint(matcher, known)
 
     def _read_vocabulary(self) -> tuple[LLTokenizer, TokenSet]:
         """The ids as llguidance reads them, and those that both the tokenizer and the model know."""
@@ -95,12 +95,9 @@ class GrammarFactory:
 class GrammarConstraint:
     """`request.Constraint` over a parser's state."""
 
-    def __init__(self, matcher: LLMatcher, known: TokenSet, eos_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: LLMatcher, known: TokenSet) -> None:
         self._matcher = matcher
         self._known = known
-        self._eos_ids = eos_ids
-        self._ends = _set_of(eos_ids)
-        self._has_ended = False
 
     def allowed(self) -> TokenSet:
         """The ids that may come next; when the text is complete and nothing can follow, the end tokens alone.
@@ -108,19 +105,14 @@ class GrammarConstraint:
         Raises:
             RequestError: the parser ran out of fuel.
         """
-        if self._has_ended:
-            return self._ends
         tokens = int.from_bytes(self._matcher.compute_bitmask(), "little") & self._known
         if self._matcher.is_error():
             raise RequestError(f"the structure of the output became too complex: {_reason(self._matcher)}", param=PARAM)
         return tokens
 
     def accept(self, token_id: int) -> None:
-        """Move on by one id."""
-        if token_id in self._eos_ids:
-            self._has_ended = True
-        else:
-            self._matcher.consume_token(token_id)  # what is wrong shows in the next `allowed`
+        """Move on by one id; what is wrong shows in the next `allowed`."""
+        self._matcher.consume_token(token_id)
 
 
 class _Vocabulary:

@@ -152,13 +152,17 @@ def test_a_text_that_may_end_or_go_on() -> None:
     constraint = BYTES.compile(StructuredOutput("regex", "a+"))
     assert follow(constraint, b"a") == 1
     assert ids_of(constraint.allowed()) == [ord("a"), END]
+    constraint.accept(END)
+    assert ids_of(constraint.allowed()) == [END], "an end is final"
 
 
 def test_every_end_token_may_end_and_unknown_ids_never_come() -> None:
     factory = GrammarFactory(ByteTokenizer(), VOCAB, (END, 280))
     constraint = factory.compile(StructuredOutput("regex", "a"))
     assert follow(constraint, b"a") == 1
-    assert ids_of(constraint.allowed()) == [END, 280]
+    for end in (280, END, 280):
+        assert ids_of(constraint.allowed()) == [END, 280]
+        constraint.accept(end)
     lark = factory.compile(StructuredOutput("grammar", 'start: <[270]> | "a" | <[280]>'))
     assert ids_of(lark.allowed()) == [ord("a"), 280], "270 has no text"
 
