@@ -45,7 +45,7 @@ async def prepare(service: Service, call: ChatRequest, name: str) -> Job:
     wanted = Wanted(
         max_tokens=call.limit,
         limit_name=call.limit_name,
-        default=None,
+        prompt_name="messages",
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
         structured=structured,

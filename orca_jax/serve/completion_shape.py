@@ -25,13 +25,13 @@ class CompletionShape:
         self._call = call
         self._tokenizer = tokenizer
         self._hidden = self._tokenizer.special_ids if job.skip_special_tokens else frozenset[int]()
-        self._wants_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
         self._is_plain = not (call.echo or job.keeps_ids)
         self._begun: set[int] = set()
         self._writers: dict[int, CompletionLogprobsWriter] = {}
         names = _encode({"id": job.id, "object": "text_completion", "created": job.created, "model": job.model})
         self._head = b"data: " + names[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if self._wants_usage else b"]}\n\n"
+        wants_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
+        self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
         """One event."""
@@ -62,8 +62,8 @@ class CompletionShape:
                 best = sorted(best, key=_mean_logprob, reverse=True)[:n]
             for outcome in best:
                 choices.append(self._whole_choice(len(choices), self._job.prompts[first // candidates], outcome))
-        names = (self._job.id, "text_completion", self._job.created, self._job.model)
-        return _encode(Completion(names[0], "text_completion", names[2], names[3], choices, usage))
+        job = self._job
+        return _encode(Completion(job.id, "text_completion", job.created, job.model, choices, usage))
 
     def _piece_choice(self, piece: Piece) -> CompletionChoice:
         prompt = self._job.prompts[piece.choice // self._job.candidates]

@@ -52,7 +52,6 @@ async def prepare(service: Service, call: CompletionRequest, name: str) -> Job:
     needs_ranking = candidates > (call.n or 1)
     wanted = Wanted(
         max_tokens=call.max_tokens,
-        limit_name="max_tokens",
         default=DEFAULT_MAX_TOKENS,
         logprobs=0 if call.logprobs is None and needs_ranking else call.logprobs,
         prompt_logprobs=_most(call.prompt_logprobs, call.logprobs if call.echo else None),

@@ -1,5 +1,6 @@
 """From the fields of a call to what the engine is asked for."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from orca_jax.errors import RequestError
@@ -17,33 +18,17 @@ PLAIN = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a call asks for beside its plain fields, in the engine's words.
+    """What a call asks for beside its plain fields, in the engine's words, and the caller's names of it."""
 
-    Args:
-        max_tokens: as the caller said; None: `default`, which gives way to a long prompt.
-        limit_name: of the field that says so.
-        default: None for all that the context leaves.
-        logprobs: of generated tokens.
-        prompt_logprobs: of the prompt's.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_tokens: int | None,
-        limit_name: str,
-        default: int | None,
-        logprobs: int | None,
-        prompt_logprobs: int | None,
-        structured: StructuredOutput | None,
-    ) -> None:
-        self.max_tokens = max_tokens
-        self.limit_name = limit_name
-        self.default = default
-        self.logprobs = logprobs
-        self.prompt_logprobs = prompt_logprobs
-        self.structured = structured
+    max_tokens: int | None  # as the caller said; None: `default`, which gives way to a long prompt
+    default: int | None = None  # None: all that the context leaves
+    logprobs: int | None = None  # of generated tokens
+    prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
+    limit_name: str = "max_tokens"
+    prompt_name: str = "prompt"
 
 
 def check_fields(service: Service, call: SamplingFields) -> None:
@@ -78,7 +63,8 @@ def engine_requests(
     given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
     defaults = {name: value for name, value in model.defaults.items() if name != "max_tokens"}
     fields: dict[str, Any] = defaults | given
-    requests = []
+    requests: list[EngineRequest] = []
+    made: dict[tuple[int, int], SamplingParams] = {}
     try:
         if call.allowed_token_ids is not None:
             fields["allowed_token_ids"] = tuple(dict.fromkeys(call.allowed_token_ids))
@@ -87,7 +73,10 @@ def engine_requests(
         for prompt in prompts:
             max_tokens = _max_tokens(model, prompt, wanted)
             for choice in range(candidates):
-                requests.append(EngineRequest(prompt.ids, _params(fields, max_tokens, choice, wanted)))
+                key = (max_tokens, choice if call.seed is not None else 0)
+                if key not in made:  # a batch of prompts shares most of them
+                    made[key] = _params(fields, *key, wanted)
+                requests.append(EngineRequest(prompt.ids, made[key]))
     except RequestError as error:
         raise ApiError(400, error.message, _caller_name(error.param, wanted)) from None
     return requests
@@ -113,10 +102,10 @@ def _max_tokens(model: Model, prompt: Prompt, wanted: Wanted) -> int:
     room = model.context - count
     start = f"this model's maximum context length is {model.context} tokens, and"
     if count == 0:
-        raise ApiError(400, "prompt must hold at least one token", "prompt")
+        raise ApiError(400, f"{wanted.prompt_name} must hold at least one token", wanted.prompt_name)
     if room < 1:
         message = f"{start} the prompt has {count}; at least one has to be left for the answer"
-        raise ApiError(400, message, "prompt", code="context_length_exceeded")
+        raise ApiError(400, message, wanted.prompt_name, code="context_length_exceeded")
     if wanted.max_tokens is None:
         default = model.defaults.get("max_tokens", wanted.default)
         return room if default is None else min(int(default), room)

@@ -1,6 +1,7 @@
 """The front end against an engine that these tests play: what a healthy toy never does."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from typing import Any
@@ -83,6 +84,8 @@ def test_a_chat_may_use_what_the_context_leaves() -> None:
     assert submit.params.max_tokens == CONTEXT - len(submit.prompt_ids)
     answer, _ = chat(silent, max_completion_tokens=CONTEXT)
     assert answer.json()["error"]["param"] == "max_completion_tokens"
+    answer, _ = chat(silent, messages=[user("x" * CONTEXT)])
+    assert answer.json()["error"]["param"] == "messages"
 
 
 def test_pieces_that_come_together_and_past_a_stop() -> None:
@@ -246,3 +249,17 @@ def test_contradictions_are_the_callers() -> None:
     answer, _ = call(script)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "no_token_allowed"
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_defaults_of_the_model_directory() -> None:
+    async def act(stage: Stage) -> list[tuple[float, int, int]]:
+        defaults = {"temperature": 0.25, "top_k": 9, "max_tokens": 7}
+        stage.service._model = dataclasses.replace(stage.service.model, defaults=defaults)
+        async with stage.http() as http:
+            for fields in ({}, {"temperature": 1.0, "max_tokens": 3}, {"prompt": "x" * (CONTEXT - 2)}):
+                answer = await http.post("/v1/completions", json={"model": "m", "prompt": "x", **fields})
+                assert answer.status_code == 200
+        params = [submit.params for submit in stage.link.submitted]
+        return [(one.temperature, one.top_k, one.max_tokens) for one in params]
+
+    assert on_stage(saying("x"), act) == [(0.25, 9, 7), (1.0, 9, 3), (0.25, 9, 2)]
