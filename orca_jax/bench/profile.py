@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from orca_jax.bench.traces import TraceRequest
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor
+
+Operation = tuple[str, str]
+"""Module and instruction: the layers and the samplers have instructions of the same name."""
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
 
@@ -32,11 +36,11 @@ def profile(engine: Engine, trace: Sequence[TraceRequest]) -> dict[str, float]:
     """
     if not isinstance(engine.executor, JaxExecutor):
         raise ConfigError("the toy has no device to profile; leave out --profile", param="profile")
-    parts = {
-        name: _part(op)
-        for program in engine.executor.programs.values()
-        for name, op in _INSTRUCTION.findall(program.as_text() or "")
-    }
+    parts: dict[Operation, str] = {}
+    for program in engine.executor.programs.values():
+        text = program.as_text() or ""
+        module = text.removeprefix("HloModule ").partition(",")[0]
+        parts |= {(module, name): _part(op) for name, op in _INSTRUCTION.findall(text)}
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run_trace(engine, trace)
@@ -50,18 +54,28 @@ def _part(op_name: str) -> str:
     return next((part for part in ("attention", "sampling") if f"/{part}/" in op_name), "token-wise")
 
 
-def _own_time(dump: Path, parts: dict[str, str]) -> Counter[str]:
+def _module(event: jax.profiler.ProfileEvent) -> str:
+    """The module that an operation belongs to, or nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # jax: "builtin type event_stats has no __module__"
+        return next((str(value) for name, value in event.stats if name == "hlo_module"), "")
+
+
+def _own_time(dump: Path, parts: dict[Operation, str]) -> Counter[str]:
     """Nanoseconds of each part, over all lines of the profile that ran operations of our programs."""
     time: Counter[str] = Counter()
+    names = {name for _, name in parts}
     for plane in jax.profiler.ProfileData.from_file(str(dump)).planes:
         for line in plane.lines:
-            events = [(e.start_ns, -e.duration_ns, e.name) for e in line.events if e.name in parts]
+            operations = [(e.start_ns, -e.duration_ns, (_module(e), e.name)) for e in line.events if e.name in names]
             stack: list[tuple[float, str]] = []  # (end, part) of the operations that are open
-            for start, negative, name in sorted(events):
+            for start, negative, operation in sorted(operations):
+                if operation not in parts:
+                    continue
                 while stack and stack[-1][0] <= start:
                     stack.pop()
                 if stack:
                     time[stack[-1][1]] += negative
-                time[parts[name]] -= negative
-                stack.append((start - negative, parts[name]))
+                time[parts[operation]] -= negative
+                stack.append((start - negative, parts[operation]))
     return time
