@@ -155,6 +155,13 @@ def test_penalties_count_what_was_generated() -> None:
     assert run(executor, later).token_ids == [9], "0 and 4 have lost what they were given"
 
 
+@pytest.mark.parametrize(("num_prompt", "expected"), [(3, 2), (1, 0)])
+def test_penalties_leave_the_prompt_alone(num_prompt: int, expected: int) -> None:
+    """2 has -2/8 + 1, before the favourite's 0; where it counts as generated, it loses two."""
+    sampling = RowSampling(0.0, 0, 1.0, 3, num_prompt=num_prompt, frequency_penalty=2.0, logit_bias=((2, 1.0),))
+    assert run(toy(), FIRST._replace(sampling=sampling)).token_ids == [expected]
+
+
 def test_logprobs_and_scores() -> None:
     """The next id has its rank in the model's own order: 2 is two behind 0. Scores are those of ids 2 and 3."""
     sampling = RowSampling(0.0, 0, 1.0, 3, logprobs=1, logit_bias=((2, 5.0),))
