@@ -11,7 +11,7 @@ from orca_jax.request import Constraint, RequestUpdate, SamplingParams
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.step import Executor, Handle, StepPlan, TokenSet
+from orca_jax.step import Executor, Handle, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Engine:
         self._clock = clock
         self._seeds = random.Random(seed)
         self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
+        self._awaiting: tuple[StepPlan, Handle] | None = None  # the newest of them, before it was constrained
         self._iterations = 0
         self._scheduled_requests = 0
         self._scheduled_tokens = 0
@@ -105,16 +106,18 @@ class Engine:
             plan = self._plan()  # 4, 6, 7
             if plan is None:
                 break
-            handle = self.executor.submit(plan)  # 5
+            self._in_flight.append((plan, self.executor.submit(plan)))  # 5, 8
             if plan.is_constrained:
-                self.executor.constrain(handle, self._allowed(plan))  # while the layers run
-            self._in_flight.append((plan, handle))  # 8
+                self._awaiting = self._in_flight[-1]
+                if not any([member.is_constrained and member.last_on_device for member in plan.members]):
+                    self._constrain()  # while the layers run
         if not self._in_flight:
             return self.pool.deliver(self.scheduler.may_return, self._clock())  # aborted while they waited
         plan, handle = self._in_flight.popleft()  # 15
         result = self.executor.collect(handle)  # 9, 10
         start = time.perf_counter()
         self.pool.record(plan, result)  # 11-13
+        self._constrain()  # the next iteration, where that has waited for these tokens
         updates = self.pool.deliver(self.scheduler.may_return, self._clock())  # 13, 14
         self._iterations += 1
         self._update_seconds += time.perf_counter() - start
@@ -142,7 +145,9 @@ class Engine:
     def _plan(self) -> StepPlan | None:
         """The next iteration, or None when nobody can run."""
         start = time.perf_counter()
-        choices = self.scheduler.select(self.pool, self.pool.kv)
+        choices, preempted = self.scheduler.select(self.pool, self.pool.kv)
+        for request in preempted:
+            self.pool.preempt(request)
         if not choices:
             return None
         number = self._iterations + len(self._in_flight)
@@ -153,8 +158,13 @@ class Engine:
         logger.debug("iteration %d: %d requests", number, len(choices))
         return plan
 
-    def _allowed(self, plan: StepPlan) -> list[TokenSet]:
+    def _constrain(self) -> None:
+        """Tell the executor what the newest iteration may draw, if it is still waiting for that."""
+        if self._awaiting is None:
+            return
+        plan, handle = self._awaiting
+        self._awaiting = None
         start = time.perf_counter()
         allowed = self.pool.allowed(plan)
         self._schedule_seconds += time.perf_counter() - start
-        return allowed
+        self.executor.constrain(handle, allowed)

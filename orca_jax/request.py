@@ -73,6 +73,7 @@ class SamplingParams:
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never generated
     logprobs: int | None = None  # log probabilities of the generated tokens, and of so many most probable ones
     prompt_logprobs: int | None = None  # the same for the prompt's tokens from the second on
+    cache_salt: str = ""  # computed pages are shared only among requests of one salt
     structured: StructuredOutput | None = None  # what the text must match; needs a tokenizer behind the engine
 
     stop: tuple[str, ...] = ()  # strings that end the request; not part of the text
@@ -187,8 +188,13 @@ class Request:
     num_computed: int = 0
     num_iterations: int = 0
     num_delivered: int = 0  # generated ids already handed out
-    row: int | None = None  # held from the first iteration to the end
+    row: int | None = None  # held from the first iteration to the end, or to a preemption
     in_flight: int = 0  # iterations submitted and not yet collected
+    num_pending: int = 0  # tokens that these sample, so that they are on the device only
+    num_cached: int = 0  # tokens of the prompt whose pages were there before it was admitted first
+    page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
+    num_remembered: int = 0  # pages that others can find by these
+    has_ended: bool = False  # its last update was handed out; it stays while an iteration is in flight
     finish_reason: FinishReason | None = None
     error: str | None = None  # why no further token can be chosen; the request ends with reason "error"
     aborted: bool = False
@@ -199,6 +205,13 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and generated tokens so far."""
         return len(self.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to process now, those of iterations in flight included; 0 for a request that is about to end."""
+        if self.num_pending and len(self.generated_ids) + self.num_pending >= self.params.max_tokens:
+            return 0
+        return self.num_tokens + self.num_pending - self.num_computed
 
     @property
     def max_total(self) -> int:
@@ -234,6 +247,7 @@ class RequestUpdate(NamedTuple):
     metrics: RequestMetrics | None = None  # set with finish_reason "stop" or "length"
     logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, where asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, where asked for
+    num_cached: int = 0  # tokens of the prompt that were not computed again
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from orca_jax.errors import RequestError
 from orca_jax.request import Constraint, SamplingParams
+from orca_jax.sched.kv import KVManager
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
@@ -18,8 +19,8 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
         raise RequestError(f"prompt id {wrong} is outside the model's vocabulary of {vocab_size} ids", param="prompt")
 
 
-def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, n_slots: int) -> None:
-    """Raise RequestError unless the request fits into the model's context and the reservable slots."""
+def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KVManager) -> None:
+    """Raise RequestError unless the request fits into the model's context and the K/V cache."""
     total = num_prompt + max_tokens
     if num_prompt >= max_model_len:
         raise RequestError(
@@ -33,11 +34,12 @@ def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, n_slot
             f"{max_model_len}; lower max_tokens to at most {max_model_len - num_prompt}",
             param="max_tokens",
         )
-    if total > n_slots:  # it would block the queue for ever
+    if total > kv.capacity:  # it would block the queue for ever
+        holds = f"reserves at most n_slots={kv.n_slots}" if kv.reserves else f"holds {kv.capacity} in {kv.num_pages} pages"
         raise RequestError(
-            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache reserves at "
-            f"most n_slots={n_slots}; ask for fewer, or give the server a larger cache",
-            param="max_tokens" if num_prompt < n_slots else "prompt",
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache {holds}; ask for "
+            "fewer, or give the server a larger cache",
+            param="max_tokens" if num_prompt < kv.capacity else "prompt",
         )
 
 

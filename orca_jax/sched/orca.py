@@ -1,11 +1,9 @@
 """Iteration-level scheduling: Algorithm 1 of the paper, exactly."""
 
-from collections.abc import Sequence
-
 from orca_jax.request import Request, State
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice
+from orca_jax.sched.scheduler import Choice, Selection
 
 
 class OrcaScheduler:
@@ -22,7 +20,7 @@ class OrcaScheduler:
         self.max_bs = max_bs
         self.n_workers = n_workers
 
-    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Up to `max_bs` requests that are not in flight, in order of arrival."""
         batch: list[Choice] = []  # 18
         n_rsrv = kv.reserved_slots
@@ -33,10 +31,10 @@ class OrcaScheduler:
                 break
             if request.state is State.INITIATION:  # 23
                 n_rsrv += request.max_total  # 24, 26
-                if n_rsrv > kv.n_slots:  # 25: break, not continue, or a long request could wait for ever
+                if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
                     break
             batch.append(Choice(request, request.num_tokens - request.num_computed))  # 27
-        return batch  # 28
+        return Selection(batch)  # 28
 
     def may_return(self, request: Request) -> bool:
         """Always: a token leaves as soon as its iteration has returned."""

@@ -17,14 +17,19 @@ def make_plan(iteration: int, choices: Sequence[Choice], pool: RequestPool, now:
         pool: where the requests live; newcomers are admitted, and all are marked as running.
         now: seconds on the engine's clock.
     """
-    return StepPlan(iteration, tuple([_member(choice.request, choice.num_tokens, pool, now) for choice in choices]))
+    newcomers = {choice.request.request_id for choice in choices if choice.request.row is None}
+    for choice in choices:  # all of them before any page is allocated, which might be one that a newcomer shares
+        if choice.request.row is None:
+            pool.admit(choice.request, now)
+    return StepPlan(
+        iteration,
+        tuple([_member(request, count, pool, request.request_id in newcomers) for request, count in choices]),
+    )
 
 
-def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) -> Member:
-    row, sampling = request.row, None
-    if row is None:
-        row = pool.admit(request, now)
-        sampling = _row_sampling(request)
+def _member(request: Request, num_tokens: int, pool: RequestPool, is_new: bool) -> Member:
+    row = request.row
+    assert row is not None, f"{request.request_id} was not admitted"
     start = request.num_computed
     if request.finish_reason is not None:  # ended and kept in its place: the same tokens again
         start -= num_tokens
@@ -32,18 +37,21 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, now: float) ->
     samples = end == request.num_tokens
     num_top = request.params.prompt_logprobs
     targets = () if num_top is None else _targets(request, start, end)
-    num_old_pages = len(pool.kv.pages_of(row))
+    old_pages = len(pool.kv.pages_of(row))
     new_pages = pool.kv.allocate(row, end)
-    pool.launch(request, end)
+    if is_new and old_pages:  # found by their content
+        old_pages, new_pages = 0, tuple(pool.kv.pages_of(row))
+    pool.launch(request, end, samples)
     return Member(
         request_id=request.request_id,
         row=row,
         start=start,
         ids=request.ids_from(start, num_tokens),
         samples=samples,
-        num_old_pages=num_old_pages,
+        last_on_device=end > request.num_tokens,
+        num_old_pages=old_pages,
         new_pages=new_pages,
-        sampling=sampling,
+        sampling=_row_sampling(request) if is_new else None,
         is_constrained=samples and request.constraint is not None and request.finish_reason is None,
         targets=targets,
         num_top_targets=num_top or 0,

@@ -8,6 +8,7 @@ from orca_jax.request import Constraint, Request, RequestMetrics, RequestUpdate,
 from orca_jax.sched.constraint import after, all_tokens, build_constraint
 from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.prefix import digests_of, may_read
 from orca_jax.step import NOT_FINITE, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
 
 NOTHING_ALLOWED = (
@@ -31,12 +32,21 @@ class RequestPool:
         vocab_size: prompt ids are below it.
         max_model_len: prompt and generated tokens of one request at most.
         eos_token_ids: the model's end tokens.
+        reuses_prefixes: requests begin with the pages of others whose prompts begin alike.
     """
 
     def __init__(
-        self, kv: KVManager, *, vocab_size: int, max_model_len: int, eos_token_ids: Sequence[int] = ()
+        self,
+        kv: KVManager,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int] = (),
+        reuses_prefixes: bool = False,
     ) -> None:
         self.kv = kv
+        self.reuses_prefixes = reuses_prefixes
+        self.running: dict[str, Request] = {}  # those with a row, in the order in which they got it
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._eos_ids = frozenset(eos_token_ids)
@@ -45,6 +55,8 @@ class RequestPool:
         self._undelivered: dict[str, Request] = {}  # has new ids or an end that nobody was told of
         self._num_arrived = 0
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
+        self.num_cache_queries = 0  # prompt tokens of all requests that were admitted
+        self.num_cache_hits = 0  # of these, tokens whose pages were found
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._live.values())
@@ -79,7 +91,7 @@ class RequestPool:
             raise RequestError(f"a request with id {request_id!r} is already in the pool", param="request_id")
         prompt_ids = list(prompt_ids)
         check_prompt(prompt_ids, self.vocab_size)
-        check_length(len(prompt_ids), params.max_tokens, max_model_len=self.max_model_len, n_slots=self.kv.n_slots)
+        check_length(len(prompt_ids), params.max_tokens, max_model_len=self.max_model_len, kv=self.kv)
         check_params(params, constraint, self.vocab_size)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         request = Request(
@@ -110,17 +122,48 @@ class RequestPool:
             self._end_aborted(request)
         return True
 
-    def admit(self, request: Request, now: float) -> int:
-        """Give a waiting request a row, and reserve all the slots it may need; returns the row."""
+    def admit(self, request: Request, now: float) -> None:
+        """Give a waiting request a row, the slots it may need where slots are reserved, and the pages found for it."""
         request.row = row = self.kv.acquire_row()
-        self.kv.reserve(row, request.max_total)
-        request.first_scheduled = now
-        return row
+        self.running[request.request_id] = request
+        if self.kv.reserves:
+            self.kv.reserve(row, request.max_total)
+        pages = self.cached_pages(request)
+        if pages:
+            self.kv.share(row, pages)
+            request.num_remembered = len(pages)
+            request.num_computed = len(pages) * self.kv.page_size
+        if request.first_scheduled is None:
+            request.first_scheduled = now
+            request.num_cached = request.num_computed
+            self.num_cache_queries += len(request.prompt_ids)
+            self.num_cache_hits += request.num_computed
 
-    def launch(self, request: Request, num_computed: int) -> None:
+    def cached_pages(self, request: Request) -> Sequence[int]:
+        """Pages with which a waiting request could begin; at least one token is left to be computed."""
+        if not self.reuses_prefixes or not may_read(request):
+            return ()
+        size = self.kv.page_size
+        return self.kv.find(digests_of(request, size, (request.num_tokens - 1) // size))
+
+    def preempt(self, request: Request) -> None:
+        """Take row and pages from a running request, which waits again and computes its tokens anew.
+
+        It may be in flight: the device works in the order of submission, so nobody can write into its pages before.
+        """
+        row = request.row
+        assert row is not None, f"{request.request_id} does not run"
+        self._vacate(request, row)
+        request.num_computed = request.num_remembered = 0
+        self.num_preemptions += 1
+        if not request.in_flight:
+            request.state = State.INITIATION
+
+    def launch(self, request: Request, num_computed: int, samples: bool) -> None:
         """A plan that brings the request to `num_computed` tokens is about to be submitted (lines 6-7)."""
         request.state = State.RUNNING
         request.in_flight += 1
+        request.num_pending += samples
         request.num_computed = num_computed
 
     def allowed(self, plan: StepPlan) -> list[TokenSet]:
@@ -145,15 +188,21 @@ class RequestPool:
             if member.targets:
                 _score(request, member, next(scores))
             request.in_flight -= 1
+            request.num_pending -= member.samples
             request.num_iterations += 1
             if not request.in_flight:
                 in_initiation = request.num_computed < len(request.prompt_ids)
                 request.state = State.INITIATION if in_initiation else State.INCREMENT
-            if request.aborted:
+            if request.has_ended:
+                if not request.in_flight:
+                    self._leave(request)
+            elif request.aborted:
                 if not request.in_flight:
                     self._end_aborted(request)
             elif sample is not None and request.finish_reason is None:  # else: computed past the end, dropped
                 self._append(request, *sample)
+            if request.row is not None and self.reuses_prefixes:
+                self._remember(request, request.row)
 
     def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
         """Hand out what may be handed out; requests that ended give back what they hold (lines 13-14) and leave."""
@@ -182,16 +231,21 @@ class RequestPool:
             assert request.state is not State.FINISHED, f"{request_id} has finished and is still live"
             assert (request.state is State.RUNNING) == (request.in_flight > 0), f"{request_id}: {request.state}"
             if request.row is None:
-                assert not request.in_flight, f"{request_id} is in flight without a row"
+                assert not request.num_computed, f"{request_id} has computed {request.num_computed} tokens without a row"
+                assert request_id not in self.running, f"{request_id} runs without a row"
                 continue
+            assert request_id in self.running, f"{request_id} holds row {request.row} and does not run"
             assert request.row not in holders, f"{request_id} and {holders[request.row]} hold row {request.row}"
             holders[request.row] = request_id
-            assert self.kv.slots_of(request.row) == request.max_total, f"{request_id} reserved something else"
+            reserved = request.max_total if self.kv.reserves else 0
+            assert self.kv.slots_of(request.row) == reserved, f"{request_id} reserved something else"
             room = len(self.kv.pages_of(request.row)) * self.kv.page_size
             assert request.num_computed <= room, f"{request_id} wrote {request.num_computed} tokens into {room} slots"
-        assert len(holders) == self.kv.num_held_rows, "a row is held by no live request"
+        assert len(holders) == len(self.running) == self.kv.num_held_rows, "a row is held by no live request"
 
     def _allowed(self, request: Request) -> TokenSet:
+        if request.finish_reason is not None:  # its end became known after the submission; whatever comes is dropped
+            return self._all_tokens
         assert request.constraint is not None, f"{request.request_id} is not constrained"
         try:
             tokens = request.constraint.allowed() & self._all_tokens
@@ -226,16 +280,29 @@ class RequestPool:
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """The one way out of the pool; undoes `admit`."""
+        """The one way out of the pool."""
         assert request.state is not State.FINISHED and not request.in_flight, f"{request.request_id} cannot leave now"
-        row = request.row
-        if row is not None:
-            self.kv.free(row)
-            self.kv.release(row)
-            self.kv.release_row(row)
-            request.row = None
+        if request.row is not None:
+            self._vacate(request, request.row)
         request.state = State.FINISHED
         del self._live[request.request_id]
+
+    def _vacate(self, request: Request, row: int) -> None:
+        """Undo `admit`."""
+        self.kv.free(row)
+        if self.kv.reserves:
+            self.kv.release(row)
+        self.kv.release_row(row)
+        request.row = None
+        del self.running[request.request_id]
+
+    def _remember(self, request: Request, row: int) -> None:
+        """Let others find the pages that are full of ids which the host knows."""
+        size = self.kv.page_size
+        num_full = min(request.num_computed, request.num_tokens) // size
+        for index in range(request.num_remembered, num_full):
+            self.kv.remember(row, index, digests_of(request, size, index + 1)[index])
+        request.num_remembered = num_full
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
         reason = request.finish_reason
@@ -246,14 +313,17 @@ class RequestPool:
         logprobs = tuple(request.logprobs[start:])
         asked = request.params.prompt_logprobs is not None
         prompt_logprobs = tuple(request.prompt_logprobs) if asked and new_ids and not start else None
+        num_cached = 0 if start else request.num_cached
         request.num_delivered += len(new_ids)
         if new_ids and request.first_token is None:
             request.first_token = now
         metrics = None
         if reason is not None:
-            self._leave(request)
+            request.has_ended = True
+            if not request.in_flight:  # else it leaves when that iteration is back
+                self._leave(request)
             metrics = _metrics(request, now) if reason != "error" else None
-        return RequestUpdate(request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs)
+        return RequestUpdate(request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs, num_cached)
 
 
 def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) -> None:

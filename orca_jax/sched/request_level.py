@@ -1,12 +1,10 @@
 """Request-level scheduling: what the paper compares with (section 3.1, Figures 2 and 3)."""
 
-from collections.abc import Sequence
-
 from orca_jax.errors import ConfigError
 from orca_jax.request import Request, State
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice
+from orca_jax.sched.scheduler import Choice, Selection
 
 
 class RequestLevelScheduler:
@@ -35,14 +33,16 @@ class RequestLevelScheduler:
         self._open: list[Request] = []  # members of the batch, less some that ended
         self._shortest = 0  # prompt tokens of the batch's shortest member
 
-    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """The whole batch, or a new one when the last has left."""
         self._batch = [request for request in self._batch if request.state is not State.FINISHED]
         if not self._batch:
             self._form_batch(pool, kv)
         elif self._has_ended():  # its last member was aborted; the others leave first
-            return []
-        return [Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch]
+            return Selection(())
+        return Selection(
+            [Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch]
+        )
 
     def may_return(self, request: Request) -> bool:
         """Whether the batch has ended, or the request was aborted."""
@@ -52,7 +52,7 @@ class RequestLevelScheduler:
         reserved = kv.reserved_slots
         for request in pool:
             reserved += request.max_total
-            if len(self._batch) == self.max_bs or reserved > kv.n_slots:
+            if len(self._batch) == self.max_bs or reserved > kv.capacity:
                 break
             self._batch.append(request)
         self._open = list(self._batch)

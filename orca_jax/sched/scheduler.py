@@ -18,14 +18,21 @@ class Choice(NamedTuple):
     num_tokens: int
 
 
+class Selection(NamedTuple):
+    """Who runs in the next iteration, and who gives up row and pages for that; empty when nobody can run."""
+
+    choices: Sequence[Choice]
+    preempted: Sequence[Request] = ()
+
+
 class Scheduler(Protocol):
     """Decides; admission, accounting and finishing exist once, in `planner` and `pool`."""
 
     name: str
     n_workers: int  # iterations that may be in flight
 
-    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
-        """Who runs in the next iteration; empty when nobody can. Changes neither `pool` nor `kv`."""
+    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
+        """Decide. Changes neither `pool` nor `kv`."""
         ...
 
     def may_return(self, request: Request) -> bool:

@@ -1,0 +1,135 @@
+"""A token budget for each iteration: increments first, prompts in chunks, pages on demand.
+
+What iteration-level scheduling became after the paper. Algorithm 1 lets a prompt of any length into an iteration, and
+everybody waits for it; here an iteration processes at most `max_tokens` tokens, which bounds how long a running
+request waits for its next one. Nothing is reserved: where pages run out, the least urgent requests give theirs up and
+compute their tokens again later.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orca_jax.request import Request
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orderings import Ordering
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Choice, Selection
+
+
+class ChunkedScheduler:
+    """Chooses by an ordering, from the most urgent request to the least.
+
+    Somebody always makes progress, and the most urgent request is never preempted: it may take the pages of all
+    others, and alone it fits, or the pool would have refused it. While a running request lacks pages nobody is
+    admitted, so that it need not outbid newcomers for ever.
+
+    Args:
+        max_bs: requests that run at once.
+        max_tokens: tokens of an iteration, at least `max_bs`.
+        ordering: who comes first.
+        depth: iterations in flight; 2 overlaps the host's work on one with the device's work on the other.
+        watermark: pages that stay free when a request is admitted beside others, so that their next tokens find some.
+    """
+
+    name = "chunked"
+
+    def __init__(self, max_bs: int, max_tokens: int, ordering: Ordering, *, depth: int = 1, watermark: int = 0) -> None:
+        self.max_bs = max_bs
+        self.max_tokens = max_tokens
+        self.ordering = ordering
+        self.n_workers = depth
+        self.watermark = watermark
+
+    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
+        """Running requests first, increments before chunks of prompts; then newcomers, if nobody lacks pages."""
+        turn = _Turn(kv, self.max_tokens, kv.num_free_pages)
+        running = self.ordering.running(pool)
+        for request in sorted(running, key=_is_chunk):
+            if request.num_left and turn.budget and request not in turn.preempted:
+                turn.go_on(request, running)
+        if not turn.is_short:
+            self._admit(pool, turn)
+        return Selection(turn.choices, turn.preempted)
+
+    def may_return(self, request: Request) -> bool:
+        """Always: a token leaves as soon as its iteration has returned."""
+        return True
+
+    def _admit(self, pool: RequestPool, turn: "_Turn") -> None:
+        rows = min(self.max_bs - len(pool.running), turn.kv.num_free_rows)
+        promised = sum([turn.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
+        spare = turn.free - max(0, promised - turn.taken)
+        for request in self._waiting(pool):
+            if not rows or not turn.budget:
+                break
+            found = pool.cached_pages(request)
+            price = turn.kv.num_kept(found) + turn.kv.lacking(None, request.num_tokens) - len(found)
+            is_alone = not pool.running and not turn.choices
+            if price + (0 if is_alone else self.watermark) > spare:
+                break  # and not `continue`, or a long request could wait for ever
+            size = min(request.num_tokens - len(found) * turn.kv.page_size, turn.budget)
+            turn.choose(request, size, price)
+            spare -= price
+            rows -= 1
+
+    def _waiting(self, pool: RequestPool) -> Iterator[Request]:
+        """Whoever could be admitted, lazily. A request whose last token is still on the device comes back later."""
+        return (request for request in self.ordering.waiting(pool) if not request.in_flight)
+
+
+def _is_chunk(request: Request) -> bool:
+    return request.num_left > 1
+
+
+@dataclass
+class _Turn:
+    """One selection in the making."""
+
+    kv: KVManager
+    budget: int  # tokens left
+    free: int  # pages left
+    taken: int = 0  # pages that the chosen ones will take
+    choices: list[Choice] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    is_short: bool = False  # somebody could not have the pages that its tokens need
+
+    def choose(self, request: Request, num_tokens: int, pages: int) -> None:
+        self.choices.append(Choice(request, num_tokens))
+        self.budget -= num_tokens
+        self.free -= pages
+        self.taken += pages
+
+    def go_on(self, request: Request, running: Sequence[Request]) -> None:
+        """Choose a running request for as many tokens as budget and pages allow; less urgent ones give up theirs."""
+        size = min(request.num_left, self.budget)
+        while self.kv.lacking(request.row, request.num_computed + size) > self.free:
+            self.is_short = True
+            room = (self._num_held(request) + self.free) * self.kv.page_size - request.num_computed
+            if room > 0:  # part of a chunk fits
+                size = min(size, room)
+                break
+            victim = self._least_urgent(running, request)
+            if victim is None:
+                return
+            self._preempt(victim)
+            if victim is request:
+                return
+        self.choose(request, size, self.kv.lacking(request.row, request.num_computed + size))
+
+    def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
+        """Who gives way to a request: the last one that is not chosen yet, perhaps itself; nobody before it does."""
+        chosen = {choice.request.request_id for choice in self.choices}
+        for other in reversed(running):
+            if other is request:
+                return request if self.choices else None
+            if other.request_id not in chosen and other not in self.preempted and other.finish_reason is None:
+                return other
+        return None
+
+    def _preempt(self, victim: Request) -> None:
+        self.preempted.append(victim)
+        self.free += self.kv.releasable(victim.row)
+
+    def _num_held(self, request: Request) -> int:
+        assert request.row is not None, f"{request.request_id} does not run"
+        return len(self.kv.pages_of(request.row))
