@@ -129,7 +129,7 @@ class Connection(H11Protocol):
             start = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        cycle: RequestResponseCycle | None = self.cycle  # which uvicorn leaves out before the first request
+        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
         if cycle is not None and not cycle.response_complete:
             # A handler may be about to answer as well: to it the peer has gone, and what it sends is dropped.
             cycle.disconnected = True
