@@ -14,7 +14,7 @@ from orca_jax.serve.generation import Generation, Job
 from orca_jax.serve.http_body import read_request
 from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated
 from orca_jax.serve.schema import chat_parser
-from orca_jax.serve.schema.chat import ChatRequest
+from orca_jax.serve.schema.chat import ChatRequest, NamedTool
 from orca_jax.serve.service import Prompt, Service
 from orca_jax.serve.streaming import respond, stream_rules
 
@@ -39,6 +39,7 @@ async def prepare(service: Service, call: ChatRequest, name: str) -> Job:
     _check(service, call)
     rules = tool_rules(call, service.config.tool_call_parser)
     structured = structured_answer(call, rules)
+    called = _streamed_call(call)
     text = await render_conversation(service, call.messages, rules.shown, call)
     ids = await service.encode(text, "messages", bool(call.add_special_tokens))
     prompt = truncated(Prompt(text, ids), call, call.limit, service.model.context)
@@ -64,10 +65,18 @@ async def prepare(service: Service, call: ChatRequest, name: str) -> Job:
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,
         keeps_ids=bool(call.logprobs or call.return_token_ids) or call.prompt_logprobs is not None,
-        make_parser=rules.make_parser,
+        make_parser=rules.make_parser if called is None else None,
+        called=called,
         parallel_calls=call.parallel_tool_calls is not False,
         renamed=_renamed(call),
     )
+
+
+def _streamed_call(call: ChatRequest) -> str | None:
+    """The function whose arguments can go out as they come, since nothing but their end ends the text."""
+    if not call.stream or call.stop or call.stop_token_ids or not isinstance(call.tool_choice, NamedTool):
+        return None
+    return call.tool_choice.function.name
 
 
 def _check(service: Service, call: ChatRequest) -> None:

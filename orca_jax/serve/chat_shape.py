@@ -16,6 +16,7 @@ from orca_jax.serve.schema.answers import (
     ChatLogprobs,
     Delta,
     Function,
+    FunctionDelta,
     PromptLogprobs,
     ToolCallAnswer,
     ToolCallDelta,
@@ -52,7 +53,7 @@ class ChatShape:
         events = b"" if index in self._num_calls else self._begin(index, tail)
         if self._job.keeps_ids:
             events += self._detailed(piece, tail)
-        elif piece.text:
+        elif piece.text and self._job.called is None:
             # By hand: this is what nearly every token of nearly every stream becomes.
             events += b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
                 self._head,
@@ -62,6 +63,8 @@ class ChatShape:
             )
         if piece.calls:
             events += self._calls(piece, tail)
+        if piece.text and self._job.called is not None:
+            events += self._arguments(self._job.called, piece, tail)
         if piece.reason is not None:
             events += self._event(ChatChunkChoice(index, Delta(), None, piece.reason), tail)
         return events
@@ -114,7 +117,7 @@ class ChatShape:
             return b""
         choice = ChatChunkChoice(
             piece.choice,
-            Delta(content=piece.text),
+            Delta(content=piece.text if self._job.called is None else ""),
             self._logprobs(piece.ids, piece.logprobs),
             token_ids=list(piece.ids) if self._call.return_token_ids else UNSET,
         )
@@ -125,9 +128,17 @@ class ChatShape:
         self._num_calls[piece.choice] += len(piece.calls)
         events = b""
         for number, call in enumerate(piece.calls, start=first):
-            delta = Delta(tool_calls=[ToolCallDelta(number, _call_id(), Function(*call))])
-            events += self._event(ChatChunkChoice(piece.choice, delta), tail)
+            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(), "function")
+            events += self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[whole])), tail)
         return events
+
+    def _arguments(self, name: str, piece: Piece, tail: bytes) -> bytes:
+        """The only call of the choice begins, or goes on."""
+        part = ToolCallDelta(0, FunctionDelta(piece.text))
+        if not self._num_calls[piece.choice]:
+            self._num_calls[piece.choice] = 1
+            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(), "function")
+        return self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[part])), tail)
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._call.logprobs:

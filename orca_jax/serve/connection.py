@@ -9,7 +9,7 @@ from typing import Any
 
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from orca_jax.serve.api_error import ApiError
@@ -129,6 +129,11 @@ class Connection(H11Protocol):
             start = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            # A handler may be about to answer as well: to it the peer has gone, and what it sends is dropped.
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.close()
 
     def _abort_if_sent(self) -> None:

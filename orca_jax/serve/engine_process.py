@@ -59,6 +59,7 @@ def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
     built = build_engine(start.config, on_compile=lambda: pulse.enter("compiling"))
     loop = EngineLoop(built.engine, inbox, send, pulse, built.grammars.compile)
     pulse.enter("serving")
+    send(pulse.beat())  # also an engine that dies at once has been seen to serve
     send(_ready(built, start))
     loop.run()
     return 0

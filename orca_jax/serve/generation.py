@@ -50,6 +50,7 @@ class Job:
     scores_only: bool = False  # nothing but the prompt's log probabilities is wanted
     make_parser: Callable[[], ToolParser] | None = None
     parallel_calls: bool = True
+    called: str | None = None  # the function of which the text is the arguments, where these go out as they come
     renamed: dict[str, str] | None = None  # the engine's names of parameters -> the caller's, where they differ
 
 
@@ -91,6 +92,8 @@ class _Choice:
             text, calls = self._parse(text, is_end=reason is not None)
             if reason == "stop" and self._has_called:
                 reason = "tool_calls"
+        elif self._job.called is not None and reason == "stop":
+            reason = "tool_calls"
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]

@@ -1,5 +1,6 @@
 """`GET /openapi.json`: the API as a document, made of the same tables that check requests."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -58,13 +59,16 @@ def openapi_route(service: Service) -> Route:
 
     documents: dict[bool, bytes] = {}  # whether the limits are known -> JSON
 
+    def document(is_known: bool) -> bytes:
+        limits = {}
+        if is_known:
+            limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
+        return msgspec.json.encode(openapi_document(service.names, limits, has_keys))
+
     async def openapi(request: Request) -> Response:
         is_known = service.is_ready
-        if is_known not in documents:
-            limits = {}
-            if is_known:
-                limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
-            documents[is_known] = msgspec.json.encode(openapi_document(service.names, limits, has_keys))
+        if is_known not in documents:  # a tenth of a second in which streams should go on
+            documents[is_known] = await asyncio.to_thread(document, is_known)
         return Response(documents[is_known], media_type="application/json")
 
     return Route("/openapi.json", openapi, methods=["GET"])

@@ -21,6 +21,7 @@ from orca_jax.serve.engine_client import EngineClient
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.serve.logs import configure_logging
 from orca_jax.serve.observe import Observer
+from orca_jax.serve.root_path import RootPath
 from orca_jax.serve.server_args import parse_args
 from orca_jax.serve.service import Service
 from orca_jax.serve.supervisor import Supervisor
@@ -160,8 +161,9 @@ class _Life:
 
     def _uvicorn_config(self, observer: Observer) -> uvicorn.Config:
         config = self._config
+        app = create_app(self._service, config, observer)
         made = uvicorn.Config(
-            create_app(self._service, config, observer),
+            RootPath(app, config.root_path) if config.root_path else app,
             http=connection_class(config.read_timeout, config.write_timeout),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -169,7 +171,6 @@ class _Life:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            root_path=config.root_path,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
         )

@@ -99,7 +99,8 @@ def _default(name: str) -> Any:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m orca_jax.serve", description=DESCRIPTION, allow_abbrev=False)
+    name = "python -m orca_jax.serve"
+    parser = argparse.ArgumentParser(name, f"{name} [flags]", description=DESCRIPTION, allow_abbrev=False)
     config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line wins over it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
     hints = get_type_hints(ServerConfig)
@@ -110,7 +111,10 @@ def _make_parser() -> argparse.ArgumentParser:
             groups[group] = parser.add_argument_group(group).add_argument
         shown = "" if field.default in (None, "", ()) else f" (default: {field.default})"
         text = field.metadata["help"].replace("%", "%%") + shown
-        groups[group](_flag(field.name), default=field.default, help=text, **options_for(hints[field.name]))
+        options = options_for(hints[field.name])
+        if options.get("type") is float:
+            options["metavar"] = "SECONDS"
+        groups[group](_flag(field.name), default=field.default, help=text, **options)
     add_engine_args(parser)
     return parser
 

@@ -199,7 +199,8 @@ def test_it_is_refused(name: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(FIXTURE, directory)
     HARMS[name](directory)
-    flags = ["--model", str(directory), "--port", "0", "--compile-cache", "none", "--max-num-seqs", "2"]
+    flags = ["--model", str(directory), "--port", "0", "--compile-cache", "none"]
+    flags += ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "64"]
     if not name.startswith("tokenizer"):
         flags += ["--tokenizer", "byte"]
     start = time.monotonic()

@@ -33,7 +33,6 @@ TOO_MUCH: list[tuple[dict[str, Any], str | None]] = [
     ({"bad_words": ["x"] * 10**5}, "bad_words"),
     ({"bad_words": ["x" * 10**6]}, "bad_words"),
     ({"stop_token_ids": [1] * 10**6}, "stop_token_ids"),
-    ({"allowed_token_ids": [1] * 10**6}, "allowed_token_ids"),
     ({"logit_bias": {str(i): 1 for i in range(257)} | {str(i): 1 for i in range(10**5)}}, "logit_bias"),
     ({"logprobs": 10**9}, "logprobs"),
     ({"prompt_logprobs": 10**9}, "prompt_logprobs"),

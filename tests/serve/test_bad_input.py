@@ -1,5 +1,6 @@
 """Bad input gets a clear answer in OpenAI's shape, and nobody else notices."""
 
+import re
 import socket
 import threading
 from typing import Any
@@ -179,6 +180,19 @@ def test_body_without_announced_length(server: Server) -> None:
     with pytest.raises(httpx.TransportError):  # answered and closed while the client still sends
         check_error(server.http.post("/v1/completions", content=pieces, headers=JSON), 413)
         raise httpx.WriteError("the client had sent everything")
+
+
+def test_a_body_that_breaks_off_as_http(server: Server) -> None:
+    """The HTTP layer answers, and nobody else does; that no traceback is logged is checked when the server ends."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    for rest in (b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nzz\r\n", b"content-length: 50\r\n\r\nabc"):
+        with socket.create_connection((server.http.base_url.host, server.http.base_url.port or 80), timeout=10) as raw:
+            raw.sendall(head + rest)
+            raw.shutdown(socket.SHUT_WR)
+            raw.settimeout(10)
+            answer = b"".join(iter(lambda: raw.recv(4096), b""))
+        assert len(re.findall(rb"HTTP/1.1 \d", answer)) <= 1 and b" 200 " not in answer
+    assert server.health().status_code == 200
 
 
 def test_giant_header_is_refused(server: Server) -> None:

@@ -193,6 +193,19 @@ def test_forced_calls_are_a_schema() -> None:
     assert json.loads(structured.value)["maxItems"] == 1
 
 
+def test_arguments_of_a_named_call_go_out_as_they_come() -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    answer, link = chat(saying('{"city"', ': "Ro', 'me"}'), tools=TOOLS, tool_choice=named, stream=True)
+    (*_, last) = events(checked(answer))
+    assert last["choices"][0]["finish_reason"] == "tool_calls" and link.submitted[0].params.structured is not None
+    calls = [call for delta in deltas(answer) for call in delta.get("tool_calls", ())]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
+    assert calls[0]["function"]["name"] == "weather" and all("name" not in call["function"] for call in calls[1:])
+    assert not any(delta.get("content") for delta in deltas(answer))
+    whole = message_of(chat(saying('{"city": "Rome"}'), tools=TOOLS, tool_choice=named)[0])
+    assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS}, "tool_choice"),  # auto needs --tool-call-parser
     ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice"),

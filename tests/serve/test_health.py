@@ -48,7 +48,12 @@ def test_probes_only_read(server: Server, path: str) -> None:
 
 
 def test_root_path() -> None:
-    """A proxy may leave the prefix or take it away."""
-    with running("--root-path", "/llm") as server:
-        assert server.http.get("/health").status_code == 200
+    """A proxy may leave the prefix or take it away; keys guard both."""
+    with running("--root-path", "/llm", "--api-key", "secret", api_key="secret") as server:
+        for prefix in ("", "/llm"):
+            assert server.http.get(f"{prefix}/v1/models").json()["data"][0]["id"] == "preset:toy"
+            for path, status in (("/health", 200), ("/v1/models", 401), ("/metrics", 401), ("/health/", 401)):
+                assert httpx.get(f"{server.url}{prefix}{path}").status_code == status
+        assert server.http.get("/llmx/v1/models").status_code == 404
+        assert httpx.get(f"{server.url}/llm/llm/health").status_code == 401
         assert server.complete("hi", max_tokens=2).status_code == 200

@@ -88,13 +88,20 @@ class ToolCallAnswer(msgspec.Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """The name, once, and arguments to be joined."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The same in a stream, where a call comes whole."""
+    """The same in a stream: whole, or begun and then continued by further ones, which have neither id nor name."""
 
     index: int
-    id: str
-    function: Function
-    type: Literal["function"] = "function"
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
