@@ -4,14 +4,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import is_preset, read_model_config
 from orca_jax.progress import progress_bar
+from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orderings import FirstComeFirstServed, Ordering
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
@@ -31,11 +33,11 @@ DEMO = "demo"
 TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds for an iteration of the toy, so that a busy one leaves the processor to others
 TOY_PAGE_SIZE = 16
+TOY_BUDGET = 2048
 
-SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {
-    "orca": OrcaScheduler,
-    "request_level": RequestLevelScheduler,
-}
+SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
+ORDERINGS: dict[str, Callable[[], Ordering]] = {"fcfs": FirstComeFirstServed}
+WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
 
 _PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
 _LARGEST_BUCKET = {"cpu": 512}  # where a matrix product on a CPU reaches its speed
@@ -69,9 +71,9 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     max_model_len = _max_model_len(config, model)
     from orca_jax.exec.executor import JaxExecutor
 
-    scheduler = SCHEDULERS[config.scheduler](config.max_num_seqs, config.n_workers)
     decoder, mesh = _load(config, str(source), model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
+    scheduler = _scheduler(config, resolved.cache, resolved.buckets[-1])
     pool = _pool(config, model, max_model_len, resolved.cache)  # before minutes of compilation, for it may refuse
     if on_compile is not None:
         on_compile()
@@ -168,7 +170,7 @@ def _resolve(
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     largest = config.max_num_batched_tokens or _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
     page_size = config.page_size or _PAGE_SIZE
-    num_rows = config.max_num_seqs * config.n_workers
+    num_rows = _num_rows(config)
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype)
     else:
@@ -192,10 +194,35 @@ def _resolve(
 
 def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig) -> RequestPool:
     """The pool of requests, and the K/V manager in it."""
-    num_rows = config.max_num_seqs * config.n_workers
-    n_slots = config.n_slots or max(1, cache.num_slots - num_rows * (cache.page_size - 1))
-    kv = KVManager(cache.num_pages, cache.page_size, num_rows, n_slots)
-    return RequestPool(kv, vocab_size=model.vocab_size, max_model_len=max_model_len, eos_token_ids=model.eos_token_ids)
+    num_rows = _num_rows(config)
+    n_slots = config.n_slots
+    if config.scheduler != "chunked" and n_slots is None:
+        n_slots = max(1, cache.num_slots - num_rows * (cache.page_size - 1))
+    return RequestPool(
+        KVManager(cache.num_pages, cache.page_size, num_rows, n_slots),
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        reuses_prefixes=config.scheduler == "chunked" and config.enable_prefix_caching,
+    )
+
+
+def _num_rows(config: EngineConfig) -> int:
+    """Requests that hold rows: under `chunked` the same ones are in all iterations in flight."""
+    return config.max_num_seqs if config.scheduler == "chunked" else config.max_num_seqs * config.n_workers
+
+
+def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) -> Scheduler:
+    match config.scheduler:
+        case "orca":
+            return OrcaScheduler(config.max_num_seqs, config.n_workers)
+        case "request_level":
+            return RequestLevelScheduler(config.max_num_seqs, config.n_workers)
+        case "chunked":
+            ordering = ORDERINGS[config.scheduling_policy]()
+            watermark = int(WATERMARK * cache.num_pages)
+            depth = 2 if config.overlap else 1
+            return ChunkedScheduler(config.max_num_seqs, largest_bucket, ordering, depth=depth, watermark=watermark)
 
 
 def _build_toy(config: EngineConfig) -> Built:
@@ -203,11 +230,12 @@ def _build_toy(config: EngineConfig) -> Built:
     override = None if config.model == TOY else Clock(clock_latency(config.model))
     latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
     max_model_len = _max_model_len(config, TOY_MODEL)
-    scheduler = SCHEDULERS[config.scheduler](config.max_num_seqs, config.n_workers)
     page_size = config.page_size or TOY_PAGE_SIZE
-    rows = config.max_num_seqs * config.n_workers
+    rows = _num_rows(config)
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
-    pool = _pool(config, TOY_MODEL, max_model_len, CacheConfig(num_pages, page_size, "float32"))
+    cache = CacheConfig(num_pages, page_size, "float32")
+    scheduler = _scheduler(config, cache, config.max_num_batched_tokens or TOY_BUDGET)
+    pool = _pool(config, TOY_MODEL, max_model_len, cache)
     executor = ToyExecutor(
         TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 DType = Literal["float32", "bfloat16", "float16"]
-SchedulerName = Literal["orca", "request_level"]
+SchedulerName = Literal["orca", "request_level", "chunked"]
+OrderingName = Literal["fcfs"]
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 
 
@@ -102,6 +103,9 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs
     scheduler: SchedulerName = "orca"
+    scheduling_policy: OrderingName = "fcfs"  # chunked: who comes first
+    overlap: bool = True  # chunked: select the next iteration while one runs
+    enable_prefix_caching: bool = True  # chunked: begin with pages of requests whose prompts begin alike
     n_workers: int = 1  # the paper's n_workers: iterations in flight
     n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
     tensor_parallel_size: int | None = None

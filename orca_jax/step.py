@@ -153,8 +153,8 @@ class Executor(Protocol):
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
         """Say what the constrained members of a plan may draw, one set for each in the plan's order, none empty.
 
-        Must follow `submit` of a constrained plan, before anything else is submitted or collected; the layers are
-        already running meanwhile.
+        Must follow `submit` of a constrained plan before the next one is submitted and before this one is collected;
+        the one before it may be collected first. The layers are already running meanwhile.
         """
         ...
 

@@ -43,7 +43,7 @@ class ChunkedScheduler:
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Running requests first, increments before chunks of prompts; then newcomers, if nobody lacks pages."""
         turn = _Turn(kv, self.max_tokens, kv.num_free_pages)
-        running = self.ordering.running(pool)
+        running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
         for request in sorted(running, key=_is_chunk):
             if request.num_left and turn.budget and request not in turn.preempted:
                 turn.go_on(request, running)
@@ -122,7 +122,7 @@ class _Turn:
         for other in reversed(running):
             if other is request:
                 return request if self.choices else None
-            if other.request_id not in chosen and other not in self.preempted and other.finish_reason is None:
+            if other.request_id not in chosen and other not in self.preempted:
                 return other
         return None
 

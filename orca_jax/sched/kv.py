@@ -134,6 +134,10 @@ class KVManager:
         self._pages.give_back(self._pages_of_row[row])
         self._pages_of_row[row] = []
 
+    def releasable(self, row: int | None) -> int:
+        """Pages that `free` would make free: those that no other row holds."""
+        return 0 if row is None else self._pages.num_held_once(self._pages_of_row[row])
+
     def find(self, digests: Iterable[bytes]) -> Sequence[int]:
         """Pages that hold this content, by the digests of `sched/prefix.py`; for `share`, before anything else."""
         return self._pages.find(digests)

@@ -75,6 +75,10 @@ class PagePool:
         """How many of these pages `share` would take from the free ones."""
         return sum([not self._holders[page] for page in pages])
 
+    def num_held_once(self, pages: Sequence[int]) -> int:
+        """How many of these pages have a single holder."""
+        return sum([self._holders[page] == 1 for page in pages])
+
     def share(self, pages: Sequence[int]) -> None:
         """One holder more for each of these pages, which `find` has just found."""
         for page in pages:

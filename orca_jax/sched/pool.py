@@ -244,9 +244,8 @@ class RequestPool:
         assert len(holders) == len(self.running) == self.kv.num_held_rows, "a row is held by no live request"
 
     def _allowed(self, request: Request) -> TokenSet:
-        if request.finish_reason is not None:  # its end became known after the submission; whatever comes is dropped
-            return self._all_tokens
-        assert request.constraint is not None, f"{request.request_id} is not constrained"
+        if request.finish_reason is not None or request.constraint is None:
+            return self._all_tokens  # known since the submission only: it has ended, or may draw anything from here on
         try:
             tokens = request.constraint.allowed() & self._all_tokens
         except RequestError as error:

@@ -190,7 +190,6 @@ class ToyExecutor:
     def collect(self, handle: Handle) -> StepResult:
         """Wait until the oldest iteration in flight is done."""
         assert self._in_flight, "nothing is in flight"
-        assert self._awaiting is None, "collect where allowed ids are awaited"
         oldest = self._in_flight.popleft()
         assert oldest is handle, "collected out of order"
         if self._latency:

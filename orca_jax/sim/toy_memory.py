@@ -1,6 +1,7 @@
 """What the toy's device remembers, and all that it does not believe of a plan."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from orca_jax.step import Member, RowSampling
 
@@ -31,7 +32,7 @@ class ToyMemory:
         self._page_size = page_size
         self._num_rows = num_rows
         self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
-        self._owner_of_page: list[int | None] = [None] * num_pages
+        self._readers: list[set[int]] = [set() for _ in range(num_pages)]  # rows to which a page was given
         self._rows: dict[int, ToyRow] = {}
 
     def row(self, index: int) -> ToyRow:
@@ -58,19 +59,24 @@ class ToyMemory:
         total = row.sums[member.start - 1] if member.start else 0
         del row.sums[member.start :]
         for position, token in enumerate(ids, start=member.start):
-            page, slot = divmod(position, self._page_size)
-            self._pages[row.pages[page]][slot] = token
+            number, slot = divmod(position, self._page_size)
+            page = row.pages[number]
+            assert self._readers[page] == {member.row}, f"{member.request_id} writes into page {page}, which is shared"
+            self._pages[page][slot] = token
             total += (position + 1) * (token + 1)
             row.sums.append(total)
 
     def ids_of(self, index: int) -> list[int]:
         """A row's whole context, read back through its page table."""
+        return self._read(index, len(self._rows[index].sums))
+
+    def _read(self, index: int, count: int) -> list[int]:
         row, ids = self._rows[index], []
-        for position in range(len(row.sums)):
+        for position in range(count):
             number, slot = divmod(position, self._page_size)
             page = row.pages[number]
-            owner, token = self._owner_of_page[page], self._pages[page][slot]
-            assert owner == index, f"page {page} of {row.request_id} was given to row {owner} too"
+            readers, token = self._readers[page], self._pages[page][slot]
+            assert index in readers, f"page {page} of {row.request_id} was given to row {min(readers)} too"
             assert token is not None, f"{row.request_id} reads position {position}, which nobody wrote"
             ids.append(token)
         return ids
@@ -91,10 +97,16 @@ class ToyMemory:
         assert member.num_old_pages == len(row.pages), (
             f"{member.request_id} has {len(row.pages)} pages, the plan says {member.num_old_pages}"
         )
-        for page in member.new_pages:
-            self._owner_of_page[page] = member.row
-            self._pages[page] = [None] * self._page_size
+        for number, page in enumerate(member.new_pages, start=len(row.pages)):
+            if (number + 1) * self._page_size <= member.start:  # another request filled it with the same ids
+                self._readers[page].add(member.row)
+            else:
+                self._readers[page] = {member.row}
+                self._pages[page] = [None] * self._page_size
         row.pages += member.new_pages
+        if member.sampling is not None and member.start:
+            ids = self._read(member.row, member.start)
+            row.sums = list(accumulate((i + 1) * (token + 1) for i, token in enumerate(ids)))
         return row
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:

@@ -1,20 +1,33 @@
 """An engine on the toy model that writes down every batch, for tests of schedulers."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import Request, RequestUpdate, SamplingParams
+from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orderings import FirstComeFirstServed
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Choice, Scheduler
+from orca_jax.sched.scheduler import Choice, Scheduler, Selection
 from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
 from orca_jax.step import Handle, StepPlan, TokenLogprobs
 
 VOCAB = 61
 SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}
+
+
+class Shape(NamedTuple):
+    """What `chunked` needs beside `max_bs`."""
+
+    budget: int = 16
+    depth: int = 2
+    watermark: int = 0
+    num_pages: int | None = None  # None: enough for everybody
+    reuses_prefixes: bool = True
 
 
 class RecordingScheduler:
@@ -26,13 +39,13 @@ class RecordingScheduler:
         self.n_workers = inner.n_workers
         self.seen: list[Sequence[Choice]] = []
 
-    def select(self, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
+    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         before = [(request.request_id, request.state, request.row) for request in pool]
-        choices = self.inner.select(pool, kv)
+        selection = self.inner.select(pool, kv)
         after = [(request.request_id, request.state, request.row) for request in pool]
         assert before == after, "select changed a request"
-        self.seen.append(choices)
-        return choices
+        self.seen.append(selection.choices)
+        return selection
 
     def may_return(self, request: Request) -> bool:
         return self.inner.may_return(request)
@@ -64,14 +77,27 @@ class Lab:
         eos: Sequence[int] = (),
         seed: int = 0,
         override: Override | None = None,
+        shape: Shape | None = None,
     ) -> None:
         self.max_bs = max_bs
         self.n_slots = n_slots
         rows = max_bs * n_workers
-        num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
-        self.kv = KVManager(num_pages, page_size, rows, n_slots)
-        self.pool = RequestPool(self.kv, vocab_size=VOCAB, max_model_len=max_model_len, eos_token_ids=eos)
-        self.scheduler = RecordingScheduler(SCHEDULERS[name](max_bs, n_workers))
+        if shape is None:
+            num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
+            self.kv = KVManager(num_pages, page_size, rows, n_slots)
+            scheduler = SCHEDULERS[name](max_bs, n_workers)
+        else:
+            self.kv = KVManager(shape.num_pages or rows * -(-max_model_len // page_size), page_size, rows)
+            ordering = FirstComeFirstServed()
+            scheduler = ChunkedScheduler(max_bs, shape.budget, ordering, depth=shape.depth, watermark=shape.watermark)
+        self.pool = RequestPool(
+            self.kv,
+            vocab_size=VOCAB,
+            max_model_len=max_model_len,
+            eos_token_ids=eos,
+            reuses_prefixes=shape is not None and shape.reuses_prefixes,
+        )
+        self.scheduler = RecordingScheduler(scheduler)
         self.executor = RecordingExecutor(rows, self.kv, override)
         self.now = 0.0
         self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)

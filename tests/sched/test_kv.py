@@ -94,9 +94,9 @@ def test_misuse_is_noticed() -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[KVManager, int], object], str]] = {
-    "lost page": (lambda kv, row: kv._free_pages.pop(), "not all pages"),
-    "page freed twice": (lambda kv, row: kv._free_pages.append(7), "not all pages"),
-    "page in one row twice": (lambda kv, row: kv._pages_of_row[row].append(0), r"held twice: \[0\]"),
+    "lost page": (lambda kv, row: kv._pages._free.pop(), "not all pages"),
+    "page freed twice": (lambda kv, row: kv._pages._free.append(7), "not all pages"),
+    "page in one row twice": (lambda kv, row: kv._pages_of_row[row].append(0), r"holds a page twice: \[0, 1, 0\]"),
     "wrong sum": (lambda kv, row: setattr(kv, "reserved_slots", 9), "the rows' sum is 12"),
     "too much reserved": (lambda kv, row: setattr(kv, "n_slots", 9), "12 of 9 slots"),
     "held row among the free": (lambda kv, row: kv._free_rows.append(row), "free and held rows differ"),

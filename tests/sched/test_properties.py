@@ -170,7 +170,8 @@ class NeverHeldBack(Lab):
         select = self.scheduler.inner.select
 
         def checked(pool, kv):
-            choices = select(pool, kv)
+            selection = select(pool, kv)
+            choices = selection.choices
             chosen = [choice.request.request_id for choice in choices]
             idle = [request for request in pool if request.state is not State.RUNNING]
             assert chosen == [request.request_id for request in idle][: len(chosen)], "a prefix, so nobody starves"
@@ -182,7 +183,7 @@ class NeverHeldBack(Lab):
                     newcomers = sum(c.request.max_total for c in choices if c.request.row is None)
                     free = kv.n_slots - kv.reserved_slots - newcomers
                     assert left[0].max_total > free, "a request waits although it fits"
-            return choices
+            return selection
 
         self.scheduler.inner.select = checked  # type: ignore[method-assign]
 
