@@ -150,6 +150,7 @@ def test_before_the_model_is_loaded() -> None:
         assert answer.json()["error"]["code"] == "engine_unavailable"
 
 
+@pytest.mark.conforms("completions.timeout", "completions.queue_timeout")
 @pytest.mark.parametrize(
     ("fields", "status", "code"), [({"timeout": 0.1}, 408, "timeout"), ({"queue_timeout": 0.1}, 503, "queue_timeout")]
 )
