@@ -64,7 +64,7 @@ def test_every_answer_of_a_connection_is_seen() -> None:
         ("GET", "/a?x=1", b"", 200, b"ok", True),
         ("POST", "/b", b"body", 200, b"ok", True),
     ]
-    assert seen[0].headers["x-request-id"] == "r" and recorder.num_answers == 2 and recorder.num_unread == 0
+    assert seen[0].headers["x-request-id"] == "r" and recorder.statuses == {200: 2} and recorder.num_unread == 0
 
 
 def test_an_answer_may_come_before_its_request_has_ended() -> None:

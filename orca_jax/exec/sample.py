@@ -145,9 +145,9 @@ def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Ar
     filters = _Filters(top_k, parameters.top_p, jnp.log(parameters.min_p))
     mass = jnp.exp(scaled)
     windowed, fits = _draw_in_window(scaled, mass.sum(axis=-1), filters, uniform)
-    wide = partial(_draw_from_all, scaled, mass, filters, uniform)
-    needed = jnp.any(~fits & (parameters.temperature > 0))
-    return lax.cond(needed, lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
+    is_wide = ~fits & (parameters.temperature > 0)
+    wide = partial(_draw_from_all, scaled, mass, filters, uniform, is_wide)
+    return lax.cond(jnp.any(is_wide), lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
 
 
 def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, ""]:
@@ -171,20 +171,33 @@ def _draw_in_window(
     kept = jnp.where((upto - mass < (top_p * available)[:, None]) & (values >= least[:, None]), mass, 0.0)
     # Three filters may end the choice within the window. A nucleus of what a wider top-k left is not known here.
     nucleus_known = (top_k == vocab) | (top_p >= 1)
-    ends = ((upto[:, -1] >= top_p * available) & (top_p < 1)) | (values[:, -1] < least)
+    # The minimum and not `values[:, -1]`: XLA would merge that slice with top_k's own and then sort all columns.
+    ends = ((upto[:, -1] >= top_p * available) & (top_p < 1)) | (values.min(axis=-1) < least)
     choice = _pick(kept, _cumulative(kept), uniform * kept.sum(axis=-1))
     return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], (top_k <= window) | (nucleus_known & ends)
 
 
 def _draw_from_all(
-    scaled: Float[Array, "B V"], mass: Float[Array, "B V"], filters: _Filters, uniform: Float[Array, " B"]
+    scaled: Float[Array, "B V"],
+    mass: Float[Array, "B V"],
+    filters: _Filters,
+    uniform: Float[Array, " B"],
+    is_wide: Bool[Array, " B"],
 ) -> Int[Array, " B"]:
-    """Draw among all tokens."""
+    """Draw among all tokens, for the rows that have to; plain sampling, the most common case, needs no threshold."""
     top_k, top_p, least = filters
     rank = _ordered(scaled)
-    kept = jnp.where(rank >= _threshold(rank, jnp.ones_like(mass), top_k.astype(jnp.float32))[:, None], mass, 0.0)
-    nucleus = _threshold(rank, kept, top_p * kept.sum(axis=-1))
-    kept = jnp.where((rank >= nucleus[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
+
+    def most_probable() -> Float[Array, "B V"]:
+        return jnp.where(rank >= _threshold(rank, jnp.ones_like(mass), top_k.astype(jnp.float32))[:, None], mass, 0.0)
+
+    kept = lax.cond(jnp.any(is_wide & (top_k < scaled.shape[1])), most_probable, lambda: mass)
+
+    def nucleus() -> Float[Array, "B V"]:
+        least_rank = _threshold(rank, kept, top_p * kept.sum(axis=-1))
+        return jnp.where((rank >= least_rank[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
+
+    kept = lax.cond(jnp.any(is_wide & (top_p < 1)), nucleus, lambda: kept)
     kept = jnp.where(scaled >= least[:, None], kept, 0.0)
     # Two short cumulative sums instead of a long one: first the block, then the token in it.
     blocks = kept.reshape(kept.shape[0], -1, _BLOCK)

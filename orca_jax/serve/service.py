@@ -28,6 +28,7 @@ class Model:
     defaults: Mapping[str, float | int]  # names of `SamplingParams`
     vocab_size: int
     max_model_len: int
+    max_characters: int  # of a text: a longer one has more tokens than the context, whatever it says
     context: int  # prompt and generated tokens that one request may have: what memory holds limits it too
 
 
@@ -87,7 +88,11 @@ class Service:
 
     async def encode_all(self, texts: Sequence[str], param: str, add_special_tokens: bool) -> list[list[int]]:
         """The ids of several texts, without keeping others waiting. Raises ApiError naming `param`."""
-        tokenizer = self.model.tokenizer
+        tokenizer, limit = self.model.tokenizer, self.model.max_characters
+        longest = max(map(len, texts), default=0)
+        if longest > limit:  # before anybody spends minutes on it
+            message = f"{param} has {longest} characters, and {limit} are more than this model's context holds"
+            raise ApiError(400, message, param, code="context_length_exceeded")
 
         def encode() -> list[list[int]]:
             return [tokenizer.encode(text, add_special_tokens) for text in texts]
@@ -133,11 +138,14 @@ class Service:
 
 
 def _load(ready: Ready, config: ServerConfig) -> Model:
+    tokenizer = load_tokenizer(ready.tokenizer)
+    longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
     return Model(
-        tokenizer=load_tokenizer(ready.tokenizer),
+        tokenizer=tokenizer,
         template=load_chat_template(ready.source, config.chat_template),
         defaults=read_generation_defaults(ready.source, config.generation_config),
         vocab_size=ready.vocab_size,
         max_model_len=ready.max_model_len,
+        max_characters=min(ready.max_model_len, ready.n_slots) * longest_token,
         context=min(ready.max_model_len, ready.n_slots),
     )

@@ -9,6 +9,8 @@ from checks import expect
 
 __all__ = ["ERRORS"]
 
+NUM_ROWS = 4  # requests that the server runs at once
+
 
 def catch[E: openai.OpenAIError](kind: type[E], call: Callable[..., Any], **fields: Any) -> E:
     """The exception that the call must raise."""
@@ -77,15 +79,39 @@ def unknown_route(s: Any) -> None:
     catch(openai.NotFoundError, s.client.embeddings.create, model=s.settings.model, input="x")
 
 
-def mistakes_are_not_retried(s: Any) -> None:
+def count_sent(s: Any, kind: type[openai.OpenAIError], retries: int, **fields: Any) -> int:
+    """How often the client sends a request that ends in this exception, where it may retry so often."""
     sent: list[Any] = []
-    client = s.client.with_options(max_retries=3)
+    client = s.client.with_options(max_retries=retries)
     client._client.event_hooks = {"request": [sent.append], "response": []}
     try:
-        catch(openai.BadRequestError, client.completions.create, model=s.settings.model, prompt="x", temperature=9)
+        catch(kind, client.completions.create, **{"model": s.settings.model, "prompt": "x", **fields})
     finally:
         client._client.event_hooks = {"request": [], "response": []}
-    expect(len(sent) == 1, f"sent {len(sent)} times")
+    return len(sent)
+
+
+def mistakes_are_not_retried(s: Any) -> None:
+    expect(count_sent(s, openai.BadRequestError, 3, temperature=9) == 1, "a mistake was sent again")
+
+
+def spent_deadlines_are_not_retried(s: Any) -> None:
+    body = {"timeout": 0.05, "ignore_eos": True}
+    sent = count_sent(s, openai.APIStatusError, 3, max_tokens=4000, extra_body=body)
+    expect(sent == 1, f"the same request would need as long again, and was sent {sent} times")
+
+
+def a_busy_server_is_asked_again(s: Any) -> None:
+    long = {"stream": True, "max_tokens": 8000, "extra_body": {"ignore_eos": True}}
+    streams = [s.complete(**long) for _ in range(NUM_ROWS)]
+    try:
+        for stream in streams:
+            next(iter(stream))  # it runs
+        sent = count_sent(s, openai.InternalServerError, 1, extra_body={"queue_timeout": 0.05})
+    finally:
+        for stream in streams:
+            stream.close()
+    expect(sent == 2, f"503 with retry-after was sent {sent} times")
 
 
 ERRORS = [
@@ -99,4 +125,6 @@ ERRORS = [
     unknown_model,
     unknown_route,
     mistakes_are_not_retried,
+    spent_deadlines_are_not_retried,
+    a_busy_server_is_asked_again,
 ]

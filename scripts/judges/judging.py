@@ -1,5 +1,6 @@
 """Who judges what: every judge, the server it wants, and one run of it through the recorder."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -35,11 +36,12 @@ class Judge:
 
 # The toy has no chat template of its own.
 TALKS = ("--chat-template", str(HERE / "chat_template.jinja"), "--tool-call-parser", "hermes")
+FEW_ROWS = (*TALKS, "--max-num-seqs", "4")  # which a check fills
 NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "hugging-face"), "TOKENIZERS_PARALLELISM": "false"}
 LLAMA = FOLDER / "models" / "llama"
 JUDGES: Mapping[str, Judge] = {
-    "openai-python-2": Judge("judge_openai.py", "openai2", flags=TALKS),
-    "openai-python-3": Judge("judge_openai.py", "openai3", flags=TALKS),
+    "openai-python-2": Judge("judge_openai.py", "openai2", flags=FEW_ROWS),
+    "openai-python-3": Judge("judge_openai.py", "openai3", flags=FEW_ROWS),
     "openai-node": Judge("judge_node.mjs", "node", flags=TALKS),
     "litellm": Judge("judge_litellm.py", "litellm", flags=TALKS, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     "langchain-openai": Judge("judge_langchain.py", "langchain", flags=TALKS),
@@ -64,7 +66,7 @@ class Outcome:
     versions: dict[str, str]
     checks: list[dict[str, Any]]
     cases: int = 0
-    num_answers: int = 0
+    statuses: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of all answers
     violations: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
 
@@ -95,7 +97,7 @@ def judge(name: str) -> Outcome:
     with serving(ROOT, ["--model", judge_.model, *judge_.flags], key) as server:
         with Recorder(server.port, hold_to_shapes).running() as recorder:
             outcome = run(command, judge_, f"http://127.0.0.1:{recorder.port}", key)
-        outcome.num_answers, outcome.violations = recorder.num_answers, recorder.violations
+        outcome.statuses, outcome.violations = recorder.statuses, recorder.violations
     outcome.faults += server.faults
     return outcome
 

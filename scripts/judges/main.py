@@ -40,6 +40,7 @@ def main() -> int:
 
 def tell(name: str, outcome: Outcome) -> None:
     """What was found, in full."""
+    print(f"{name}: answers by status: {dict(sorted(outcome.statuses.items()))}", file=sys.stderr)
     for failure in outcome.failed:
         print(f"{name}: {failure['name']}: {failure['error']}", file=sys.stderr)
     for violation in outcome.violations[:20]:
@@ -57,7 +58,7 @@ def row(outcome: Outcome) -> Row:
     return (
         versions,
         f"{passed} of {len(outcome.checks)} checks{cases}",
-        f"{outcome.num_answers} answers, {len(outcome.violations)} violations",
+        f"{outcome.statuses.total()} answers, {len(outcome.violations)} violations",
         "yes" if outcome.is_green else "no",
         f"{today}, {commit()}",
     )

@@ -5,6 +5,7 @@ on the side. It listens on a loopback port of its own and runs in a thread.
 """
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import threading
@@ -117,7 +118,7 @@ class Recorder:
         self._target = port
         self._check = check
         self._lock = threading.Lock()
-        self.num_answers = 0
+        self.statuses: collections.Counter[int] = collections.Counter()  # of the recorded answers
         self.num_unread = 0  # connections that did not speak HTTP well enough to be recorded
         self.violations: list[str] = []
         self.port = 0
@@ -174,7 +175,7 @@ class Recorder:
         except AssertionError as error:
             violation = f"{exchange.method} {exchange.target} {bytes(exchange.request_body[:300])!r}: {error}"
         with self._lock:
-            self.num_answers += 1
+            self.statuses[exchange.status] += 1
             if violation is not None:
                 self.violations.append(violation)
 

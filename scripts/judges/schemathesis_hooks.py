@@ -41,6 +41,7 @@ REASONS = (
     "(json_schema|regex|choice|grammar|structure) cannot be used",
     # keys of an object are strings, whose numbers a document does not bound
     "logit_bias(: expected `int`| holds id)",
+    "no token could follow",
     # the caller's own deadlines
     "took longer than it was allowed to",
     "waited longer for the engine than it was allowed to",

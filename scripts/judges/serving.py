@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ def serving(root: Path, flags: Sequence[str], api_key: str) -> Iterator[Server]:
         try:
             server = Server(wait_for_port(process, log))
             yield server
+            server.faults += compiles(server.port, api_key)
             process.terminate()
             code = process.wait(STOP_SECONDS)
             text = log.read_text(encoding="utf-8", errors="replace")
@@ -70,3 +72,14 @@ def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
             return int(found[1])
         time.sleep(0.1)
     raise SystemExit(f"error: the server did not become ready:\n{log.read_text(encoding='utf-8')[-3000:]}")
+
+
+def compiles(port: int, api_key: str) -> list[str]:
+    """A fault, if the server says that it compiled while it served, or does not say."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {api_key}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read().decode()
+    found = re.search(r"^\S*compiles_while_serving_total(?:\{.*\})? (\S+)$", text, re.MULTILINE)
+    if found is None:
+        return ["/metrics has no compiles_while_serving_total"]
+    return [] if float(found[1]) == 0 else [f"{found[1]} compiles while serving"]

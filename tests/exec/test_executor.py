@@ -1,5 +1,7 @@
 """The executor with a small random model: memory, launches, compiles, ids on the device."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,16 @@ def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, p
     assert generate(small, PROMPT * 3, 4) == whole
     assert small.stats.launches == 4 + 3, "15 prompt tokens in launches of 4, then one launch a token"
     assert small.stats.padding_tokens == 1
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs of XLA:CPU")
+def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
+    """`top_k` is a selection as long as nothing else is merged with it; a sort takes twenty times as long."""
+    for (kind, places), program in executor.programs.items():
+        text = program.as_text() or ""
+        assert kind == "layers" or "TopK" in text
+        widths = [int(width) for width in re.findall(r"\(f32\[\d+,(\d+)\][^()]*\) sort\(", text)]
+        assert all(width < MODEL.vocab_size for width in widths), f"the {kind} sampler of {places} places sorts"
 
 
 @pytest.mark.parametrize("devices", [2, 4])

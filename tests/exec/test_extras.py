@@ -203,21 +203,21 @@ def test_draws_follow_the_changed_distribution() -> None:
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_without_extras_the_full_sampler_draws_as_the_plain_one(devices: int) -> None:
     """Also where the mask has every bit, and whatever the other rows ask for."""
-    logits = some_logits(3, 32)
-    wanted = parameters([0.0, 0.7, 1.0, 1.5] * 8)
+    logits = some_logits(3, 16)
+    wanted = parameters([0.0, 0.7, 1.0, 1.5] * 4)
     plain = jax.jit(partial(sample, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:1])))
     expected = np.asarray(plain(jnp.asarray(logits), wanted)[0]).tolist()
-    nobody = [Row(allowed=frozenset(range(VOCAB)) if place % 2 else None) for place in range(32)]
+    nobody = [Row(allowed=frozenset(range(VOCAB)) if place % 2 else None) for place in range(16)]
     assert draw(logits, nobody, wanted, devices).tokens.tolist() == expected
-    mixed = [row if place < 16 else replace(TABLE[place - 16], wants_logprobs=True) for place, row in enumerate(nobody)]
-    assert draw(logits, mixed, wanted, devices).tokens.tolist()[:16] == expected[:16]
+    mixed = nobody[:8] + [replace(row, wants_logprobs=True) for row in TABLE[:8]]
+    assert draw(logits, mixed, wanted, devices).tokens.tolist()[:8] == expected[:8]
 
 
 def test_a_row_with_extras_draws_the_same_alone_and_on_shards() -> None:
     logits, wanted = some_logits(4, len(TABLE)), parameters([1.0] * len(TABLE))
     together = draw(logits, TABLE, wanted).tokens.tolist()
-    for devices in (2, 4, 8):
+    for devices in (2, 4):
         assert draw(logits, TABLE, wanted, devices).tokens.tolist() == together
-    for place in (4, 5, 13):
+    for place in (5, 13):
         alone = SamplingParameters(*(value[place : place + 1] for value in wanted))
         assert draw(logits[place : place + 1], TABLE[place : place + 1], alone).tokens[0] == together[place]

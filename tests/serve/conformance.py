@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from orca_jax.serve.openapi import openapi_document
 from orca_jax.serve.schema import chat_parser, completion_parser, detokenize_parser, tokenize_parser
 from orca_jax.serve.schema.parse import Parser
 from tests.source import ROOT, SourceFile, python_files
@@ -27,22 +28,14 @@ BODIES: Mapping[str, tuple[str, Parser]] = {
     "tokenize": ("POST /tokenize", tokenize_parser),
     "detokenize": ("POST /detokenize", detokenize_parser),
 }
-ROUTES: Mapping[str, str] = {
-    "GET /v1/models": "The served names.",
-    "GET /v1/models/{model}": "One of them; 404 `model_not_found`.",
-    "POST /v1/completions": "Text completions.",
-    "POST /v1/chat/completions": "Chat completions.",
-    "POST /tokenize": "The ids of a text or a conversation.",
-    "POST /detokenize": "The text of ids.",
-    "GET /live": "200 while the process lives; open.",
-    "GET /ready": "200 when completions are answered, else 503.",
-    "GET /health": "200 when completions are answered, else 503, also where the engine hangs; open.",
-    "GET /health_generate": "200 when the engine generates a token now.",
-    "GET /load": "Requests that are running and waiting.",
-    "GET /metrics": "Prometheus' text format.",
-    "GET /version": "The version.",
-    "GET /openapi.json": "This API's OpenAPI document.",
-}
+METHODS = ("get", "post")
+
+
+def routes() -> dict[str, str]:
+    """Every route of the server's own document, and what it does."""
+    paths = openapi_document(["model"], {}, has_keys=True)["paths"]
+    found = ((path, method, paths[path].get(method)) for path in paths for method in METHODS)
+    return {f"{method.upper()} {path}": str(one["summary"]) for path, method, one in found if one}
 
 
 def descriptions(parser: Parser) -> dict[str, str]:
@@ -55,7 +48,7 @@ def descriptions(parser: Parser) -> dict[str, str]:
 
 def items() -> dict[str, str]:
     """Every row: `chat.seed` or a route, and what it does here."""
-    found = dict(ROUTES)
+    found = routes()
     for prefix, (_, parser) in BODIES.items():
         found |= {f"{prefix}.{name}": text for name, text in descriptions(parser).items()}
     return found
@@ -96,7 +89,7 @@ def rows(prefix: str, found: Mapping[str, list[str]]) -> Iterator[str]:
     """The lines of one table."""
     for item, text in items().items():
         name = item.removeprefix(f"{prefix}.")
-        if (name != item) if prefix else (item in ROUTES):
+        if (name != item) if prefix else " /" in item:
             tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in found.get(item, ()))
             yield f"| `{name}` | {text.replace('|', '\\|')} | {tests} |\n"
 

@@ -62,7 +62,7 @@ class Stage:
         if chats:
             await self.service.set_ready(READY)
         else:
-            self.service._model = Model(load_tokenizer("byte"), None, {}, 257, 2048, CONTEXT)
+            self.service._model = Model(load_tokenizer("byte"), None, {}, 257, 2048, CONTEXT * 7, CONTEXT)
 
     def http(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)

@@ -21,6 +21,7 @@ from orca_jax.serve.schema import completion_parser
 from orca_jax.serve.service import Service
 from orca_jax.serve.wire import Rejected, Submit
 from orca_jax.step import NOT_FINITE
+from orca_jax.text.tokenizer import ByteTokenizer
 from tests.serve.asgi import http_scope
 from tests.serve.played import CONTEXT, READY, News, Stage, call, chat, events, on_stage, saying, update, user
 
@@ -150,6 +151,7 @@ def test_before_the_model_is_loaded() -> None:
         assert answer.json()["error"]["code"] == "engine_unavailable"
 
 
+@pytest.mark.conforms("completions.timeout", "completions.queue_timeout")
 @pytest.mark.parametrize(
     ("fields", "status", "code"), [({"timeout": 0.1}, 408, "timeout"), ({"queue_timeout": 0.1}, 503, "queue_timeout")]
 )
@@ -226,6 +228,13 @@ def test_many_unknown_names_are_refused_at_once() -> None:
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("crowd", [b"1," * 4_000_001 + b"1", b"[1]," * 400_000 + b"[1]", b'{"a":' * 400_001])
+def test_crowds_are_not_read(crowd: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        completion_parser.parse(b'{"model": "m", "prompt": [' + crowd + b"]}")
+    assert (refused.value.status, refused.value.code) == (413, "request_too_large")
+
+
 def test_a_new_engine_with_the_same_model_keeps_its_text_side() -> None:
     async def act(stage: Stage) -> bool:
         model = stage.service.model
@@ -263,3 +272,17 @@ def test_defaults_of_the_model_directory() -> None:
         return [(one.temperature, one.top_k, one.max_tokens) for one in params]
 
     assert on_stage(saying("x"), act) == [(0.25, 9, 7), (1.0, 9, 3), (0.25, 9, 2)]
+
+
+def test_texts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(self: ByteTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError("nobody should spend time on it")
+
+    monkeypatch.setattr(ByteTokenizer, "encode", encode)
+    for path, fields in (
+        ("/v1/completions", {"prompt": ["x" * 20_000]}),
+        ("/v1/chat/completions", {"messages": [user("x" * 20_000)]}),
+    ):
+        answer, link = call(silent, path, **fields)
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        assert answer.json()["error"]["param"] in fields and link.submitted == []

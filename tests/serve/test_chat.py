@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from orca_jax.config import EngineConfig
@@ -69,6 +70,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield made
 
 
+@pytest.mark.conforms("POST /v1/chat/completions", "chat.model", "chat.messages")
+@pytest.mark.conforms("chat.max_completion_tokens")
 def test_openai_client(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "developer", "content": "Be brief."}, user("Hello")]
     answer = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=12, seed=1)
@@ -81,6 +84,7 @@ def test_openai_client(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model=MODEL, messages=again, max_tokens=2).choices, "a message may come back"
 
 
+@pytest.mark.conforms("chat.stream", "chat.logprobs", "chat.top_logprobs", "chat.n", "chat.stream_options")
 def test_openai_client_stream_equals_the_whole(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": [user("stream")], "max_tokens": 60, "seed": 4, "n": 2}
     fields |= {"logprobs": True, "top_logprobs": 2, "extra_body": {"ignore_eos": True}}
@@ -102,6 +106,7 @@ def test_openai_client_stream_equals_the_whole(client: openai.OpenAI) -> None:
     assert bytes(first.bytes or []).decode("utf-8", "replace") == first.token or first.token.startswith("bytes:")
 
 
+@pytest.mark.conforms("chat.tools", "chat.tool_choice")
 def test_openai_client_forced_calls(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": [user("Weather?")], "tools": TOOLS, "max_tokens": 400}
     quiet = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}}
@@ -115,6 +120,28 @@ def test_openai_client_forced_calls(client: openai.OpenAI) -> None:
     assert call.function.name == "weather" and json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_openai_client_sends_parsed_messages_back(client: openai.OpenAI) -> None:
+    class Answer(pydantic.BaseModel):
+        number: int
+
+    quiet: Any = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}, "max_tokens": 400, "model": MODEL}
+    first = client.chat.completions.parse(messages=[user("?")], response_format=Answer, **quiet).choices[0].message
+    assert first.parsed is not None and str(first.parsed.number) in (first.content or "")
+    strict: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    messages: Any = [user("?"), first, user("!")]
+    second = client.chat.completions.parse(messages=messages, tools=strict, tool_choice="required", **quiet)
+    (call, *_) = second.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments["city"] in ("Oslo", "Rome")
+    messages += [second.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    with client.chat.completions.stream(messages=messages, tools=strict, tool_choice=named, **quiet) as stream:
+        third = stream.get_final_completion().choices[0].message
+    assert third.tool_calls
+    assert client.chat.completions.create(messages=[*messages, third], **quiet).choices[0].message.content is not None
+
+
+@pytest.mark.conforms("chat.structured_outputs", "chat.response_format")
 @pytest.mark.parametrize(
     ("fields", "matches"),
     [
@@ -142,6 +169,7 @@ def test_a_bad_schema_is_a_400_also_in_a_stream(server: Server) -> None:
         assert error_of(answer)["param"] == "response_format"
 
 
+@pytest.mark.conforms("chat.tools", "chat.tool_choice")
 def test_calls_of_the_models_own_accord() -> None:
     text = f"Let me see. {CALL}"
     answer, link = chat(saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), HERMES, tools=TOOLS)
@@ -163,6 +191,7 @@ def test_streamed_calls() -> None:
     assert events(answer)[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.conforms("chat.parallel_tool_calls")
 def test_one_call_where_one_was_asked_for() -> None:
     answer, _ = chat(saying(CALL, CALL), HERMES, tools=TOOLS, parallel_tool_calls=False)
     assert len(message_of(answer)["tool_calls"]) == 1
@@ -184,6 +213,7 @@ def test_tools_are_no_calls_unless_wanted() -> None:
     assert link.submitted[0].params.structured is None and b"weather" not in bytes(link.submitted[0].prompt_ids)
 
 
+@pytest.mark.conforms("chat.tool_choice", "chat.parallel_tool_calls")
 def test_forced_calls_are_a_schema() -> None:
     text = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
     answer, link = chat(saying(text), tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
@@ -266,6 +296,7 @@ def test_what_clients_send_and_means_nothing_here(server: Server) -> None:
     assert checked(server.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
+@pytest.mark.conforms("chat.messages", "tokenize.messages")
 def test_messages_reach_the_template_as_it_knows_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
     messages = [
@@ -287,6 +318,7 @@ def test_messages_reach_the_template_as_it_knows_them() -> None:
     assert "system" in text and "developer" not in text and "one\ntwo" in text and "noon" in text
 
 
+@pytest.mark.conforms("chat.echo", "chat.continue_final_message", "chat.add_generation_prompt")
 def test_a_last_message_that_goes_on() -> None:
     messages = [user("Count."), {"role": "assistant", "content": "one, two"}]
     fields = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
@@ -307,6 +339,7 @@ def test_a_model_without_template() -> None:
     assert error["param"] == "messages" and "--chat-template" in error["message"]
 
 
+@pytest.mark.conforms("chat.skip_special_tokens")
 def test_special_tokens_are_seen_where_calls_may_begin_with_one() -> None:
     def script(submit: Any) -> list[News]:
         return [update(submit, 65, 256, 66), update(submit, finish_reason="length")]
@@ -316,6 +349,7 @@ def test_special_tokens_are_seen_where_calls_may_begin_with_one() -> None:
     assert message_of(chat(script, MISTRAL, tools=TOOLS)[0])["content"] == "A<|end|>B"
 
 
+@pytest.mark.conforms("chat.return_token_ids", "chat.stream_options")
 def test_ids_and_continuous_usage_in_a_stream() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     answer, link = chat(saying("ab", "c"), stream=True, stream_options=options, return_token_ids=True)

@@ -31,6 +31,9 @@ def oracle(prompt: str | list[int], max_tokens: int = 16, ignore_eos: bool = Fal
     return ByteTokenizer().decode(ids[:-1] if ends else ids), len(ids)
 
 
+@pytest.mark.conforms("POST /v1/completions", "completions.model", "completions.prompt", "GET /v1/models")
+@pytest.mark.conforms("POST /v1/completions", "GET /v1/models", "completions.prompt", "completions.max_tokens")
+@pytest.mark.conforms("completions.temperature")
 def test_openai_client(client: openai.OpenAI, server: Server) -> None:
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0)
     text, count = oracle("hello", 20)
@@ -46,6 +49,7 @@ def test_openai_client(client: openai.OpenAI, server: Server) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
+@pytest.mark.conforms("completions.stream", "completions.stream_options", "completions.ignore_eos")
 def test_openai_client_stream_with_usage(client: openai.OpenAI) -> None:
     chunks = list(
         client.completions.create(
@@ -67,6 +71,7 @@ def test_openai_client_stream_with_usage(client: openai.OpenAI) -> None:
     assert len(pieces) > 100, "it came in large lumps"
 
 
+@pytest.mark.conforms("completions.model")
 def test_openai_client_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="no-such-model", prompt="x")
@@ -88,6 +93,8 @@ def test_defaults_and_raw_shapes(server: Server) -> None:
     assert all(set(c) == {"index", "text", "logprobs", "finish_reason"} for e in chunks for c in e["choices"])
 
 
+@pytest.mark.conforms("completions.prompt")
+@pytest.mark.conforms("completions.prompt")
 def test_every_kind_of_prompt(server: Server) -> None:
     for prompt in ("one", list(b"one"), [list(b"one"), [7]], ["one", "two", "three"], [[1]]):
         choices = server.complete(prompt, **GREEDY).json()["choices"]
@@ -112,6 +119,7 @@ def test_several_prompts_in_one_stream(server: Server) -> None:
     assert last["usage"] == {"prompt_tokens": 14, "completion_tokens": 120, "total_tokens": 134}
 
 
+@pytest.mark.conforms("completions.stop_token_ids")
 def test_ends(server: Server) -> None:
     """By the model's end token, by a stop id and by a length, each with its own text and count."""
     seed = next(n for n in range(1000) if oracle("end", 200, temperature=1.0, seed=n)[1] < 200)
@@ -126,6 +134,8 @@ def test_ends(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] == count <= 6
 
 
+@pytest.mark.conforms("completions.stop")
+@pytest.mark.conforms("completions.stop")
 def test_stop_strings_across_tokens(idle_server: Server) -> None:
     whole, _ = oracle("stop here", 400, ignore_eos=True)
     at = next(i for i in range(30, 400) if whole[i : i + 3].isascii() and whole.find(whole[i : i + 3]) == i)
@@ -140,6 +150,8 @@ def test_stop_strings_across_tokens(idle_server: Server) -> None:
     assert pieces[-1]["finish_reason"] == "stop"
 
 
+@pytest.mark.conforms("completions.suffix", "completions.priority", "completions.use_beam_search")
+@pytest.mark.conforms("completions.length_penalty", "completions.user")
 def test_neutral_values_are_taken(server: Server) -> None:
     neutral: dict[str, Any] = {"n": 1, "best_of": None, "echo": False, "presence_penalty": 0.0, "logit_bias": {}}
     neutral |= {"suffix": "", "priority": 0.0, "use_beam_search": False, "length_penalty": 1.0, "cache_salt": "x"}
@@ -148,6 +160,8 @@ def test_neutral_values_are_taken(server: Server) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.conforms("completions.n", "completions.seed")
+@pytest.mark.conforms("completions.n", "completions.seed")
 def test_choices_draw_with_their_own_seeds(server: Server) -> None:
     answer = server.complete(["one", "two"], n=3, seed=7, max_tokens=10, ignore_eos=True).json()
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
@@ -162,6 +176,8 @@ def test_choices_draw_with_their_own_seeds(server: Server) -> None:
     assert last.status_code == 200, "seeds wrap"
 
 
+@pytest.mark.conforms("completions.best_of", "completions.n")
+@pytest.mark.conforms("completions.best_of")
 def test_best_of(server: Server) -> None:
     fields = {"seed": 3, "max_tokens": 8, "ignore_eos": True}
     every = server.complete("rank", n=6, logprobs=0, **fields).json()["choices"]
@@ -173,6 +189,8 @@ def test_best_of(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] == 48, "candidates that were not taken were generated too"
 
 
+@pytest.mark.conforms("completions.logprobs")
+@pytest.mark.conforms("completions.logprobs")
 def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=12, temperature=0, logprobs=3)
     text, count = oracle("hello", 12)
@@ -197,6 +215,8 @@ def test_offsets_point_into_the_text(server: Server) -> None:
     assert tokens[2:4] == ["bytes:\\xc3", "bytes:\\xaf"], "half a character is told in bytes"
 
 
+@pytest.mark.conforms("completions.echo", "completions.logprobs", "completions.prompt_logprobs")
+@pytest.mark.conforms("completions.echo", "completions.logprobs", "completions.prompt_logprobs")
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 def test_scoring_a_prompt(server: Server, max_tokens: int) -> None:
     """As lm-eval asks: ids, echo, logprobs; the same numbers whatever is generated after."""
@@ -213,6 +233,8 @@ def test_scoring_a_prompt(server: Server, max_tokens: int) -> None:
     assert scores == logprobs["token_logprobs"][1 : len(ids)]
 
 
+@pytest.mark.conforms("completions.stream", "completions.echo", "completions.return_token_ids")
+@pytest.mark.conforms("completions.return_token_ids")
 def test_streams_have_the_same_details(server: Server) -> None:
     fields = {"max_tokens": 20, "seed": 5, "ignore_eos": True, "echo": True, "logprobs": 2, "return_token_ids": True}
     (whole,) = server.complete("detail", **fields).json()["choices"]
@@ -225,6 +247,7 @@ def test_streams_have_the_same_details(server: Server) -> None:
     assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"] == list(b"detail")
 
 
+@pytest.mark.conforms("completions.include_stop_str_in_output")
 def test_stop_strings_may_stay(server: Server) -> None:
     whole, _ = oracle("stop here", 400, ignore_eos=True)
     stop = next(whole[i : i + 2] for i in range(20, 400) if whole[i : i + 2].isascii())
@@ -236,6 +259,8 @@ def test_stop_strings_may_stay(server: Server) -> None:
     )
 
 
+@pytest.mark.conforms("completions.logit_bias", "completions.allowed_token_ids", "completions.bad_words")
+@pytest.mark.conforms("completions.logit_bias", "completions.allowed_token_ids", "completions.bad_words")
 def test_biased_allowed_and_forbidden_tokens(server: Server) -> None:
     fields = {"max_tokens": 12, "ignore_eos": True, "seed": 1}
     answer = server.complete("x", logit_bias={"65": 100}, **fields).json()
@@ -247,6 +272,8 @@ def test_biased_allowed_and_forbidden_tokens(server: Server) -> None:
     assert "a" in free and answer["choices"][0]["text"] == "b" * 12
 
 
+@pytest.mark.conforms("completions.min_tokens")
+@pytest.mark.conforms("completions.min_tokens")
 def test_min_tokens_and_end_tokens(server: Server) -> None:
     fields = {"max_tokens": 20, "logit_bias": {str(EOS): 100}, "seed": 1}
     assert server.complete("x", **fields).json()["usage"]["completion_tokens"] == 1
@@ -254,6 +281,8 @@ def test_min_tokens_and_end_tokens(server: Server) -> None:
     assert server.complete("x", min_tokens=7, **fields).json()["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.conforms("completions.truncate_prompt_tokens")
+@pytest.mark.conforms("completions.truncate_prompt_tokens")
 def test_truncated_prompts(server: Server) -> None:
     answer = server.complete(
         "a long prompt", truncate_prompt_tokens=6, echo=True, return_token_ids=True, **GREEDY
@@ -265,6 +294,8 @@ def test_truncated_prompts(server: Server) -> None:
     assert answer["usage"] == {"prompt_tokens": 8100, "completion_tokens": 92, "total_tokens": 8192}
 
 
+@pytest.mark.conforms("completions.request_id")
+@pytest.mark.conforms("completions.request_id")
 def test_names_of_the_caller(server: Server) -> None:
     answer = server.http.post(
         "/v1/completions",
@@ -274,6 +305,8 @@ def test_names_of_the_caller(server: Server) -> None:
     assert answer.json()["id"] == "cmpl-my-1" and answer.headers["x-request-id"] == "trace-1"
 
 
+@pytest.mark.conforms("completions.structured_outputs")
+@pytest.mark.conforms("completions.structured_outputs")
 def test_structured_completions(server: Server) -> None:
     answer = server.complete("x", structured_outputs={"choice": ["left", "right"]}, max_tokens=20, n=4, seed=1)
     assert {choice["text"] for choice in answer.json()["choices"]} <= {"left", "right"}

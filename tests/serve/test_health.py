@@ -6,6 +6,7 @@ import pytest
 from tests.serve.running import Server, running
 
 
+@pytest.mark.conforms("GET /live", "GET /ready", "GET /health", "GET /health_generate", "GET /load")
 def test_a_server_that_works(idle_server: Server) -> None:
     get = idle_server.http.get
     assert (get("/live").status_code, get("/live").json()) == (200, {"status": "live"})
@@ -20,6 +21,7 @@ def test_a_server_that_works(idle_server: Server) -> None:
         assert get("/load").json() == {"server_load": 1}, "calls, not choices"
 
 
+@pytest.mark.conforms("GET /health_generate")
 def test_generating_is_more_than_answering() -> None:
     """A full engine answers probes, and generates nothing for those who come last."""
     with running("--max-num-seqs", "1", "--max-num-queued-reqs", "0") as server:

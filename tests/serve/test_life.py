@@ -256,6 +256,8 @@ def hanging_while_it_loads(*flags: str) -> Iterator[tuple[subprocess.Popen[str],
         assert not engine.is_running()
 
 
+@pytest.mark.slow
+@pytest.mark.chaos
 def test_signal_while_the_engine_loads_and_hangs() -> None:
     """An engine that does not react is killed, and the wait for that has a limit."""
     with hanging_while_it_loads() as (process, http):
@@ -269,8 +271,6 @@ def test_signal_while_the_engine_loads_and_hangs() -> None:
         assert process.communicate(timeout=15) == ("", "") and process.returncode == 0
 
 
-@pytest.mark.slow
-@pytest.mark.chaos
 def test_loading_has_a_limit() -> None:
     with hanging_while_it_loads("--load-timeout", "1") as (process, _):
         out, errors = process.communicate(timeout=15)

@@ -415,6 +415,7 @@ def test_probes_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.route for record in caplog.records] == ["/items/{name:path}"]
 
 
+@pytest.mark.conforms("GET /metrics")
 def test_metrics_route() -> None:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(application(Observer(ServerConfig())))

@@ -35,6 +35,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(part)
 
 
+@pytest.mark.conforms("GET /openapi.json")
 def test_every_route_is_documented(document: dict[str, Any]) -> None:
     assert on_stage(saying("x"), routes_of) == set(document["paths"])
 
@@ -52,6 +53,8 @@ def test_references_lead_somewhere(document: dict[str, Any]) -> None:
     assert set(references(document)) <= known and len(known) > 20
 
 
+@pytest.mark.conforms("POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize")
+@pytest.mark.conforms("POST /detokenize", "detokenize.model")
 def test_examples_are_valid_and_answered(server: Server, document: dict[str, Any]) -> None:
     posts = [(path, operation) for path, method, operation in operations(document) if method == "post"]
     assert len(posts) == 4
@@ -65,6 +68,10 @@ def test_examples_are_valid_and_answered(server: Server, document: dict[str, Any
         assert fits(shape, answer.json(), document), path
 
 
+@pytest.mark.conforms("GET /v1/models", "GET /v1/models/{model}", "GET /version", "GET /openapi.json")
+@pytest.mark.conforms("GET /metrics", "GET /load", "GET /live", "GET /ready", "GET /health")
+@pytest.mark.conforms("GET /health_generate")
+@pytest.mark.conforms("GET /version", "GET /v1/models/{model}")
 def test_reading_routes_answer_what_they_say(server: Server, document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         if method == "get":

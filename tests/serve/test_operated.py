@@ -113,6 +113,7 @@ def test_page_gets_its_preflight_and_can_read_a_refusal(operated: Server) -> Non
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
 
 
+@pytest.mark.conforms("GET /metrics")
 def test_counters_equal_what_was_sent(operated: Server) -> None:
     before = metrics(operated)
     answers = [operated.complete("abc", max_tokens=4, ignore_eos=True, temperature=0) for _ in range(3)]

@@ -232,6 +232,8 @@ async def _lines(reader: asyncio.StreamReader) -> Any:
         yield line
 
 
+@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_queue_is_exact_under_a_thousand_clients() -> None:
     """Rows and queue are full to the last place, and everybody else knows so at once."""
     with running("--max-num-seqs", "4", "--max-num-queued-reqs", "16") as server:
@@ -263,7 +265,7 @@ def test_the_queue_is_exact_under_a_thousand_clients() -> None:
 
 
 def test_deadlines_in_queue_and_running() -> None:
-    limits = ("--queue-timeout", "0.4", "--request-timeout", "2", "--overload-status", "429")
+    limits = ("--queue-timeout", "0.4", "--request-timeout", "1.2", "--overload-status", "429")
     with running("--max-num-seqs", "1", *limits) as server:
         waited: list[httpx.Response] = []
         with server.stream("running", **LONG) as events:

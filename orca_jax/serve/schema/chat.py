@@ -17,6 +17,8 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
+Unused = Meta(description="Not used: clients' libraries put it into messages that they send back.")
+
 Content = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
 
 
@@ -46,6 +48,7 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str
+    parsed_arguments: Annotated[Any, Unused] = None
 
 
 class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +57,7 @@ class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
+    index: Annotated[int | None, Unused] = None
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
@@ -63,10 +67,11 @@ class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning_content: Annotated[str | None, Meta(description="For templates that know it.")] = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    refusal: Annotated[None, Unused] = None
+    audio: Annotated[None, Unused] = None
+    function_call: Annotated[None, Unused] = None
+    annotations: Annotated[Annotated[list[Any], Meta(max_length=0)] | None, Unused] = None
+    parsed: Annotated[Any, Unused] = None
 
 
 class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -173,8 +178,17 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     plain["content"] = content_text(message.content)
     if isinstance(message, DeveloperMessage):
         plain["role"] = "system"
-    plain.pop("annotations", None)
+    if isinstance(message, AssistantMessage):
+        for name in ("annotations", "parsed"):
+            plain.pop(name, None)
+        if message.tool_calls:
+            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
+
+
+def _plain_call(call: CalledTool) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": call.type, "function": function}
 
 
 def content_text(content: Content | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.schema.limits import MAX_CONTAINERS, MAX_VALUES
 from orca_jax.serve.schema.neutral import Neutral, check_neutral
 from orca_jax.serve.schema.sampling import SamplingFields
 
@@ -28,8 +29,9 @@ class Parser[T: msgspec.Struct]:
         """Read and check a body, as far as that needs no model.
 
         Raises:
-            ApiError: 400; `param` names the field.
+            ApiError: 400; `param` names the field. 413: there is too much of it.
         """
+        _refuse_crowds(body)
         try:
             fields = _fields.decode(body)
             for name, raw in fields.items():
@@ -62,6 +64,15 @@ def check_stream(request: SamplingFields) -> None:
             raise ApiError(400, f"{name} needs include_usage", name)
     if request.stream and request.prompt_logprobs is not None:
         raise ApiError(400, "prompt_logprobs are not sent in streams: leave out stream", "prompt_logprobs")
+
+
+def _refuse_crowds(body: bytes) -> None:
+    """Too many values to read them while others wait; commas and brackets within texts count too. Raises ApiError."""
+    if len(body) <= MAX_CONTAINERS:
+        return
+    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        message = f"the body has more than {MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects; send it in parts"
+        raise ApiError(413, message, code="request_too_large")
 
 
 def _refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
