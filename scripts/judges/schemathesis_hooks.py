@@ -13,6 +13,7 @@ import schemathesis
 REASONS = (
     # lengths, of which a document knows no sums
     "maximum context length",
+    "more than this model.s context holds",
     "prompt must hold",
     "truncate_prompt_tokens must leave at least one token",
     "min_tokens must be an integer from 0 to max_tokens",
