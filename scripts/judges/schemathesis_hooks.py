@@ -13,6 +13,7 @@ import schemathesis
 REASONS = (
     # lengths, of which a document knows no sums
     "maximum context length",
+    "more than this model.s context holds",
     "prompt must hold",
     "truncate_prompt_tokens must leave at least one token",
     "min_tokens must be an integer from 0 to max_tokens",
@@ -26,7 +27,11 @@ REASONS = (
     "best_of cannot be streamed",
     "top_logprobs needs logprobs: true",
     "tool_choice demands a call, and there are no tools",
-    "tool_choice names a function that is not among the tools",
+    "tool_choice names .* not among the tools",
+    "leaves no room for tool calls",
+    "max_tokens and max_completion_tokens are one thing",
+    "chat_template_kwargs must not hold",
+    "continue_final_message needs text as content",
     "echo needs continue_final_message",
     "continue_final_message cannot be combined with add_generation_prompt",
     "structured_outputs and response_format cannot be combined",
@@ -42,6 +47,7 @@ REASONS = (
     # keys of an object are strings, whose numbers a document does not bound
     "logit_bias(: expected `int`| holds id)",
     "no token could follow",
+    "the structure of the output became too complex",
     # the caller's own deadlines
     "took longer than it was allowed to",
     "waited longer for the engine than it was allowed to",

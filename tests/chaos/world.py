@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 # Greedily the toy ends in an endless row of end tokens, which are no text.
 SEEDED: dict[str, Any] = {"temperature": 1, "seed": 7}
 WATCHED = "a stream that nothing may disturb"
+STALL = 4.0  # seconds without a piece, on a machine that is busy otherwise
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -47,6 +49,7 @@ class Watch(threading.Thread):
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
         self.pieces = 0
+        self.longest_wait = 0.0  # seconds between two pieces
         self.failure: BaseException | None = None
         self._server = server
         self._ended = threading.Event()
@@ -70,7 +73,7 @@ class Watch(threading.Thread):
 
     def _read(self, client: httpx.Client) -> None:
         body = {"model": MODEL, "prompt": WATCHED, "stream": True, **SEEDED, **LONG}
-        at = 0
+        at, last = 0, None
         with client.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200, response.read()
             for event in parse_events(response.iter_lines()):
@@ -79,6 +82,9 @@ class Watch(threading.Thread):
                 assert self._expected.startswith(piece, at), f"other text from character {at} on: {piece!r}"
                 at += len(piece)
                 self.pieces += 1
+                now = time.monotonic()
+                self.longest_wait = max(self.longest_wait, 0.0 if last is None else now - last)
+                last = now
                 if self._ended.is_set():
                     return
         assert at == len(self._expected), f"the stream ended after {at} characters"
@@ -96,6 +102,7 @@ def watched(server: Server) -> Iterator[Watch]:
         wait_until(lambda: watch.pieces > before or watch.failure, 20)
     finally:
         watch.finish()
+    assert watch.longest_wait < STALL, f"the watched stream stood still for {watch.longest_wait:.1f} s"
     wait_calm(server)
 
 

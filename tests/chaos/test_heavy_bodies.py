@@ -1,0 +1,68 @@
+"""Thirty megabytes of each shape of JSON, just below the limit: refused by name, while other streams go on."""
+
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.chaos.world import Watch, check_error, post_raw
+from tests.serve.running import Server
+
+MIB = 2**20
+SIZE = 31 * MIB
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = b'"messages": [{"role": "user", "content": "x"}]'
+
+
+def repeated(start: bytes, item: bytes, end: bytes) -> bytes:
+    """`{"model": ..., START ITEM,ITEM,... END}` of the size above."""
+    start = b'{"model": "preset:toy", ' + start
+    return start + b",".join([item] * ((SIZE - len(start) - len(end)) // (len(item) + 1))) + end + b"}"
+
+
+def numbered(start: bytes, end: bytes, value: bytes) -> bytes:
+    """An object with as many different names as fit."""
+    names = b",".join(b'"%d":%s' % (i, value) for i in range(SIZE // (len(value) + 11)))
+    return b'{"model": "preset:toy", ' + start + b"{" + names + b"}" + end + b"}"
+
+
+def text(start: bytes, end: bytes) -> bytes:
+    return b'{"model": "preset:toy", ' + start + b'"' + b"x" * (SIZE - 200) + b'"' + end + b"}"
+
+
+BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "one name again and again": (COMPLETIONS, lambda: repeated(b"", b'"prompt":"x"', b"")),
+    "one name in disguise": (COMPLETIONS, lambda: repeated(b'"prompt":"x",', b'"us\\u0065r":"x"', b"")),
+    "ids": (COMPLETIONS, lambda: repeated(b'"prompt":[', b"1", b"]")),
+    "prompts": (COMPLETIONS, lambda: repeated(b'"prompt":[', b'"x"', b"]")),
+    "lists of ids": (COMPLETIONS, lambda: repeated(b'"prompt":[', b"[1]", b"]")),
+    "biases": (COMPLETIONS, lambda: numbered(b'"prompt":"x","logit_bias":', b"", b"1")),
+    "stop strings": (COMPLETIONS, lambda: repeated(b'"prompt":"x","stop":[', b'"x"', b"]")),
+    "a schema": (COMPLETIONS, lambda: repeated(b'"prompt":"x","structured_outputs":{"json":{"enum":[', b'"a"', b"]}}")),
+    "a prompt": (COMPLETIONS, lambda: text(b'"prompt":', b"")),
+    "a prompt to cut": (COMPLETIONS, lambda: text(b'"truncate_prompt_tokens":5,"prompt":', b"")),
+    "a regex": (COMPLETIONS, lambda: text(b'"prompt":"x","structured_outputs":{"regex":', b"}")),
+    "metadata": (CHAT, lambda: numbered(MESSAGES + b',"metadata":', b"", b'"1"')),
+    "messages": (CHAT, lambda: repeated(b'"messages":[', b'{"role":"user","content":"x"}', b"]")),
+    "parts": (
+        CHAT,
+        lambda: repeated(b'"messages":[{"role":"user","content":[', b'{"type":"text","text":"x"}', b"]}]"),
+    ),
+    "a message": (CHAT, lambda: text(b'"messages":[{"role":"user","content":', b"}]")),
+    "tools": (CHAT, lambda: repeated(MESSAGES + b',"tools":[', b'{"type":"function","function":{"name":"f"}}', b"]")),
+    "template arguments": (CHAT, lambda: repeated(MESSAGES + b',"chat_template_kwargs":{"a":[', b"1", b"]}")),
+    "a text to tokenize": ("/tokenize", lambda: text(b'"prompt":', b"")),
+    "ids to detokenize": ("/detokenize", lambda: repeated(b'"tokens":[', b"1", b"]")),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_heavy_body(server: Server, watch: Watch, name: str) -> None:
+    path, make = BODIES[name]
+    body = make()
+    assert 30 * MIB <= len(body) < 32 * MIB or name in ("biases", "metadata")
+    before = psutil.Process(server.process.pid).memory_info().rss
+    response = post_raw(server, body, path)
+    check_error(response)
+    assert len(response.content) < 4096
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 300 * MIB
