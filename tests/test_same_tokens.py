@@ -14,7 +14,7 @@ from orca_jax.engine import Engine
 from orca_jax.request import RequestUpdate, SamplingParams
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
-SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level")
+SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level", "chunked")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,23 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
     jobs, answers = greedy_jobs("gpt2-12-heads")
     for engine in make_engine("gpt2-12-heads", program_cache, num_pages=10, n_slots=50):
         assert run(engine, jobs) == answers
+
+
+@pytest.mark.parametrize("budget", [4, 7, 64])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_pages", [7, 60])
+def test_chunks_preemption_prefixes_and_overlap_do_not_matter(
+    num_pages: int, overlap: bool, budget: int, program_cache: str
+) -> None:
+    """33 + 12 tokens need 6 pages of 8: with 7 pages most of the four are preempted at some time."""
+    jobs, answers = greedy_jobs("gpt2-12-heads")
+    late = [Job(job.prompt, job.params, at_step=3 * i) for i, job in enumerate(jobs)]
+    settings = {"num_pages": num_pages, "overlap": overlap, "max_num_batched_tokens": budget}
+    for engine in make_engine("gpt2-12-heads", program_cache, scheduler="chunked", **settings):
+        assert run(engine, jobs) == answers, "cold"
+        assert run(engine, late) == answers, "warm: full pages of the prompts are there, if there is room for them"
+        assert num_pages == 7 or not engine.pool.num_preemptions
+        assert engine.pool.num_cache_hits > 0
 
 
 EXTRAS = (
