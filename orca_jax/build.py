@@ -13,8 +13,8 @@ from orca_jax.model.describe import is_preset, read_model_config
 from orca_jax.progress import progress_bar
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orderings import FirstComeFirstServed, Ordering
 from orca_jax.sched.orca import OrcaScheduler
+from orca_jax.sched.orderings import FirstComeFirstServed, Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler

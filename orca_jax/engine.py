@@ -29,6 +29,8 @@ class EngineStats:
     running: int  # requests with a row
     in_flight: int  # iterations
     preemptions: int
+    cache_queries: int  # prompt tokens of all requests that began to run
+    cache_hits: int  # of these, tokens whose pages were there
     num_pages: int
     free_pages: int
     reserved_slots: int  # the paper's n_rsrv
@@ -137,6 +139,8 @@ class Engine:
             running=kv.num_held_rows,
             in_flight=len(self._in_flight),
             preemptions=self.pool.num_preemptions,
+            cache_queries=self.pool.num_cache_queries,
+            cache_hits=self.pool.num_cache_hits,
             num_pages=kv.num_pages,
             free_pages=kv.num_free_pages,
             reserved_slots=kv.reserved_slots,

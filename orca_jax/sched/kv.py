@@ -32,7 +32,12 @@ class KVManager:
     """
 
     def __init__(self, num_pages: int, page_size: int, num_rows: int, n_slots: int | None = None) -> None:
-        sizes = {"num_pages": num_pages, "page_size": page_size, "num_rows": num_rows, "n_slots": 1 if n_slots is None else n_slots}
+        sizes = {
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "num_rows": num_rows,
+            "n_slots": 1 if n_slots is None else n_slots,
+        }
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}", param=name)

@@ -231,7 +231,9 @@ class RequestPool:
             assert request.state is not State.FINISHED, f"{request_id} has finished and is still live"
             assert (request.state is State.RUNNING) == (request.in_flight > 0), f"{request_id}: {request.state}"
             if request.row is None:
-                assert not request.num_computed, f"{request_id} has computed {request.num_computed} tokens without a row"
+                assert not request.num_computed, (
+                    f"{request_id} has computed {request.num_computed} tokens without a row"
+                )
                 assert request_id not in self.running, f"{request_id} runs without a row"
                 continue
             assert request_id in self.running, f"{request_id} holds row {request.row} and does not run"
@@ -322,7 +324,9 @@ class RequestPool:
             if not request.in_flight:  # else it leaves when that iteration is back
                 self._leave(request)
             metrics = _metrics(request, now) if reason != "error" else None
-        return RequestUpdate(request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs, num_cached)
+        return RequestUpdate(
+            request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs, num_cached
+        )
 
 
 def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) -> None:

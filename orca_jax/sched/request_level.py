@@ -40,9 +40,7 @@ class RequestLevelScheduler:
             self._form_batch(pool, kv)
         elif self._has_ended():  # its last member was aborted; the others leave first
             return Selection(())
-        return Selection(
-            [Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch]
-        )
+        return Selection([Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch])
 
     def may_return(self, request: Request) -> bool:
         """Whether the batch has ended, or the request was aborted."""

@@ -73,7 +73,7 @@ def _ready(built: Built, start: Start) -> Ready:
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,
-        n_slots=built.engine.pool.kv.n_slots,
+        n_slots=built.engine.pool.kv.capacity,
         num_rows=config.max_num_seqs * config.n_workers,
     )
 

@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import UNSET
 from starlette.types import Receive
 
 from orca_jax.request import RequestUpdate
 from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.engine_client import Deadlines, EngineRequest, Mailbox
 from orca_jax.serve.observe import RequestRecord
-from orca_jax.serve.schema.answers import FinishReason, Usage
+from orca_jax.serve.schema.answers import FinishReason, PromptDetails, Usage
 from orca_jax.serve.service import Prompt, Service
 from orca_jax.serve.wire import Rejected
 from orca_jax.step import NOT_FINITE, TokenLogprobs
@@ -133,6 +134,7 @@ class Generation:
             for request in job.requests
         ]
         self._open: dict[int, _Choice] = {}
+        self._cached = [0 for _ in job.prompts]  # tokens of each prompt that its first candidate found computed
 
     async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
         """Run to the end; yields what came together, and nothing after some time without news.
@@ -165,7 +167,8 @@ class Generation:
         """Tokens so far."""
         prompt = sum(len(prompt.ids) for prompt in self.job.prompts)
         generated = sum(output.num_tokens for output in self._outputs)
-        return Usage(prompt, generated, prompt + generated)
+        details = PromptDetails(sum(self._cached)) if any(self._cached) else UNSET
+        return Usage(prompt, generated, prompt + generated, details)
 
     def _begin(self) -> None:
         job = self.job
@@ -187,6 +190,8 @@ class Generation:
                 return list(pieces.values()), self._rejection(item)
             if item.finish_reason in ("abort", "error"):
                 return list(pieces.values()), _failure(item.error)
+            if item.num_cached and index % self.job.candidates == 0:
+                self._cached[index // self.job.candidates] = item.num_cached
             choice.record.take(item)
             piece = choice.take(item)
             if piece is None:

@@ -163,6 +163,8 @@ class EngineMetrics:
         self.padding = Counter("padding_tokens_total", "Tokens of padding that iterations processed.")
         self.launches = Counter("launches_total", "Programs run on the device.")
         self.preemptions = Counter("num_preemptions_total", "Requests that gave their pages back to others.")
+        self.cache_queries = Counter("prefix_cache_queries_total", "Prompt tokens of requests that began to run.")
+        self.cache_hits = Counter("prefix_cache_hits_total", "Those of them whose pages an earlier request had left.")
         self.compiles = Counter("compiles_total", "Programs that XLA compiled or took from its cache.")
         self.compiles_serving = Counter("compiles_while_serving_total", "Those of them after the start: defects.")
         parts = [(part,) for part in ("schedule", "update", "pack", "dispatch", "wait")]

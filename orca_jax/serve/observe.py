@@ -273,6 +273,8 @@ class _EngineTotals:
         metrics.padding.add(grown["padding"])
         metrics.launches.add(grown["launches"])
         metrics.preemptions.add(grown["preemptions"])
+        metrics.cache_queries.add(grown["cache_queries"])
+        metrics.cache_hits.add(grown["cache_hits"])
         metrics.compiles.add(grown["compiles"])
         metrics.compiles_serving.add(grown["compiles_serving"])
         for part in ("schedule", "update", "pack", "dispatch", "wait"):
@@ -290,6 +292,8 @@ def _totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
         "padding": executor.padding_tokens,
         "launches": executor.launches,
         "preemptions": engine.preemptions,
+        "cache_queries": engine.cache_queries,
+        "cache_hits": engine.cache_hits,
         "compiles": executor.compiles,
         "compiles_serving": executor.compiles_while_serving,
         "schedule": engine.schedule_seconds,

@@ -68,6 +68,8 @@ def engine_requests(
     try:
         if call.allowed_token_ids is not None:
             fields["allowed_token_ids"] = tuple(dict.fromkeys(call.allowed_token_ids))
+        if call.cache_salt is not None:
+            fields["cache_salt"] = call.cache_salt
         if call.bad_words:
             fields["bad_token_ids"] = bad_word_ids(model.tokenizer, call.bad_words)
         for prompt in prompts:

@@ -8,8 +8,8 @@ from orca_jax.engine import Engine
 from orca_jax.request import Request, RequestUpdate, SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orderings import FirstComeFirstServed
 from orca_jax.sched.orca import OrcaScheduler
+from orca_jax.sched.orderings import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler, Selection

@@ -9,12 +9,19 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int  # of pages that earlier requests computed
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one call; a prompt counts once, whatever `n`."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails | msgspec.UnsetType = msgspec.UNSET  # where some were cached
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

@@ -158,7 +158,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None,
-        Meta(description="Taken: no request sees what another one computed, with or without a salt."),
+        Meta(description="Where prefixes are reused, only calls of the same salt share them."),
     ] = None
 
     def stops(self) -> list[str]:
