@@ -14,7 +14,11 @@ from orca_jax.progress import progress_bar
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
-from orca_jax.sched.orderings import FirstComeFirstServed, Ordering
+from orca_jax.sched.orderings.base import Ordering
+from orca_jax.sched.orderings.deadline import EarliestDeadline
+from orca_jax.sched.orderings.fair import FairShare
+from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
+from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
@@ -36,7 +40,12 @@ TOY_PAGE_SIZE = 16
 TOY_BUDGET = 2048
 
 SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
-ORDERINGS: dict[str, Callable[[], Ordering]] = {"fcfs": FirstComeFirstServed}
+ORDERINGS: dict[str, Callable[[], Ordering]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": Priority,
+    "fair": FairShare,
+    "deadline": EarliestDeadline,
+}
 WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
 
 _PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
@@ -115,6 +124,12 @@ def _check(config: EngineConfig) -> None:
     if config.scheduler not in SCHEDULERS:
         message = f"scheduler must be one of {', '.join(SCHEDULERS)}, got {config.scheduler!r}"
         raise ConfigError(message, param="scheduler")
+    if config.scheduling_policy not in ORDERINGS:
+        message = f"scheduling_policy must be one of {', '.join(ORDERINGS)}, got {config.scheduling_policy!r}"
+        raise ConfigError(message, param="scheduling_policy")
+    if config.scheduling_policy != "fcfs" and config.scheduler != "chunked":
+        message = f"scheduling_policy {config.scheduling_policy} needs scheduler chunked, got {config.scheduler}"
+        raise ConfigError(message, param="scheduling_policy")
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

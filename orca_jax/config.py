@@ -9,7 +9,7 @@ from typing import Literal
 
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulerName = Literal["orca", "request_level", "chunked"]
-OrderingName = Literal["fcfs"]
+OrderingName = Literal["fcfs", "priority", "fair", "deadline"]
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orca_jax.request import Constraint, RequestUpdate, SamplingParams
+from orca_jax.request import USUAL, Constraint, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -81,14 +81,18 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         constraint: Constraint | None = None,
+        urgency: Urgency = USUAL,
     ) -> None:
         """Queue a request. `constraint` is what `params.structured` was compiled to, and serves this request alone.
+
+        `urgency` says how soon, to the scheduler's ordering.
 
         Raises:
             RequestError: it could never run; `param` names the field and the message says how to mend it.
         """
         seed = self._seeds.getrandbits(63)
-        self.pool.add(request_id, prompt_ids, params, seed=seed, arrival=self._clock(), constraint=constraint)
+        now = self._clock()
+        self.pool.add(request_id, prompt_ids, params, seed=seed, arrival=now, constraint=constraint, urgency=urgency)
 
     def abort(self, request_id: str) -> bool:
         """End a request; a coming step hands out its last update. False if it is not live (any more)."""

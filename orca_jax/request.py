@@ -11,6 +11,8 @@ from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs, TokenSet
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_PRIORITY = 100  # and its negative: further apart nobody may be, so that nobody waits for ever
+
 
 class State(Enum):
     """The states of Algorithm 1, and the end."""
@@ -165,6 +167,28 @@ def _require(holds: bool, param: str, what: str, got: object) -> None:
         raise RequestError(f"{param} must be {what}, got {got!r}", param=param)
 
 
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """What a scheduler's ordering may look at; each looks at one of these, and `fcfs` at none.
+
+    Raises:
+        RequestError: a value is out of range; `param` names it.
+    """
+
+    priority: int = 0  # lower is sooner
+    tenant: str = ""  # who shares the engine with others; the empty one is a tenant too
+    deadline: float | None = None  # seconds after its arrival; None: it has time
+
+    def __post_init__(self) -> None:
+        holds = _is_int(self.priority) and abs(self.priority) <= MAX_PRIORITY
+        _require(holds, "priority", f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", self.priority)
+        holds = self.deadline is None or (_in(self.deadline, 0, math.inf) and self.deadline > 0)
+        _require(holds, "deadline", "a number of seconds above 0", self.deadline)
+
+
+USUAL = Urgency()
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One request in the pool, which owns it; every field below `seed` changes only there.
@@ -181,6 +205,7 @@ class Request:
     seed: int  # resolved: never None
     stop_ids: frozenset[int]  # end tokens of this request
     constraint: Constraint | None = None
+    urgency: Urgency = USUAL
     state: State = State.INITIATION
     generated_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, where asked for

@@ -6,12 +6,12 @@ request waits for its next one. Nothing is reserved: where pages run out, the le
 compute their tokens again later.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orca_jax.request import Request
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orderings import Ordering
+from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Choice, Selection
 
@@ -42,7 +42,7 @@ class ChunkedScheduler:
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Running requests first, increments before chunks of prompts; then newcomers, if nobody lacks pages."""
-        turn = _Turn(kv, self.max_tokens, kv.num_free_pages)
+        turn = _Turn(kv, self.ordering, self.max_tokens, kv.num_free_pages)
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
         for request in sorted(running, key=_is_chunk):
             if request.num_left and turn.budget and request not in turn.preempted:
@@ -59,7 +59,7 @@ class ChunkedScheduler:
         rows = min(self.max_bs - len(pool.running), turn.kv.num_free_rows)
         promised = sum([turn.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
         spare = turn.free - max(0, promised - turn.taken)
-        for request in self._waiting(pool):
+        for request in self.ordering.waiting(pool):
             if not rows or not turn.budget:
                 break
             found = pool.cached_pages(request)
@@ -72,10 +72,6 @@ class ChunkedScheduler:
             spare -= price
             rows -= 1
 
-    def _waiting(self, pool: RequestPool) -> Iterator[Request]:
-        """Whoever could be admitted, lazily. A request whose last token is still on the device comes back later."""
-        return (request for request in self.ordering.waiting(pool) if not request.in_flight)
-
 
 def _is_chunk(request: Request) -> bool:
     return request.num_left > 1
@@ -86,6 +82,7 @@ class _Turn:
     """One selection in the making."""
 
     kv: KVManager
+    ordering: Ordering  # told of every choice
     budget: int  # tokens left
     free: int  # pages left
     taken: int = 0  # pages that the chosen ones will take
@@ -95,6 +92,7 @@ class _Turn:
 
     def choose(self, request: Request, num_tokens: int, pages: int) -> None:
         self.choices.append(Choice(request, num_tokens))
+        self.ordering.charge(request, num_tokens)
         self.budget -= num_tokens
         self.free -= pages
         self.taken += pages

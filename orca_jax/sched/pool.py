@@ -2,9 +2,19 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from orca_jax.errors import RequestError
-from orca_jax.request import Constraint, Request, RequestMetrics, RequestUpdate, SamplingParams, State
+from orca_jax.request import (
+    USUAL,
+    Constraint,
+    Request,
+    RequestMetrics,
+    RequestUpdate,
+    SamplingParams,
+    State,
+    Urgency,
+)
 from orca_jax.sched.constraint import after, all_tokens, build_constraint
 from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
@@ -53,7 +63,7 @@ class RequestPool:
         self._all_tokens = all_tokens(vocab_size)
         self._live: OrderedDict[str, Request] = OrderedDict()
         self._undelivered: dict[str, Request] = {}  # has new ids or an end that nobody was told of
-        self._num_arrived = 0
+        self.num_arrived = 0  # requests that were ever taken in
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests that were admitted
         self.num_cache_hits = 0  # of these, tokens whose pages were found
@@ -69,6 +79,10 @@ class RequestPool:
         """Whether any request waits, runs, or has an update that was not handed out."""
         return bool(self._live or self._undelivered)
 
+    def arrived_since(self, count: int) -> Iterator[Request]:
+        """The live requests but the first `count` that ever arrived, latest first: nobody before them is looked at."""
+        return takewhile(lambda request: request.arrival_index >= count, reversed(self._live.values()))
+
     def add(
         self,
         request_id: str,
@@ -78,11 +92,13 @@ class RequestPool:
         seed: int,
         arrival: float,
         constraint: Constraint | None = None,
+        urgency: Urgency = USUAL,
     ) -> Request:
         """Take a request in at the end of the queue.
 
         `seed` is used where `params.seed` is None; `arrival` is in seconds on the engine's clock. `constraint` holds
         beside what the parameters forbid, belongs to this request from now on, and is what `params.structured` needs.
+        `urgency` is for the scheduler's ordering.
 
         Raises:
             RequestError: it could never run; `param` names the field, and nothing has changed.
@@ -99,12 +115,13 @@ class RequestPool:
             prompt_ids=prompt_ids,
             params=params,
             arrival=arrival,
-            arrival_index=self._num_arrived,
+            arrival_index=self.num_arrived,
             seed=seed if params.seed is None else params.seed,
             stop_ids=stop_ids,
             constraint=build_constraint(params, stop_ids, self.vocab_size, constraint),
+            urgency=urgency,
         )
-        self._num_arrived += 1
+        self.num_arrived += 1
         self._live[request_id] = request
         return request
 

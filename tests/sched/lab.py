@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import Request, RequestUpdate, SamplingParams
+from orca_jax.request import USUAL, Request, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
-from orca_jax.sched.orderings import FirstComeFirstServed
+from orca_jax.sched.orderings.base import Ordering
+from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler, Selection
@@ -28,6 +29,7 @@ class Shape(NamedTuple):
     watermark: int = 0
     num_pages: int | None = None  # None: enough for everybody
     reuses_prefixes: bool = True
+    ordering: Callable[[], Ordering] = FirstComeFirstServed
 
 
 class RecordingScheduler:
@@ -88,8 +90,9 @@ class Lab:
             scheduler = SCHEDULERS[name](max_bs, n_workers)
         else:
             self.kv = KVManager(shape.num_pages or rows * -(-max_model_len // page_size), page_size, rows)
-            ordering = FirstComeFirstServed()
-            scheduler = ChunkedScheduler(max_bs, shape.budget, ordering, depth=shape.depth, watermark=shape.watermark)
+            scheduler = ChunkedScheduler(
+                max_bs, shape.budget, shape.ordering(), depth=shape.depth, watermark=shape.watermark
+            )
         self.pool = RequestPool(
             self.kv,
             vocab_size=VOCAB,
@@ -112,10 +115,10 @@ class Lab:
         self.now += 1.0
         return self.now
 
-    def add(self, request_id: str, num_prompt: int, max_tokens: int) -> None:
+    def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = USUAL) -> None:
         """A greedy request with the prompt 1, 2, 3, ..."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
-        self.engine.add(request_id, list(range(1, num_prompt + 1)), params)
+        self.engine.add(request_id, list(range(1, num_prompt + 1)), params, urgency=urgency)
 
     def step(self) -> list[RequestUpdate]:
         """One step with every check there is; an update after the last one fails."""

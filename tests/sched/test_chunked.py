@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca_jax.build import ORDERINGS
 from orca_jax.request import SamplingParams
 from tests.sched.lab import Lab, Shape
 from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, serve
@@ -135,6 +136,7 @@ SHAPES = st.builds(
     watermark=st.integers(0, 3),
     num_pages=st.integers(26, 40),  # of one slot at least, so that the longest request fits alone
     reuses_prefixes=st.booleans(),
+    ordering=st.sampled_from(list(ORDERINGS.values())),
 )
 MANY = settings(max_examples=200, deadline=None)
 
