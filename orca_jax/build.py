@@ -1,10 +1,13 @@
 """The one place where floors meet: from what the user said to an engine that runs. Every "auto" is resolved here."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
+
+import msgspec
 
 from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, SchedulerName
 from orca_jax.engine import Engine
@@ -22,6 +25,7 @@ from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sched.trace import TRACE_VERSION, Head, TraceFile, TraceWriter
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.text.grammar import GrammarFactory
@@ -82,12 +86,13 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
 
     decoder, mesh = _load(config, str(source), model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
-    scheduler = _scheduler(config, resolved.cache, resolved.buckets[-1])
-    pool = _pool(config, model, max_model_len, resolved.cache)  # before minutes of compilation, for it may refuse
+    # All of these may refuse, so they come before minutes of compilation.
+    scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
+    observer = _observer(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
-    engine = Engine(executor, scheduler, pool, seed=config.seed)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
     return _built(engine, tokenizer, model, max_model_len, resolved)
 
 
@@ -207,6 +212,28 @@ def _resolve(
     )
 
 
+def build_scheduling(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, budget: int
+) -> tuple[Scheduler, RequestPool]:
+    """Who decides, and over what; needs no JAX. `budget` is the largest launch in tokens.
+
+    Raises:
+        ConfigError: a setting is wrong; `param` names it.
+    """
+    _check(config)
+    return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache)
+
+
+def _observer(
+    config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
+) -> TraceWriter | None:
+    if config.trace_file is None:
+        return None
+    offset = time.time() - time.monotonic()
+    head = Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
+    return TraceWriter(head, msgspec.json.encode, TraceFile(config.trace_file))
+
+
 def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig) -> RequestPool:
     """The pool of requests, and the K/V manager in it."""
     num_rows = _num_rows(config)
@@ -249,12 +276,13 @@ def _build_toy(config: EngineConfig) -> Built:
     rows = _num_rows(config)
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     cache = CacheConfig(num_pages, page_size, "float32")
-    scheduler = _scheduler(config, cache, config.max_num_batched_tokens or TOY_BUDGET)
-    pool = _pool(config, TOY_MODEL, max_model_len, cache)
+    budget = config.max_num_batched_tokens or TOY_BUDGET
+    scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
     executor = ToyExecutor(
         TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
     )
-    engine = Engine(executor, scheduler, pool, seed=config.seed)
+    observer = _observer(config, cache, max_model_len, budget)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
     return _built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
 
 

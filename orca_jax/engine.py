@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orca_jax.request import USUAL, Constraint, RequestUpdate, SamplingParams, Urgency
+from orca_jax.sched.observer import Observer
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -51,6 +52,7 @@ class Engine:
         pool: the requests, and through `pool.kv` the memory; nobody else may change it.
         seed: of the seeds that are drawn for requests without one.
         clock: seconds, monotonic; the unit of all times in updates.
+        observer: is told of every turn.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class Engine:
         *,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.pool = pool
+        self.observer = observer or Observer()
         self._clock = clock
         self._seeds = random.Random(seed)
         self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
@@ -92,7 +96,10 @@ class Engine:
         """
         seed = self._seeds.getrandbits(63)
         now = self._clock()
-        self.pool.add(request_id, prompt_ids, params, seed=seed, arrival=now, constraint=constraint, urgency=urgency)
+        request = self.pool.add(
+            request_id, prompt_ids, params, seed=seed, arrival=now, constraint=constraint, urgency=urgency
+        )
+        self.observer.arrived(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request; a coming step hands out its last update. False if it is not live (any more)."""
@@ -113,18 +120,20 @@ class Engine:
             if plan is None:
                 break
             self._in_flight.append((plan, self.executor.submit(plan)))  # 5, 8
+            self.observer.submitted(plan, self.pool, self.executor.stats)
             if plan.is_constrained:
                 self._awaiting = self._in_flight[-1]
                 if not any([member.is_constrained and member.last_on_device for member in plan.members]):
                     self._constrain()  # while the layers run
         if not self._in_flight:
-            return self.pool.deliver(self.scheduler.may_return, self._clock())  # aborted while they waited
+            return self._deliver()  # aborted while they waited
         plan, handle = self._in_flight.popleft()  # 15
         result = self.executor.collect(handle)  # 9, 10
+        self.observer.collected()
         start = time.perf_counter()
         self.pool.record(plan, result)  # 11-13
         self._constrain()  # the next iteration, where that has waited for these tokens
-        updates = self.pool.deliver(self.scheduler.may_return, self._clock())  # 13, 14
+        updates = self._deliver()  # 13, 14
         self._iterations += 1
         self._update_seconds += time.perf_counter() - start
         return updates
@@ -153,9 +162,11 @@ class Engine:
     def _plan(self) -> StepPlan | None:
         """The next iteration, or None when nobody can run."""
         start = time.perf_counter()
+        self.observer.selecting()
         choices, preempted = self.scheduler.select(self.pool, self.pool.kv)
         for request in preempted:
             self.pool.preempt(request)
+            self.observer.preempted(request)
         if not choices:
             return None
         number = self._iterations + len(self._in_flight)
@@ -164,7 +175,13 @@ class Engine:
         self._scheduled_tokens += sum([choice.num_tokens for choice in choices])
         self._schedule_seconds += time.perf_counter() - start
         logger.debug("iteration %d: %d requests", number, len(choices))
+        self.observer.planned()
         return plan
+
+    def _deliver(self) -> list[RequestUpdate]:
+        updates = self.pool.deliver(self.scheduler.may_return, self._clock())
+        self.observer.delivered(updates)
+        return updates
 
     def _constrain(self) -> None:
         """Tell the executor what the newest iteration may draw, if it is still waiting for that."""

@@ -29,6 +29,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "llm": FACTS | {"build", "engine", "text", "progress"},
     "serve": FACTS | {"build", "engine", "text", "progress"},
     "bench": BELOW_BUILD | {"build", "llm", "serve"},
+    "trace": BELOW_BUILD | {"build", "serve", "bench"},
     "__init__": FACTS | {"llm"},
 }
 STANDARD_LIBRARY_ONLY = FACTS | {"sched", "engine"}

@@ -32,6 +32,7 @@ HELP: Mapping[str, str] = {
     "compile_cache": 'directory of compiled programs; "auto" is in the user\'s cache, "none" keeps none',
     "strict_compile": "fail on a compilation after start-up instead of counting it",
     "attention_implementation": "attention kernel; default: the backend's best",
+    "trace_file": "append every arrival, iteration and end, without text, for python -m orca_jax.trace",
     "progress": "show bars on standard error while loading and compiling",
 }
 ALIASES: Mapping[str, tuple[str, ...]] = {"tensor_parallel_size": ("-tp",), "page_size": ("--block-size",)}

@@ -1,0 +1,43 @@
+"""What an iteration costs, as a linear function of its work."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from orca_jax.step import StepPlan
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """Seconds of a device for an iteration, and of the host before it.
+
+    Padding costs what tokens cost, so the tokens are those of the buckets that hold them.
+    """
+
+    per_iteration: float  # seconds
+    per_token: float  # seconds for each token of the merged batch, padding included
+    per_pair: float  # seconds for each pair of a token and one that it attends to
+    host: float = 0.0  # seconds for each iteration, before it is submitted
+    buckets: tuple[int, ...] = ()  # ascending; empty: nothing is padded
+
+    def seconds(self, plan: StepPlan) -> float:
+        """The device's time for a plan."""
+        num_pairs = pairs((member.start, member.num_tokens) for member in plan.members)
+        return self.of(padded(plan.num_tokens, self.buckets), num_pairs)
+
+    def of(self, num_tokens: float, num_pairs: float) -> float:
+        """The same from numbers."""
+        return self.per_iteration + self.per_token * num_tokens + self.per_pair * num_pairs
+
+
+def pairs(members: Iterable[tuple[int, int]]) -> int:
+    """Pairs of a token and one that it attends to, itself included; a member is (its first position, its tokens)."""
+    return sum([size * start + size * (size + 1) // 2 for start, size in members])
+
+
+def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
+    """Tokens of the launches that hold so many."""
+    if not buckets:
+        return num_tokens
+    full, rest = divmod(num_tokens, buckets[-1])
+    return full * buckets[-1] + (buckets[bisect_left(buckets, rest)] if rest else 0)

@@ -1,0 +1,1 @@
+"""What an engine wrote down (`--trace-file`): shown, measured, and run again under another scheduler."""

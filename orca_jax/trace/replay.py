@@ -1,0 +1,102 @@
+"""The recorded arrivals through another scheduler, on a virtual clock."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from orca_jax.build import build_scheduling
+from orca_jax.config import EngineConfig, ModelConfig
+from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
+from orca_jax.request import SamplingParams, Urgency
+from orca_jax.sched.trace import Arrival, Head, TraceWriter
+from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.trace.run import Run, parse_run
+
+_FIRST_ID = OTHER_ID + 1  # of prompts
+
+
+def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
+    """What the run would have been under `config`, by a simulation.
+
+    Every request arrives when it did and generates as many tokens as it did. Those without an end in the trace, or
+    with an end before their first token, are left out. Prompts share pages as they did where the recorded engine
+    reused prefixes; else each is unlike all others.
+
+    Raises:
+        ConfigError: a setting is wrong, or no request is left.
+    """
+    if not run.iterations:
+        raise ConfigError("the trace has no iteration, so there is nothing to replay", param="trace")
+    arrivals = [each for each in run.arrivals.values() if each.n in run.ends and run.ends[each.n].generated]
+    if not arrivals:
+        raise ConfigError("no request of the trace has generated a token, so there is nothing to replay", param="trace")
+    prompts = _prompts(run, arrivals)
+    model = replace(TOY_MODEL, vocab_size=max(max(prompt) for prompt in prompts) + 1, eos_token_ids=(END_ID,))
+    lengths = {str(each.n): run.ends[each.n].generated for each in arrivals}
+    parts: list[bytes] = []
+    clock = VirtualClock(max(arrivals[0].at, run.iterations[0].selected))  # a batch is queued before anything runs
+    head = _head(run, config)
+    writer = TraceWriter(head, msgspec.json.encode, parts.append, clock)
+    engine = _engine(head, model, SimExecutor(replace(cost, buckets=head.buckets), clock, lengths), writer, clock)
+    _drive(engine, clock, deque(zip(arrivals, prompts, strict=True)))
+    writer.flush()
+    return parse_run(b"".join(parts))
+
+
+def _head(run: Run, config: EngineConfig) -> Head:
+    budget = config.max_num_batched_tokens or run.head.budget
+    smaller = tuple(bucket for bucket in run.head.buckets if bucket < budget)
+    return replace(
+        run.head,
+        config=replace(config, trace_file=None),
+        cache=replace(
+            run.head.cache,
+            num_pages=config.num_pages or run.head.cache.num_pages,
+            page_size=config.page_size or run.head.cache.page_size,
+        ),
+        budget=budget,
+        buckets=(*smaller, budget) if run.head.buckets else (),
+    )
+
+
+def _engine(head: Head, model: ModelConfig, executor: SimExecutor, writer: TraceWriter, clock: VirtualClock) -> Engine:
+    scheduler, pool = build_scheduling(head.config, model, head.max_model_len, head.cache, head.budget)
+    return Engine(executor, scheduler, pool, clock=clock, observer=writer)
+
+
+def _drive(engine: Engine, clock: VirtualClock, coming: deque[tuple[Arrival, Sequence[int]]]) -> None:
+    """Feed arrivals as they fall due, and step until all is done."""
+    while coming or engine.has_work:
+        if coming and not engine.has_work:
+            clock.now = max(clock.now, coming[0][0].at)
+        now = clock.now
+        while coming and coming[0][0].at <= now:
+            arrival, prompt = coming.popleft()
+            clock.now = arrival.at  # it has been waiting since then
+            params = SamplingParams(max_tokens=arrival.max_tokens, temperature=0)
+            urgency = Urgency(arrival.priority, str(arrival.tenant or ""), arrival.deadline)
+            engine.add(str(arrival.n), prompt, params, urgency=urgency)
+        clock.now = now
+        engine.step()
+
+
+def _prompts(run: Run, arrivals: Sequence[Arrival]) -> list[list[int]]:
+    """Ids that are alike where the recorded pages were."""
+    size = run.head.cache.page_size
+    numbers: dict[int, int] = {}
+    prompts = []
+    for arrival in arrivals:
+        prompt: list[int] = []
+        for page in run.ends[arrival.n].pages:
+            prompt += [numbers.setdefault(page, _FIRST_ID + len(numbers))] * size
+        prompts.append(prompt)
+    first = _FIRST_ID + len(numbers)
+    return [
+        prompt + [first + index] * (arrival.prompt - len(prompt))
+        for index, (arrival, prompt) in enumerate(zip(arrivals, prompts, strict=True))
+    ]
