@@ -18,6 +18,7 @@ from orca_jax.serve.config import ServerConfig
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # probes of load balancers, which have no keys
 OPEN_METHODS = frozenset({"GET", "HEAD"})
+_CALLER = "caller"  # in the state of a call's scope
 _KEY = re.compile(r"[!-~]+")  # what a header can carry unchanged
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 class Access:
     """Pure ASGI: refuses whatever does not bring `Authorization: Bearer` with one of `keys`; without keys, nothing.
 
-    It stands before the router, so that routes which are added later, or do not exist, are closed as well.
+    It stands before the router, so that routes which are added later, or do not exist, are closed as well. What it
+    lets in by a key bears the key's digest, which says nothing of the key itself: see `caller_of`.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -41,21 +43,26 @@ class Access:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "an API key is required"})
         else:
-            refusal = self._refusal(scope)
-            await (self._app if refusal is None else refusal.response())(scope, receive, send)
+            caller = self._caller(scope)
+            if isinstance(caller, ApiError):
+                await caller.response()(scope, receive, send)
+            else:
+                scope.setdefault("state", {})[_CALLER] = caller
+                await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _caller(self, scope: Scope) -> str | ApiError:
+        """The digest of the call's key, or why it is refused."""
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         if not values:
             return _refuse("no API key was given: send it in the header 'Authorization: Bearer KEY'")
         scheme, _, token = values[0].strip().partition(b" ")
         if len(values) > 1 or scheme.lower() != b"bearer":
             return _refuse("the Authorization header must be a single 'Bearer KEY'")
-        return None if self._is_known(token.strip()) else _refuse("the API key is not one of this server's")
+        presented = self._digest(token.strip())
+        return presented.hex() if self._is_known(presented) else _refuse("the API key is not one of this server's")
 
-    def _is_known(self, token: bytes) -> bool:
+    def _is_known(self, presented: bytes) -> bool:
         """Takes the same time whichever key it is, and however much of it is right."""
-        presented = self._digest(token)
         found = False
         for digest in self._digests:
             found |= hmac.compare_digest(presented, digest)
@@ -63,6 +70,12 @@ class Access:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, "sha256")
+
+
+def caller_of(scope: Scope) -> str | None:
+    """Who calls: the same for every call with one key, for the life of the server; None where it has no keys."""
+    caller: str | None = scope["state"].get(_CALLER)
+    return caller
 
 
 def read_keys(config: ServerConfig) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
+from orca_jax.serve.access import caller_of
 from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.chat_shape import ChatShape
 from orca_jax.serve.conversation import render_conversation, structured_answer, tool_rules
 from orca_jax.serve.engine_client import Deadlines
 from orca_jax.serve.generation import Generation, Job
 from orca_jax.serve.http_body import read_request
-from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated
+from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated, urgency_of
 from orca_jax.serve.schema import chat_parser
 from orca_jax.serve.schema.chat import ChatRequest, NamedTool
 from orca_jax.serve.service import Prompt, Service
@@ -25,13 +26,15 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     """The handler. Raises ApiError."""
     call = await read_request(request, chat_parser, service.config.max_body_bytes)
     service.check_model(call.model)
-    job = await prepare(service, call, request.scope["state"]["request_id"])
+    job = await prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
     shape = ChatShape(service.model.tokenizer, job, call)
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 
-async def prepare(service: Service, call: ChatRequest, name: str) -> Job:
+async def prepare(service: Service, call: ChatRequest, name: str, caller: str | None = None) -> Job:
     """Everything that can be checked without the engine, so that it takes all of the call or nothing.
+
+    `name` is for logs, `caller` whoever's key it came with.
 
     Raises:
         ApiError: a field is wrong.
@@ -61,6 +64,7 @@ async def prepare(service: Service, call: ChatRequest, name: str) -> Job:
         candidates=call.n or 1,
         requests=engine_requests(service.model, call, [prompt], call.n or 1, wanted),
         deadlines=Deadlines(call.queue_timeout, call.timeout),
+        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,

@@ -8,12 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from orca_jax.serve.access import caller_of
 from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.completion_shape import CompletionShape
 from orca_jax.serve.engine_client import Deadlines
 from orca_jax.serve.generation import Generation, Job
 from orca_jax.serve.http_body import read_request
-from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated
+from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated, urgency_of
 from orca_jax.serve.schema import completion_parser
 from orca_jax.serve.schema.completion import CompletionRequest
 from orca_jax.serve.schema.limits import DEFAULT_MAX_TOKENS
@@ -30,13 +31,15 @@ async def create_completion(service: Service, request: Request) -> Response:
     """The handler. Raises ApiError."""
     call = await read_request(request, completion_parser, service.config.max_body_bytes)
     service.check_model(call.model)
-    job = await prepare(service, call, request.scope["state"]["request_id"])
+    job = await prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
     shape = CompletionShape(service.model.tokenizer, job, call)
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 
-async def prepare(service: Service, call: CompletionRequest, name: str) -> Job:
+async def prepare(service: Service, call: CompletionRequest, name: str, caller: str | None = None) -> Job:
     """Everything that can be checked without the engine, so that it takes all of the call or nothing.
+
+    `name` is for logs, `caller` whoever's key it came with.
 
     Raises:
         ApiError: a field is wrong.
@@ -67,6 +70,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str) -> Job:
         candidates=candidates,
         requests=engine_requests(service.model, call, prompts, candidates, wanted),
         deadlines=Deadlines(call.queue_timeout, call.timeout),
+        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False,

@@ -1,11 +1,12 @@
 """The front end's handle on the engine: one object for the life of the server, whichever process runs behind it."""
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from orca_jax.request import RequestUpdate
+from orca_jax.request import USUAL, RequestUpdate, Urgency
 from orca_jax.serve.api_error import ApiError, engine_gone
 from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.engine_link import EngineLink
@@ -74,8 +75,12 @@ class EngineClient:
         """Calls that are open."""
         return len(self._calls)
 
-    def open(self, requests: Sequence[EngineRequest], deadlines: Deadlines = NO_DEADLINES) -> Mailbox:
+    def open(
+        self, requests: Sequence[EngineRequest], deadlines: Deadlines = NO_DEADLINES, urgency: Urgency = USUAL
+    ) -> Mailbox:
         """Submit the requests of one call, all or none. The server's own limits hold beside `deadlines`.
+
+        `urgency` is theirs; its deadline is the one that holds for the whole call.
 
         Raises:
             ApiError: the engine does not serve, or the queue is full.
@@ -85,12 +90,14 @@ class EngineClient:
         self._admission.admit([len(ids) for ids, _ in requests])
         request_ids = [f"r{next(self._numbers)}" for _ in requests]
         mailbox = Mailbox(request_ids, self._abort, self._leave)
-        mailbox.limit(deadlines.within(self._limits))
+        limits = deadlines.within(self._limits)
+        mailbox.limit(limits)
+        urgency = dataclasses.replace(urgency, deadline=limits.total)
         self._calls.add(mailbox)
         self.idle.clear()
         for index, (request_id, (prompt_ids, params)) in enumerate(zip(request_ids, requests, strict=True)):
             self._routes[request_id] = _Route(mailbox, index, len(prompt_ids))
-            self._link.send(Submit(request_id, prompt_ids, params))
+            self._link.send(Submit(request_id, prompt_ids, params, urgency))
         return mailbox
 
     def attach(self, link: EngineLink) -> None:

@@ -119,7 +119,7 @@ class EngineLoop:
 
     def _take(self, message: ToEngine | Compiled) -> None:
         match message:
-            case Submit(request_id, _, params) if params.structured is not None:
+            case Submit(request_id, params=params) if params.structured is not None:
                 self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)
             case Submit():
                 self._add(message, None)
@@ -141,7 +141,7 @@ class EngineLoop:
 
     def _add(self, submit: Submit, constraint: Constraint | None) -> None:
         try:
-            self._engine.add(submit.request_id, submit.prompt_ids, submit.params, constraint)
+            self._engine.add(submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency)
         except RequestError as error:
             self._reject(submit.request_id, error)
 

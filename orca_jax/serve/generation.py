@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 from starlette.types import Receive
 
-from orca_jax.request import RequestUpdate
+from orca_jax.request import USUAL, RequestUpdate, Urgency
 from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.engine_client import Deadlines, EngineRequest, Mailbox
 from orca_jax.serve.observe import RequestRecord
@@ -44,6 +44,7 @@ class Job:
     candidates: int
     requests: Sequence[EngineRequest]
     deadlines: Deadlines
+    urgency: Urgency = USUAL
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -145,7 +146,9 @@ class Generation:
             ApiError: the engine refused or failed, or time was up.
             ClientGone: the caller hung up.
         """
-        async with self._client.open(self.job.requests, self.job.deadlines) as mailbox, _watch(receive, mailbox):
+        job = self.job
+        mailbox = self._client.open(job.requests, job.deadlines, job.urgency)
+        async with mailbox, _watch(receive, mailbox):
             self._begin()
             try:
                 while (items := await _receive_soon(mailbox)) is None:

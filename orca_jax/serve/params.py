@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_jax.errors import RequestError
-from orca_jax.request import SamplingParams, StructuredOutput
+from orca_jax.request import SamplingParams, StructuredOutput, Urgency
 from orca_jax.serve.api_error import ApiError
 from orca_jax.serve.engine_client import EngineRequest
 from orca_jax.serve.schema.sampling import SamplingFields
@@ -37,6 +37,14 @@ def check_fields(service: Service, call: SamplingFields) -> None:
         service.check_ids(list(getattr(call, name) or ()), name)
     if call.truncate_prompt_tokens == 0:
         raise ApiError(400, "truncate_prompt_tokens must leave at least one token", "truncate_prompt_tokens")
+    if call.priority and service.config.engine.scheduling_policy != "priority":
+        message = "priority must be 0 here: the server does not run with --scheduling-policy priority"
+        raise ApiError(400, message, "priority", code="unsupported_parameter")
+
+
+def urgency_of(call: SamplingFields, caller: str | None) -> Urgency:
+    """A call's place among others. Its key says whose it is; without keys what it says of itself has to do."""
+    return Urgency(call.priority or 0, call.user or "" if caller is None else caller)
 
 
 def check_logprobs(service: Service, count: int | None, param: str) -> None:

@@ -150,11 +150,11 @@ def test_stop_strings_across_tokens(idle_server: Server) -> None:
     assert pieces[-1]["finish_reason"] == "stop"
 
 
-@pytest.mark.conforms("completions.suffix", "completions.priority", "completions.use_beam_search")
-@pytest.mark.conforms("completions.length_penalty", "completions.user")
+@pytest.mark.conforms("completions.suffix", "completions.use_beam_search")
+@pytest.mark.conforms("completions.length_penalty")
 def test_neutral_values_are_taken(server: Server) -> None:
     neutral: dict[str, Any] = {"n": 1, "best_of": None, "echo": False, "presence_penalty": 0.0, "logit_bias": {}}
-    neutral |= {"suffix": "", "priority": 0.0, "use_beam_search": False, "length_penalty": 1.0, "cache_salt": "x"}
+    neutral |= {"suffix": "", "priority": 0, "use_beam_search": False, "length_penalty": 1.0, "cache_salt": "x"}
     nulls = dict.fromkeys(("logprobs", "max_tokens", "top_p", "stop", "seed", "stream", "stream_options"))
     answer = server.complete("x", **neutral, **nulls, user="me")
     assert answer.status_code == 200, answer.text

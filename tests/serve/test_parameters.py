@@ -294,10 +294,10 @@ def odd_values(neutral: Neutral) -> list[object]:
     return [value for value in candidates if not neutral.takes(value)]
 
 
-@pytest.mark.conforms("completions.user", "completions.priority", "completions.use_beam_search")
+@pytest.mark.conforms("completions.use_beam_search")
 @pytest.mark.conforms("completions.length_penalty", "completions.spaces_between_special_tokens")
 @pytest.mark.conforms("completions.return_tokens_as_token_ids", "completions.suffix")
-@pytest.mark.conforms("chat.user", "chat.priority", "chat.use_beam_search", "chat.length_penalty")
+@pytest.mark.conforms("chat.use_beam_search", "chat.length_penalty")
 @pytest.mark.conforms("chat.spaces_between_special_tokens", "chat.return_tokens_as_token_ids", "chat.metadata")
 @pytest.mark.conforms("chat.safety_identifier", "chat.prompt_cache_key", "chat.prompt_cache_retention", "chat.store")
 @pytest.mark.conforms("chat.service_tier", "chat.modalities", "chat.audio", "chat.prediction", "chat.verbosity")

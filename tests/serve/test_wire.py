@@ -16,7 +16,7 @@ from orca_jax.build import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.errors import RequestError
-from orca_jax.request import Constraint, RequestMetrics, RequestUpdate, SamplingParams, StructuredOutput
+from orca_jax.request import Constraint, RequestMetrics, RequestUpdate, SamplingParams, StructuredOutput, Urgency
 from orca_jax.serve.engine_args import HELP, add_engine_args, engine_config_from_args, human_int
 from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse
 from orca_jax.serve.wire import (
@@ -53,6 +53,7 @@ TO_ENGINE = [
             prompt_logprobs=0,
             structured=StructuredOutput("json_schema", "{}"),
         ),
+        Urgency(-3, "somebody", 1.5),
     ),
     Abort("r1"),
 ]
@@ -71,7 +72,9 @@ FROM_ENGINE = [
         waiting=1,
     ),
     Heartbeat("compiling", 2.5),
-    Heartbeat("serving", 0.0, EngineStats(1, 2, 3, 0.5, 0.25, 4, 5, 1, 0, 100, 90, 1000), ExecutorStats(iterations=7)),
+    Heartbeat(
+        "serving", 0.0, EngineStats(1, 2, 3, 0.5, 0.25, 4, 5, 1, 6, 9, 8, 100, 90, 1000), ExecutorStats(iterations=7)
+    ),
     Failed("gone", "model", is_config=True),
 ]
 
@@ -95,6 +98,10 @@ def test_unreadable_frames_are_refused() -> None:
     object.__setattr__(bad, "temperature", float("nan"))  # what a wrong front end might send
     with pytest.raises(msgspec.ValidationError, match="temperature"):
         decode_to_engine(encode(Submit("r", [1], bad))[4:])
+    never = Urgency()
+    object.__setattr__(never, "deadline", float("inf"))
+    with pytest.raises(msgspec.ValidationError, match="deadline"):
+        decode_to_engine(encode(Submit("r", [1], SamplingParams(1), never))[4:])
 
 
 class Anything:

@@ -43,8 +43,6 @@ _NO_BEAMS = "tokens are sampled, and beams are not searched"
 
 # Of both kinds of completion.
 COMMON: Mapping[str, Neutral] = {
-    "user": Neutral(_BOOKS, kind=str),
-    "priority": Neutral("requests are served in the order of their arrival", (0,)),
     "use_beam_search": Neutral(_NO_BEAMS, (False,)),
     "length_penalty": Neutral(_NO_BEAMS, (1,)),
     "spaces_between_special_tokens": Neutral("tokens are joined as the tokenizer spells them", (True,)),

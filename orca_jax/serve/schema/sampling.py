@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from orca_jax.request import MAX_PRIORITY
 from orca_jax.serve.schema.limits import (
     INT32,
     INT64,
@@ -159,6 +160,18 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None,
         Meta(description="Where prefixes are reused, only calls of the same salt share them."),
+    ] = None
+
+    priority: Annotated[
+        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        Meta(description="Lower is sooner. Other than 0 only where the server has `--scheduling-policy priority`."),
+    ] = None
+    user: Annotated[
+        Annotated[str, Meta(max_length=MAX_NAME)] | None,
+        Meta(
+            description="Where the server has `--scheduling-policy fair` and no API keys, calls of one user have one "
+            "share. Else for the client's own books."
+        ),
     ] = None
 
     def stops(self) -> list[str]:
