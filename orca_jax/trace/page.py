@@ -73,7 +73,8 @@ def _name(run: Run, n: int) -> str:
 def _cell(run: Run, n: int, span: Span, y: int, column: int) -> str:
     first, last = run.iterations[span.first].iteration, run.iterations[span.last].iteration
     when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
-    what = f", {span.tokens} tokens from position {span.start}" if span.tokens else ""
+    count = "1 token" if span.tokens == 1 else f"{span.tokens} tokens"
+    what = f", {count} from position {span.start}" if span.tokens else ""
     why = f"; the first in line lacks {span.held}" if span.held else ""
     wide = column * (span.last - span.first + 1) - 1
     text = escape(f"{run.arrivals[n].request_id}, {when}: {KINDS[span.kind]}{what}{why}")
