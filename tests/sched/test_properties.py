@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.config import SchedulerName
-from orca_jax.request import Request, SamplingParams, State
+from orca_jax.request import MAX_PRIORITY, USUAL, Request, SamplingParams, State, Urgency
 from orca_jax.sim.toy import toy_score
 from tests.sched.lab import VOCAB, Lab
 
@@ -22,6 +22,7 @@ class Arrival:
     prompt: list[int]
     params: SamplingParams
     patience: int | None
+    urgency: Urgency = USUAL
 
 
 PARAMS = st.builds(
@@ -55,6 +56,14 @@ def rich_params(draw: st.DrawFn) -> SamplingParams:
     return replace(plain, **{name: draw(fields[name]) for name in sorted(chosen)})
 
 
+URGENCIES = st.builds(
+    Urgency,
+    priority=st.integers(-MAX_PRIORITY, MAX_PRIORITY) | st.integers(-2, 2),
+    tenant=st.sampled_from(["", "ann", "bob"]),
+    deadline=st.none() | st.floats(1, 2000),
+)
+
+
 def arrivals_with(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list[Arrival]]:
     arrival = st.builds(
         Arrival,
@@ -62,6 +71,7 @@ def arrivals_with(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrateg
         prompt=st.lists(IDS, min_size=1, max_size=14),
         params=params,
         patience=st.none() | st.integers(0, 12),
+        urgency=st.just(USUAL) | URGENCIES,
     )
     return st.lists(arrival, min_size=1, max_size=12)
 
@@ -82,7 +92,7 @@ def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
     for step in range(2000):
         for number, arrival in enumerate(arrivals):
             if arrival.step == step:
-                lab.engine.add(str(number), arrival.prompt, arrival.params)
+                lab.engine.add(str(number), arrival.prompt, arrival.params, urgency=arrival.urgency)
                 if arrival.patience is not None:
                     aborts.setdefault(step + arrival.patience, []).append(str(number))
         for request_id in aborts.get(step, []):

@@ -1,0 +1,299 @@
+"""Who comes first under each ordering, by hand; and that nobody waits longer than the ordering says, whatever arrives.
+
+The lab's clock counts its readings: the first three requests arrive at 1, 2 and 3 seconds.
+"""
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca_jax.build import ORDERINGS
+from orca_jax.errors import RequestError
+from orca_jax.request import MAX_PRIORITY, Request, SamplingParams, Urgency
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orderings.deadline import PATIENCE, EarliestDeadline
+from orca_jax.sched.orderings.fair import FairShare
+from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
+from orca_jax.sched.orderings.priority import SECONDS_PER_STEP, Priority
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Selection
+from tests.sched.lab import VOCAB, Lab, Shape
+from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve
+
+ONE = Shape(budget=8, depth=1, reuses_prefixes=False)
+MANY = settings(max_examples=150, deadline=None)
+
+
+def urgency(text: str) -> Urgency:
+    """`ann`, `p-1`, `d30`, or `-` for nothing."""
+    if text[1:].lstrip("-").isdigit():
+        return Urgency(priority=int(text[1:])) if text[0] == "p" else Urgency(deadline=float(text[1:]))
+    return Urgency(tenant=text.strip("-"))
+
+
+# Requests as `id urgency prompt+generated`, in order of arrival before the first step -> iterations.
+BY_HAND = {
+    "fcfs looks at nothing": ("fcfs", 1, "A p9 1+1, B ann 1+1, C d1 1+1", "A1|B1|C1"),
+    "the lowest priority first": ("priority", 1, "A p1 1+2, B p0 1+1, C p-1 1+1", "C1|B1|A1|A1"),
+    "one class in order of arrival": ("priority", 1, "A p2 1+1, B p1 1+1, C p2 1+1, D p1 1+1", "B1|D1|A1|C1"),
+    "who runs is not interrupted, but gives up its pages": (
+        "priority",
+        2,
+        "A p1 6+4, B p0 6+4",
+        "B6 A2-|B1 A4|B1 A1|B1|A8|A1",
+    ),
+    "the earliest deadline first": ("deadline", 1, "A d9 1+1, B d7 1+1, C - 1+1, D d1 1+1", "D1|B1|A1|C1"),
+    "without a deadline there are ten minutes": (
+        "deadline",
+        1,
+        "A - 1+1, B d600 1+1, C d598 1+1, D d596 1+1",
+        "D1|A1|C1|B1",
+    ),
+    "tenants take turns": ("fair", 1, "A ann 1+1, B ann 1+1, C ann 1+1, D bob 1+1, E bob 1+1", "A1|D1|B1|E1|C1"),
+    "turns are of tokens": ("fair", 1, "A ann 4+1, B ann 1+1, C bob 1+1, D bob 1+2, E bob 1+1", "A4|C1|D1|D1|E1|B1"),
+    "and are counted as rows are given": ("fair", 2, "A ann 2+1, B ann 1+1, C bob 1+1, D bob 1+1", "A2 C1|D1 B1"),
+    "a tenant without a name is one": ("fair", 1, "A - 1+1, B - 1+1, C ann 1+1", "A1|C1|B1"),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_by_hand(case: str) -> None:
+    name, max_bs, requests, iterations = BY_HAND[case]
+    lab = Lab(max_bs=max_bs, page_size=2, shape=ONE._replace(ordering=ORDERINGS[name], num_pages=8))
+    for request in requests.split(", "):
+        request_id, wish, lengths = request.split()
+        num_prompt, _, max_tokens = lengths.partition("+")
+        lab.add(request_id, int(num_prompt), int(max_tokens), urgency(wish))
+    lab.run()
+    assert "|".join(lab.batches) == iterations
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        *(({"priority": value}, "priority") for value in (MAX_PRIORITY + 1, -MAX_PRIORITY - 1, True, 0.5)),
+        *(({"deadline": value}, "deadline") for value in (0, -1.0, float("nan"), float("inf"), "1")),
+    ],
+)
+def test_what_cannot_be_meant(changes: dict, param: str) -> None:
+    with pytest.raises(RequestError, match=param) as caught:
+        Urgency(**changes)
+    assert caught.value.param == param
+
+
+KEYS: dict[str, Callable[[Request], tuple[float, int]]] = {
+    "fcfs": lambda request: (0.0, request.arrival_index),
+    "priority": lambda request: (request.arrival + 10 * request.urgency.priority, request.arrival_index),
+    "deadline": lambda request: (request.arrival + (request.urgency.deadline or 600), request.arrival_index),
+}
+
+
+class Watched(Lab):
+    """Holds every decision to a key, while the pool is as the scheduler saw it."""
+
+    def __init__(self, name: str, max_bs: int, page_size: int, shape: Shape) -> None:
+        shape = shape._replace(ordering=ORDERINGS[name], num_pages=-(-(shape.num_pages or 0) // page_size))
+        super().__init__(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape)
+        select = self.scheduler.inner.select
+
+        def checked(pool: RequestPool, kv: KVManager) -> Selection:
+            waiting = sorted((r for r in pool if r.row is None and not r.in_flight), key=KEYS[name])
+            running = sorted((r for r in pool if r.row is not None), key=KEYS[name])
+            selection = select(pool, kv)
+            chosen = [choice.request for choice in selection.choices]
+            newcomers = [request for request in chosen if request.row is None]
+            assert newcomers == waiting[: len(newcomers)], "somebody was overtaken"
+            for victim in selection.preempted:
+                behind = running[running.index(victim) :]
+                assert all(r in chosen or r in selection.preempted for r in behind if live(r)), (
+                    "a less urgent one stays"
+                )
+            return selection
+
+        self.scheduler.inner.select = checked  # type: ignore[method-assign]
+
+
+def live(request: Request) -> bool:
+    return not (request.finish_reason or request.aborted)
+
+
+SHAPES = st.builds(
+    Shape,
+    budget=st.integers(5, 24),
+    depth=st.integers(1, 2),
+    watermark=st.integers(0, 3),
+    num_pages=st.integers(26, 60),  # of one slot at least, so that the longest request fits alone
+    reuses_prefixes=st.booleans(),
+    ordering=st.just(FirstComeFirstServed),
+)
+SIZES = {"max_bs": st.integers(1, 5), "page_size": st.integers(1, 4), "shape": SHAPES}
+
+
+@pytest.mark.parametrize("name", KEYS)
+@MANY
+@given(arrivals=PLAIN_ARRIVALS, **SIZES)
+def test_nobody_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
+    """Every newcomer is the first of those that wait, and pages go from the last to the first; same tokens, too."""
+    serve(Watched(name, max_bs, page_size, shape), arrivals)
+
+
+@pytest.mark.parametrize(
+    ("ordering", "patient", "hurried", "bound"),
+    [
+        (FirstComeFirstServed, Urgency(), Urgency(-MAX_PRIORITY), 0),
+        (Priority, Urgency(3), Urgency(), 3 * SECONDS_PER_STEP),
+        (Priority, Urgency(), Urgency(-4), 4 * SECONDS_PER_STEP),
+        (EarliestDeadline, Urgency(), Urgency(deadline=1), PATIENCE - 1),
+        (EarliestDeadline, Urgency(deadline=50), Urgency(deadline=1), 49),
+    ],
+)
+def test_nobody_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bound: float) -> None:
+    """One row, and more that are in a hurry than it can serve: who arrives after the bound comes later."""
+    lab = Lab(max_bs=1, shape=ONE._replace(ordering=ordering))
+    lab.add("patient", 1, 1, patient)
+    arrival, arrivals = lab.now, {}
+    for number in range(2000):
+        if "patient" in lab.ends:
+            break
+        for request_id in (f"{number}a", f"{number}b"):
+            lab.add(request_id, 1, 1, hurried)
+            arrivals[request_id] = lab.now
+        lab.step()
+    assert "patient" in lab.ends
+    before = [arrivals[request_id] - arrival for request_id in lab.ends if request_id != "patient"]
+    assert all(late <= bound for late in before)
+    assert len(before) >= bound / 5, "they do come first until then: a step takes four seconds here"
+
+
+class Measured(FairShare):
+    """Adds up what each pair of tenants was served while both could have had a row."""
+
+    def __init__(self) -> None:
+        super().__init__(max_idle=1)
+        self.service: Counter[str] = Counter()
+        self.worst = 0
+        self._since: dict[tuple[str, str], int] = {}
+
+    def waiting(self, pool: RequestPool) -> Iterable[Request]:
+        found = super().waiting(pool)
+        able = sorted({r.urgency.tenant for r in pool if r.row is None and not r.in_flight})
+        gaps = {(one, other): self.service[one] - self.service[other] for one in able for other in able if one < other}
+        self._since = {pair: self._since.get(pair, gap) for pair, gap in gaps.items()}
+        self.worst = max([self.worst, *(abs(gap - self._since[pair]) for pair, gap in gaps.items())])
+        return found
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        self.service[request.urgency.tenant] += num_tokens
+        super().charge(request, num_tokens)
+
+
+@MANY
+@given(arrivals=PLAIN_ARRIVALS, **SIZES)
+def test_shares_are_equal_within_the_bound(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
+    measured = Measured()
+    pages = -(-(shape.num_pages or 0) // page_size)
+    lab = Lab(
+        max_bs=max_bs,
+        page_size=page_size,
+        eos=[EOS],
+        shape=shape._replace(ordering=lambda: measured, num_pages=pages),
+    )
+    serve(lab, arrivals)
+    longest = max(len(arrival.prompt) + arrival.params.max_tokens for arrival in arrivals)
+    assert measured.worst <= 2 * max_bs * longest
+
+
+def served(lab: Lab, tenants: dict[str, str]) -> Iterator[tuple[int, int]]:
+    """What ann and bob were served so far, after each iteration."""
+    counts = Counter[str]()
+    for plan in lab.executor.plans:
+        for member in plan.members:
+            counts[tenants[member.request_id]] += member.num_tokens
+        yield counts["ann"], counts["bob"]
+
+
+def flooded(ordering) -> int:
+    """The largest difference of service while ann's forty and bob's forty requests wait; hers came first."""
+    lab = Lab(max_bs=2, shape=ONE._replace(ordering=ordering))
+    tenants = {f"{name}{number}": name for name in ("ann", "bob") for number in range(40)}
+    for number, (request_id, tenant) in enumerate(tenants.items()):
+        lab.add(request_id, 1 + number % 5, 3, Urgency(tenant=tenant))
+    lab.run()
+    total = max(ann for ann, _ in served(lab, tenants))
+    return max(abs(ann - bob) for ann, bob in served(lab, tenants) if max(ann, bob) < total - 16)
+
+
+def test_a_flood_does_not_drown_others() -> None:
+    assert flooded(FairShare) <= 16, "two rows of at most eight tokens: counters start equal, so the bound is once that"
+    assert flooded(FirstComeFirstServed) > 100, "else this shows nothing"
+
+
+def test_idling_saves_nothing_up() -> None:
+    """Bob comes when ann has been served a lot: from then on they take turns, and she need not wait until he has."""
+    lab = Lab(max_bs=1, shape=ONE._replace(ordering=FairShare))
+    tenants = {}
+    for number in range(60):
+        if number == 30:
+            while len(lab.ends) < 25:
+                lab.step()
+        name = "ann" if number < 40 else "bob"
+        tenants[f"{name}{number}"] = name
+        lab.add(f"{name}{number}", 2, 1, Urgency(tenant=name))
+    lab.run()
+    assert "".join(tenants[batch[:-1]][0] for batch in lab.batches) == "a" * 25 + "ba" * 15 + "b" * 5
+
+
+def test_names_that_nobody_uses_again_are_forgotten() -> None:
+    ordering = FairShare(max_idle=10)
+    lab = Lab(max_bs=2, shape=ONE._replace(ordering=lambda: ordering))
+    for number in range(500):
+        lab.add(f"{number}", 1, 1, Urgency(tenant=f"tenant {number}"))
+        lab.step()
+    assert len(ordering._served) < 50 and len(ordering._turns) < 100
+
+
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_thousands_wait(name: str) -> None:
+    """A selection looks at few of them; those that give up leave nothing behind."""
+    ordering = ORDERINGS[name]()
+    pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)
+    params = SamplingParams(max_tokens=4)
+    wishes = [Urgency(number % 7, f"tenant {number % 1000}", 1.0 + number % 13) for number in range(10_000)]
+    for number, wish in enumerate(wishes):
+        pool.add(str(number), [1], params, seed=0, arrival=number / 1000, urgency=wish)
+    first = next(iter(ordering.waiting(pool)))
+    start = time.perf_counter()
+    for _ in range(2000):
+        assert next(iter(ordering.waiting(pool))) is first, "looking takes nothing away"
+    assert time.perf_counter() - start < 2, "it would be some ten seconds if each looked at all"
+    for number in range(10_000):
+        pool.abort(str(number))
+    last = pool.add("last", [1], params, seed=0, arrival=11.0)
+    assert list(ordering.waiting(pool)) == [last]
+
+
+@pytest.mark.parametrize("name", ["priority", "deadline", "fair"])
+def test_who_gives_up_at_the_end_of_the_line_is_dropped(name: str) -> None:
+    """Under load the end of the line may never be reached, and holds prompts."""
+    ordering = ORDERINGS[name]()
+    pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)
+    params = SamplingParams(max_tokens=4)
+    first = pool.add("first", [1], params, seed=0, arrival=0.0, urgency=Urgency(-1, "ann", 1.0))
+    held = num_requests()
+    for number in range(1000):
+        pool.add(str(number), [1], params, seed=0, arrival=1.0, urgency=Urgency(1, "bob"))
+        assert next(iter(ordering.waiting(pool))) is first
+        pool.abort(str(number))
+        pool.deliver(lambda request: True, 2.0)
+    assert num_requests() - held < 200
+
+
+def num_requests() -> int:
+    """Those that somebody still holds."""
+    gc.collect()
+    return sum(isinstance(one, Request) for one in gc.get_objects())
