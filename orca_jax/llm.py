@@ -18,7 +18,7 @@ from orca_jax.build import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.request import CompletionOutput, RequestOutput, RequestUpdate, SamplingParams
+from orca_jax.request import USUAL, CompletionOutput, RequestOutput, RequestUpdate, SamplingParams, Urgency
 from orca_jax.step import TokenLogprobs
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.grammar import GrammarFactory
@@ -106,7 +106,9 @@ class LLM:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
                 raise ConfigError(f"LLM takes no argument {name!r}{hint}", param=name)
-        built = build_engine(EngineConfig(model=model, **settings))
+        config = EngineConfig(model=model, **settings)
+        built = build_engine(config)
+        self._has_priorities = config.scheduling_policy == "priority"
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
@@ -122,6 +124,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Run all prompts and return their outputs in the prompts' order.
 
@@ -129,11 +132,12 @@ class LLM:
             prompts: strings or lists of ids, mixed as you like; one alone is a list of one.
             sampling_params: one for all, one for each prompt, or None for the defaults.
             use_tqdm: show a bar on standard error.
+            priority: one for each prompt, lower is sooner; needs `scheduling_policy="priority"`. None: all the same.
 
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` says which, and nothing was run.
         """
-        batch, ids = self._add(prompts, sampling_params)
+        batch, ids = self._add(prompts, sampling_params, priority)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
         with tqdm(total=len(ids), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
@@ -148,12 +152,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
     ) -> Iterator[RequestOutput]:
         """Like `generate`, but hands each output out as soon as its request ends, in that order.
 
         The engine runs while the next output is asked for. Closing or dropping the iterator aborts what is left.
         """
-        return self._drain(*self._add(prompts, sampling_params))
+        return self._drain(*self._add(prompts, sampling_params, priority))
 
     def close(self) -> None:
         """Free the device's memory. Nothing can be generated afterwards."""
@@ -171,30 +176,42 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
     ) -> tuple[_Batch, list[str]]:
         """Queue all prompts, or none of them."""
         self._check_usable()
         self._reap()
         each = _as_list(prompts)
         params = _one_for_each(sampling_params, len(each))
+        urgencies = self._urgencies(priority, len(each))
         batch = _Batch()
         added: list[str] = []
         try:
             for index, prompt in enumerate(each):
                 with _naming(index):
-                    added.append(self._add_one(batch, prompt, params[index]))
+                    added.append(self._add_one(batch, prompt, params[index], urgencies[index]))
         except BaseException:
             self._abandon(added)
             raise
         return batch, added
 
-    def _add_one(self, batch: _Batch, prompt: Prompt, params: SamplingParams) -> str:
+    def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
+        if priority is None:
+            return [USUAL] * count
+        if len(priority) != count:
+            raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each", param="priority")
+        if any(priority) and not self._has_priorities:
+            message = 'priority must be 0 here: this LLM was not made with scheduling_policy="priority"'
+            raise RequestError(message, param="priority")
+        return [Urgency(one) for one in priority]
+
+    def _add_one(self, batch: _Batch, prompt: Prompt, params: SamplingParams, urgency: Urgency) -> str:
         if not isinstance(prompt, str | list | tuple):
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request_id = str(next(self._numbers))
         constraint = None if params.structured is None else self._grammars.compile(params.structured)
-        self.engine.add(request_id, ids, engine_params(params, self.tokenizer), constraint)
+        self.engine.add(request_id, ids, engine_params(params, self.tokenizer), constraint, urgency)
         self._open[request_id] = _Pending(
             batch,
             prompt if isinstance(prompt, str) else None,

@@ -24,6 +24,8 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"num_pages": 0}, "num_pages", "at least 1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization", r"\(0, 1\]"),
         ({"scheduler": "fastest"}, "scheduler", "orca, request_level"),
+        ({"scheduler": "chunked", "scheduling_policy": "random"}, "scheduling_policy", "fcfs, priority"),
+        ({"scheduler": "orca", "scheduling_policy": "fair"}, "scheduling_policy", "needs scheduler chunked"),
         ({"scheduler": "request_level", "n_workers": 2}, "n_workers", "1"),
         ({"max_model_len": 65}, "max_model_len", "64 positions"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),

@@ -54,6 +54,23 @@ def test_outputs_are_in_the_prompts_order(llm: LLM) -> None:
         assert output.metrics is not None and output.metrics.arrival <= output.metrics.finished
 
 
+def test_priorities() -> None:
+    with LLM(model=TOY, max_num_seqs=1, scheduler="chunked", scheduling_policy="priority") as llm:
+        outputs = llm.stream(["a", "b", "c"], params_of(2), priority=[3, 1, 2])
+        assert [output.prompt for output in outputs] == ["b", "c", "a"]
+        for wrong, hint in (([1, 2], "2 priorities for 1 prompts"), ([101], "from -100 to 100"), ([0.5], "an integer")):
+            with pytest.raises(RequestError, match=hint) as caught:
+                llm.generate("a", priority=wrong)  # type: ignore[arg-type]
+            assert caught.value.param == "priority"
+
+
+def test_priorities_are_refused_where_nobody_looks_at_them(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="scheduling_policy") as caught:
+        llm.generate(["a", "b"], params_of(1), priority=[0, 1])
+    assert caught.value.param == "priority"
+    assert len(llm.generate(["a", "b"], params_of(1), use_tqdm=False, priority=[0, 0])) == 2
+
+
 def test_end_tokens_are_ids_and_not_text(llm: LLM) -> None:
     whole = oracle("stop", params_of(20))
     (output,) = llm.generate("stop", params_of(20, stop_token_ids=(whole[7],)), use_tqdm=False)

@@ -18,7 +18,7 @@ HELP: Mapping[str, str] = {
     "max_model_len": "prompt and generated tokens of one request; default: what the model can",
     "max_num_seqs": "requests in one iteration (the paper's max_bs)",
     "scheduler": "iteration-level after the paper (orca), with a token budget (chunked), or the paper's baseline",
-    "scheduling_policy": "chunked: who comes first: by arrival, the priority of requests, tenants' shares, or deadlines",
+    "scheduling_policy": "chunked: who comes first: by arrival, by priority, by tenants' shares, or by deadline",
     "overlap": "chunked: select the next iteration while one runs",
     "enable_prefix_caching": "chunked: begin with the pages of requests whose prompts begin alike",
     "n_workers": "iterations in flight (the paper's n_workers)",
