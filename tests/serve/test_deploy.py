@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from orca_jax.build import ORDERINGS
+from orca_jax.config import EngineConfig
+from orca_jax.request import MAX_PRIORITY
+from orca_jax.sched.orderings.deadline import PATIENCE
+from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
 from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.connection import MAX_HEADER_BYTES
 from orca_jax.serve.metrics import END_REASONS, ENGINE_STATES, Metrics
@@ -172,8 +177,17 @@ def test_limits_table() -> None:
     assert f"soft limit up to {MAX_OPEN_FILES}" in OPERATIONS
 
 
+def test_orders_are_as_told() -> None:
+    told = {name for name in re.findall(r"^- `([a-z]+)`: ", OPERATIONS, re.MULTILINE)}
+    assert told == set(ORDERINGS)
+    assert f"from {-MAX_PRIORITY} to {MAX_PRIORITY}" in OPERATIONS
+    assert f"come {SECONDS_PER_STEP:g} seconds later for each step" in OPERATIONS
+    assert f"come {2 * MAX_PRIORITY * SECONDS_PER_STEP:g} seconds" in OPERATIONS
+    assert f"as if they had {PATIENCE:g} seconds" in OPERATIONS
+
+
 def test_flags_exist() -> None:
-    known = {field.name for field in dataclasses.fields(ServerConfig)}
+    known = {field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)}
     named = {flag.replace("-", "_") for flag in re.findall(r"`--(?:no-)?([a-z-]+)", OPERATIONS)}
     assert named - {"help"} <= known
 

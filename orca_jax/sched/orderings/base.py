@@ -10,8 +10,8 @@ from orca_jax.sched.pool import RequestPool
 class Ordering(Protocol):
     """Most urgent first. An ordering reads the pool and changes nothing in it; what it remembers is its own.
 
-    The order of two running requests never changes. So the first of them is never preempted for long, and two that
-    do not fit together cannot take each other's pages for ever.
+    The order of two running requests never changes, so that two which do not fit together cannot take each other's
+    pages for ever. Each ordering says who may overtake whom, so that nobody waits for ever either.
     """
 
     name: str
