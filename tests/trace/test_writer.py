@@ -1,5 +1,6 @@
 """What the engine writes down, by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -137,8 +138,19 @@ def test_everything_is_in_the_file_when_the_engine_is_idle(tmp_path: Path) -> No
     run = load_run(str(path))
     assert [arrival.priority for arrival in run.arrivals.values()] == [3, 0]
     assert len(run.ends) == 2 and sum(len(each.increments) for each in run.iterations) == 4
+
+
+def test_neither_ids_nor_names_of_tenants_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    traced_toy(path)
     text = path.read_text()
-    assert "secret" not in text and "201" not in text.partition("\n")[2].replace(str(run.arrivals[0].tenant), "")[:400]
+    arrivals = [line["arrival"] for line in map(json.loads, text.splitlines()) if "arrival" in line]
+    assert [set(arrival) for arrival in arrivals] == [
+        {"n", "request_id", "at", "prompt", "max_tokens", "priority", "tenant", "deadline"}
+    ] * 2
+    assert [arrival["prompt"] for arrival in arrivals] == [4, 2], "counts, not ids"
+    assert "secret" not in text and "201,202" not in text
+    assert isinstance(arrivals[0]["tenant"], int) and arrivals[0]["tenant"] != 0 == arrivals[1]["tenant"]
 
 
 def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> None:
