@@ -44,7 +44,11 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         request_id = str(len(self.wanted))
         params = SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, cache_salt=salt, prompt_logprobs=1 if scored else None, seed=seed
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            cache_salt=salt,
+            prompt_logprobs=1 if scored else None,
+            seed=seed,
         )
         self.wanted[request_id] = (stem + tail, params)
         self.lab.engine.add(request_id, stem + tail, params)
