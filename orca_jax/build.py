@@ -103,6 +103,13 @@ def _built(
     return Built(engine, tokenizer, grammars, model, max_model_len, resolved)
 
 
+def model_directory(model: str) -> str:
+    """Where a model's files lie; empty for a preset, which has none. Raises ConfigError."""
+    if model == DEMO:
+        return str(demo_directory())
+    return "" if is_preset(model) else model
+
+
 def demo_directory() -> Path:
     """The bundled model: in the source tree, or in the installed package.
 

@@ -254,12 +254,15 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times of one request in seconds on the engine's clock; a token's time is when it was handed out."""
+    """Times of one request in seconds on the engine's clock; a token's time is when it was handed out.
+
+    They come with its first ids, since whoever hangs up never sees the end, and with its last.
+    """
 
     arrival: float
     first_scheduled: float
     first_token: float
-    finished: float
+    finished: float  # of the update that brings these times: with the last one, the end
 
 
 class RequestUpdate(NamedTuple):
@@ -269,7 +272,7 @@ class RequestUpdate(NamedTuple):
     new_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with finish_reason "error"
-    metrics: RequestMetrics | None = None  # set with finish_reason "stop" or "length"
+    metrics: RequestMetrics | None = None  # with the first ids, and with "stop" or "length"
     logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, where asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, where asked for
     num_cached: int = 0  # tokens of the prompt that were not computed again

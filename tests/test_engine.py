@@ -17,7 +17,8 @@ def test_tokens_come_one_by_one() -> None:
     lab.add("A", 3, 3)
     expected = lab.expected([1, 2, 3], SamplingParams(max_tokens=3, temperature=0))
     updates = [lab.step() for _ in range(3)]
-    assert updates[:2] == [[RequestUpdate("A", (token,))] for token in expected[:2]]
+    times = RequestMetrics(arrival=1.0, first_scheduled=2.0, first_token=3.0, finished=3.0)
+    assert updates[:2] == [[RequestUpdate("A", (expected[0],), metrics=times)], [RequestUpdate("A", (expected[1],))]]
     [last] = updates[2]
     assert (last.new_ids, last.finish_reason, last.error) == ((expected[2],), "length", None)
     assert not lab.engine.has_work

@@ -65,7 +65,7 @@ class Clocks:
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark."""
     parser.add_argument("--clients", type=int, default=1000, metavar="N", help="streams at once (default: 1000)")
-    parser.add_argument("--tokens", type=int, default=240, metavar="N", help="of every stream (default: 240)")
+    parser.add_argument("--tokens", type=int, default=400, metavar="N", help="of every stream (default: 400)")
     parser.add_argument(
         "--pace", type=int, nargs="+", default=[1, 100], metavar="MS",
         help="milliseconds of an iteration; each is a pass of its own (default: 1 100)",

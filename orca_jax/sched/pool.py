@@ -335,12 +335,12 @@ class RequestPool:
         request.num_delivered += len(new_ids)
         if new_ids and request.first_token is None:
             request.first_token = now
-        metrics = None
+        is_first = bool(new_ids) and not start
+        metrics = _metrics(request, now) if is_first or reason in ("stop", "length") else None
         if reason is not None:
             request.has_ended = True
             if not request.in_flight:  # else it leaves when that iteration is back
                 self._leave(request)
-            metrics = _metrics(request, now) if reason != "error" else None
         return RequestUpdate(
             request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs, num_cached
         )

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from orca_jax.build import DEMO, Built, build_engine, demo_directory
+from orca_jax.build import Built, build_engine, model_directory
 from orca_jax.errors import ConfigError
 from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, Send
 from orca_jax.serve.logs import install_handler
@@ -67,9 +67,8 @@ def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
 
 def _ready(built: Built, start: Start) -> Ready:
     config = start.config
-    directory = str(demo_directory()) if config.model == DEMO else config.model
     return Ready(
-        source="" if config.model.startswith("preset:") else directory,
+        source=model_directory(config.model),
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,

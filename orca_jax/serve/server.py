@@ -24,7 +24,7 @@ from orca_jax.serve.logs import configure_logging
 from orca_jax.serve.observe import Observer
 from orca_jax.serve.root_path import RootPath
 from orca_jax.serve.server_args import parse_args
-from orca_jax.serve.service import Service
+from orca_jax.serve.service import Service, check_texts
 from orca_jax.serve.supervisor import Supervisor
 from orca_jax.serve.tracing import start_tracing
 from orca_jax.serve.wire import Ready
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_args(argv)
         configure_logging(config)
         context = tls_context(config)
+        check_texts(config)
         raise_file_limit()
         with listening(config) as listener:
             gc.set_threshold(*RARE_COLLECTIONS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from orca_jax.build import model_directory
 from orca_jax.errors import RequestError
 from orca_jax.serve.api_error import ApiError, engine_gone
 from orca_jax.serve.config import ServerConfig
@@ -135,6 +136,15 @@ class Service:
         if ids and (min(ids) < 0 or max(ids) >= vocab_size):
             wrong = next(i for i in ids if not 0 <= i < vocab_size)
             raise ApiError(400, f"{param} holds id {wrong}, and the model's vocabulary has {vocab_size} ids", param)
+
+
+def check_texts(config: ServerConfig) -> None:
+    """Read what `set_ready` will read of the model's directory, before minutes of compilation. Raises ConfigError."""
+    source = model_directory(config.engine.model)
+    read_generation_defaults(source, config.generation_config)
+    template = load_chat_template(source, config.chat_template)
+    if template is not None:
+        template.close()
 
 
 def _load(ready: Ready, config: ServerConfig) -> Model:

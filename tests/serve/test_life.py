@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from orca_jax.build import demo_directory
 from orca_jax.serve.server import main
 from tests.serve.running import MODEL, Server, engine_of, engines_of, parse_events, running, spawn, wait_until
 from tests.serve.test_bad_input import check_error
@@ -328,3 +329,18 @@ def test_stream_parser_notices_a_cut_stream() -> None:
     """The helper that all tests above lean on."""
     with pytest.raises(AssertionError, match="without"):
         list(parse_events(iter(['data: {"choices": []}', ""])))
+
+
+def test_texts_of_a_model_are_read_before_anything_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There are no weights, so that whoever looked at these first would say so."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((demo_directory() / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": -5}')
+    assert main(["--model", str(tmp_path), "--port", "0"]) == 2
+    assert "--generation-config" in capsys.readouterr().err
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    (tmp_path / "generation_config.json").unlink()
+    assert main(["--model", str(tmp_path), "--port", "0"]) == 2
+    assert "--chat-template" in capsys.readouterr().err
