@@ -176,7 +176,7 @@ def assemble(index: int, parts: Sequence[ChatChunkChoice]) -> Assembled:
 def add_call(calls: dict[int, list[str]], call: Any, where: str) -> None:
     """A fragment of a call: its first one names it, further ones only add arguments. Raises ShapeError."""
     function = call.function or None
-    name = function.name if function is not None else UNSET
+    name: Any = function.name if function is not None else UNSET
     if call.index not in calls:
         require(call.index == len(calls), f"{where}: calls do not come in order")
         require(call.id and call.type, f"{where}: its first delta has no id or type")
