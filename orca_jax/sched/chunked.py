@@ -115,11 +115,14 @@ class _Turn:
         self.choose(request, size, self.kv.lacking(request.row, request.num_computed + size))
 
     def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
-        """Who gives way to a request: the last one that is not chosen yet, perhaps itself; nobody before it does."""
+        """Who gives way to a request: the last one that is not chosen yet, perhaps itself; nobody before it does.
+
+        The first of all keeps its pages and waits: those that were chosen before it soon need pages themselves.
+        """
         chosen = {choice.request.request_id for choice in self.choices}
         for other in reversed(running):
             if other is request:
-                return request if self.choices else None
+                return request if self.choices and request is not running[0] else None
             if other.request_id not in chosen and other not in self.preempted:
                 return other
         return None

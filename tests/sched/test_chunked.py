@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.build import ORDERINGS
-from orca_jax.request import SamplingParams
+from orca_jax.request import SamplingParams, Urgency
+from orca_jax.sched.orderings.priority import Priority
 from tests.sched.lab import Lab, Shape
 from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, serve
 
@@ -74,6 +75,17 @@ def test_a_token_past_the_end_is_dropped() -> None:
     assert lab.engine.has_work and lab.kv.num_held_rows == 1, "its row is in use until that iteration is back"
     lab.run()
     assert lab.batches == ["A3", "A1"] and lab.tokens["A"] == [first]
+
+
+def test_the_most_urgent_keeps_its_pages_while_increments_take_the_last() -> None:
+    """In the fourth iteration B's increment takes the last page before A's chunk is looked at; A waits and then wins."""
+    lab = Lab(max_bs=2, page_size=2, shape=shaped(budget=3, num_pages=5, ordering=Priority))
+    lab.add("B", 2, 6)
+    lab.step()
+    lab.engine.add("A", [1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=1, temperature=0), urgency=Urgency(priority=-10))
+    lab.run()
+    assert lab.batches == ["B2", "B1 A2-", "B1 A2-", "B1", "B1", "A2", "B3-", "B3-", "B1"]
+    assert lab.pool.num_preemptions == 1
 
 
 def test_preempted_in_flight() -> None:
@@ -146,6 +158,15 @@ MANY = settings(max_examples=200, deadline=None)
 def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
     pages = -(-shape.num_pages // page_size)  # 1.0 to 1.5 times what one request may need
     lab = Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages))
+    select = lab.scheduler.inner.select
+
+    def checked(pool, kv):
+        selection = select(pool, kv)
+        able = [r for r in lab.scheduler.inner.ordering.running(pool) if not (r.finish_reason or r.aborted)]
+        assert not able or able[0] not in selection.preempted, "the most urgent one is never preempted"
+        return selection
+
+    lab.scheduler.inner.select = checked
     serve(lab, arrivals)
     assert all(plan.num_tokens <= shape.budget for plan in lab.executor.plans)
     assert all(len(plan.members) <= max_bs for plan in lab.executor.plans)
