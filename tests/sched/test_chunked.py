@@ -78,7 +78,7 @@ def test_a_token_past_the_end_is_dropped() -> None:
 
 
 def test_the_most_urgent_keeps_its_pages_while_increments_take_the_last() -> None:
-    """In the fourth iteration B's increment takes the last page before A's chunk is looked at; A waits and then wins."""
+    """In the fourth iteration B's increment takes the last page before A's chunk is looked at; A waits, and wins."""
     lab = Lab(max_bs=2, page_size=2, shape=shaped(budget=3, num_pages=5, ordering=Priority))
     lab.add("B", 2, 6)
     lab.step()
