@@ -12,7 +12,8 @@ import msgspec
 from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
-from orca_jax.model.describe import is_preset, read_model_config
+from orca_jax.model.describe import read_model_config
+from orca_jax.places import DEMO, demo_directory, is_preset
 from orca_jax.progress import progress_bar
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from orca_jax.model.transformer import Decoder
 
-DEMO = "demo"
 TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds for an iteration of the toy, so that a busy one leaves the processor to others
 TOY_PAGE_SIZE = 16
@@ -101,26 +101,6 @@ def _built(
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
     return Built(engine, tokenizer, grammars, model, max_model_len, resolved)
-
-
-def model_directory(model: str) -> str:
-    """Where a model's files lie; empty for a preset, which has none. Raises ConfigError."""
-    if model == DEMO:
-        return str(demo_directory())
-    return "" if is_preset(model) else model
-
-
-def demo_directory() -> Path:
-    """The bundled model: in the source tree, or in the installed package.
-
-    Raises:
-        ConfigError: neither has it.
-    """
-    here = Path(__file__).parent
-    for directory in (here / "_demo", here.parent / "checkpoints" / "demo"):
-        if (directory / "config.json").is_file():
-            return directory
-    raise ConfigError("this installation lacks the demo model; name a model directory or a preset", param="model")
 
 
 def _check(config: EngineConfig) -> None:

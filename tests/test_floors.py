@@ -10,7 +10,7 @@ import pytest
 
 from tests.source import ROOT, SourceFile, python_files
 
-FACTS = frozenset({"errors", "config", "request", "step"})
+FACTS = frozenset({"errors", "config", "places", "request", "step"})
 BELOW_BUILD = FACTS | {"sched", "kernels", "text", "model", "exec", "cluster", "sim", "progress", "engine"}
 
 # Part of the package -> the other parts it may import.

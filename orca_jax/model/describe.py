@@ -10,19 +10,14 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import token_ids
+from orca_jax.places import PRESET_PREFIX, is_preset
 
-PRESET_PREFIX = "preset:"
 MAX_CONFIG_BYTES = 16 * 2**20
 
 
 def preset_names() -> tuple[str, ...]:
     """Configurations that come with the package; they have random weights."""
     return tuple(_presets())
-
-
-def is_preset(source: str) -> bool:
-    """Whether `source` names a packaged configuration rather than a directory."""
-    return source.startswith(PRESET_PREFIX)
 
 
 def read_model_config(source: str | Path) -> ModelConfig:

@@ -13,11 +13,12 @@ from jax.sharding import AxisType, Mesh
 from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import PARAMS, load_orbax
-from orca_jax.model.describe import is_preset, read_model_config
+from orca_jax.model.describe import read_model_config
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.tree import Progress
 from orca_jax.model.weights import load_safetensors
+from orca_jax.places import is_preset
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:

@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 
-from orca_jax.build import Built, build_engine, model_directory
+from orca_jax.build import Built, build_engine
 from orca_jax.errors import ConfigError
+from orca_jax.places import model_directory
 from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, Send
 from orca_jax.serve.logs import install_handler
 from orca_jax.serve.wire import Failed, FrameReader, Message, Ready, Start, decode_to_engine, encode

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from orca_jax.build import model_directory
 from orca_jax.errors import RequestError
+from orca_jax.places import model_directory
 from orca_jax.serve.api_error import ApiError, engine_gone
 from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.engine_client import EngineClient

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from orca_jax.build import demo_directory
+from orca_jax.places import demo_directory
 from orca_jax.serve.server import main
 from tests.serve.running import MODEL, Server, engine_of, engines_of, parse_events, running, spawn, wait_until
 from tests.serve.test_bad_input import check_error
