@@ -63,7 +63,8 @@ def openapi_route(service: Service) -> Route:
         limits = {}
         if is_known:
             limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
-        return msgspec.json.encode(openapi_document(service.names, limits, has_keys))
+        takes_priority = service.config.engine.scheduling_policy == "priority"
+        return msgspec.json.encode(openapi_document(service.names, limits, has_keys, takes_priority=takes_priority))
 
     async def openapi(request: Request) -> Response:
         is_known = service.is_ready
@@ -74,15 +75,18 @@ def openapi_route(service: Service) -> Route:
     return Route("/openapi.json", openapi, methods=["GET"])
 
 
-def openapi_document(names: Sequence[str], limits: Mapping[str, int], has_keys: bool) -> Document:
+def openapi_document(
+    names: Sequence[str], limits: Mapping[str, int], has_keys: bool, *, takes_priority: bool = True
+) -> Document:
     """OpenAPI 3.1.
 
     Args:
         names: of the model.
         limits: as `request_schemas` takes them.
         has_keys: whether callers have to bring a key.
+        takes_priority: as `request_schemas` takes it.
     """
-    schemas = request_schemas(names, limits)
+    schemas = request_schemas(names, limits, takes_priority=takes_priority)
     _, answers = msgspec.json.schema_components(_ANSWERS, ref_template=REF)
     document: Document = {
         "openapi": "3.1.0",

@@ -9,6 +9,7 @@ import pytest
 from orca_jax.config import EngineConfig
 from orca_jax.request import MAX_PRIORITY, Urgency
 from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.openapi import openapi_document
 from tests.serve.played import Stage, call, on_stage, saying
 from tests.serve.running import Server, running
 from tests.serve.test_bad_input import check_error
@@ -45,6 +46,14 @@ def test_priority_is_refused_where_nobody_looks_at_it(path: str, policy: Any) ->
     error = check_error(answer, 400)
     assert (error["param"], error["code"]) == ("priority", "unsupported_parameter")
     assert "--scheduling-policy priority" in error["message"] and not link.submitted
+
+
+@pytest.mark.parametrize("kind", ["CompletionRequest", "ChatRequest"])
+def test_the_document_says_whether_anybody_looks_at_it(kind: str) -> None:
+    for takes_priority in (True, False):
+        document = openapi_document(["m"], {}, has_keys=False, takes_priority=takes_priority)
+        field = document["components"]["schemas"][kind]["properties"]["priority"]
+        assert field.get("enum") == (None if takes_priority else [0, None])
 
 
 @pytest.mark.conforms("completions.user", "chat.user")

@@ -17,16 +17,20 @@ MESSAGES_ONLY = ("messages", "tools", "add_generation_prompt", "continue_final_m
 Document = dict[str, Any]
 
 
-def request_schemas(names: Sequence[str], limits: Mapping[str, int]) -> Document:
+def request_schemas(names: Sequence[str], limits: Mapping[str, int], *, takes_priority: bool = True) -> Document:
     """Components for all requests, with the fields that are taken and not used.
 
     Args:
         names: of the model.
         limits: what the marks of numbers name -> the largest one; empty where the model is not known.
+        takes_priority: whether the server looks at `priority`; else it has to be 0.
     """
     _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
     for parser in PARSERS:
-        _complete(schemas[parser.kind.__name__], parser.neutral, names)
+        schema = schemas[parser.kind.__name__]
+        _complete(schema, parser.neutral, names)
+        if not takes_priority and "priority" in schema["properties"]:
+            schema["properties"]["priority"] |= {"enum": [0, None]}
     schemas["TokenizeRequest"]["oneOf"] = _either()
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
 
