@@ -67,14 +67,13 @@ def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
 
 
 def _ready(built: Built, start: Start) -> Ready:
-    config = start.config
     return Ready(
-        source=model_directory(config.model),
+        source=model_directory(start.config.model),
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,
         n_slots=built.engine.pool.kv.capacity,
-        num_rows=config.max_num_seqs * config.n_workers,
+        num_rows=built.engine.pool.kv.num_rows,
     )
 
 
