@@ -318,8 +318,11 @@ class RequestPool:
         """Let others find the pages that are full of ids which the host knows."""
         size = self.kv.page_size
         num_full = min(request.num_computed, request.num_tokens) // size
+        if num_full == request.num_remembered:
+            return
+        digests = digests_of(request, size, num_full)
         for index in range(request.num_remembered, num_full):
-            self.kv.remember(row, index, digests_of(request, size, index + 1)[index])
+            self.kv.remember(row, index, digests[index])
         request.num_remembered = num_full
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
