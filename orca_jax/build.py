@@ -13,7 +13,7 @@ from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, Mo
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.places import DEMO, demo_directory, is_preset
+from orca_jax.places import is_preset, model_directory
 from orca_jax.progress import progress_bar
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -78,13 +78,13 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     _check(config)
     if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
         return _build_toy(config)
-    source = demo_directory() if config.model == DEMO else config.model
+    source = model_directory(config.model) or config.model
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
     from orca_jax.exec.executor import JaxExecutor
 
-    decoder, mesh = _load(config, str(source), model)
+    decoder, mesh = _load(config, source, model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
     # All of these may refuse, so they come before minutes of compilation.
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -134,10 +134,10 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return length
 
 
-def _tokenizer(config: EngineConfig, source: str | Path) -> Tokenizer:
+def _tokenizer(config: EngineConfig, source: str) -> Tokenizer:
     if config.tokenizer is not None:
         return load_tokenizer(config.tokenizer)
-    return ByteTokenizer() if is_preset(str(source)) else load_tokenizer(str(source))
+    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
 
 
 def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decoder, Mesh]":

@@ -27,6 +27,24 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
+class Penalties(Protocol):
+    """What `SamplingParams` and `RowSampling` have in common here."""
+
+    @property
+    def presence_penalty(self) -> float: ...
+
+    @property
+    def frequency_penalty(self) -> float: ...
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+
+def has_penalty(sampling: Penalties) -> bool:
+    """Whether logits depend on which tokens the context holds."""
+    return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1
+
+
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """Sampling parameters of the request that now holds a row; sent when the row changes hands.
@@ -50,8 +68,7 @@ class RowSampling:
     @property
     def has_extras(self) -> bool:
         """Whether more than temperature, filters and seed is asked for, which costs the whole launch some time."""
-        has_penalty = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        return bool(has_penalty or self.logit_bias) or self.logprobs is not None
+        return has_penalty(self) or bool(self.logit_bias) or self.logprobs is not None
 
 
 class Member(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from orca_jax.request import Request
+from orca_jax.step import has_penalty
 
 
 def digests_of(request: Request, page_size: int, num_pages: int) -> Sequence[bytes]:
@@ -29,9 +30,7 @@ def may_read(request: Request) -> bool:
     Prompt log probabilities need every position computed, and penalties count ids on the device, in a history that
     only computing fills.
     """
-    params = request.params
-    has_penalty = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
-    return params.prompt_logprobs is None and not has_penalty
+    return request.params.prompt_logprobs is None and not has_penalty(request.params)
 
 
 def _bytes(ids: Sequence[int]) -> bytes:

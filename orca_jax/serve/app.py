@@ -28,12 +28,13 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 def create_app(service: Service, config: ServerConfig, observer: Observer) -> ASGIApp:
     """The application over one engine."""
+    keys = read_keys(config)
     app = Starlette(
         routes=[
             *health_routes(service),
             *model_routes(service),
             *observer.routes(),
-            openapi_route(service),
+            openapi_route(service, has_keys=bool(keys)),
             _post("/v1/completions", service, create_completion),
             _post("/v1/chat/completions", service, create_chat_completion),
             _post("/tokenize", service, tokenize),
@@ -48,7 +49,7 @@ def create_app(service: Service, config: ServerConfig, observer: Observer) -> AS
     )
     app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
     # Around Starlette's own middleware: its 500, and what Access refuses, carry a request id as well.
-    return RequestContext(with_cors(Access(app, read_keys(config)), config), observer)
+    return RequestContext(with_cors(Access(app, keys), config), observer)
 
 
 def _post(path: str, service: Service, handler: Handler) -> Route:

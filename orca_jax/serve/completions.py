@@ -4,7 +4,6 @@ import time
 import uuid
 from collections.abc import Sequence
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,8 +22,6 @@ from orca_jax.serve.service import Prompt, Service
 from orca_jax.serve.streaming import respond, stream_rules
 
 ENDPOINT = "/v1/completions"
-
-_encode = msgspec.json.Encoder().encode
 
 
 async def create_completion(service: Service, request: Request) -> Response:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.serve.access import read_keys
 from orca_jax.serve.api_error import ErrorEnvelope
 from orca_jax.serve.schema.answers import (
     ChatChunk,
@@ -53,10 +52,8 @@ _OF_BODIES = (400, 404, 413, 415)
 _OF_ENGINE = (408, 429, 500)
 
 
-def openapi_route(service: Service) -> Route:
+def openapi_route(service: Service, *, has_keys: bool) -> Route:
     """The route. The document names the models that this server serves, and their limits once they are known."""
-    has_keys = bool(read_keys(service.config))
-
     documents: dict[bool, bytes] = {}  # whether the limits are known -> JSON
 
     def document(is_known: bool) -> bytes:

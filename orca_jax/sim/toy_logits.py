@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from orca_jax.request import SamplingParams
-from orca_jax.step import RowSampling, TokenLogprobs, TokenSet
+from orca_jax.step import RowSampling, TokenLogprobs, TokenSet, has_penalty
 
 SLOPE = 1 / 8
 
@@ -34,8 +34,7 @@ def toy_noise(temperature: float, top_k: int, seed: int, length: int) -> int:
 
 def has_adjustments(sampling: RowSampling | SamplingParams) -> bool:
     """Whether biases or penalties change any logit."""
-    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
-    return bool(has_penalty or sampling.logit_bias)
+    return has_penalty(sampling) or bool(sampling.logit_bias)
 
 
 def toy_adjusted(

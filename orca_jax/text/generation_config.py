@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.errors import ConfigError, RequestError
+from orca_jax.places import is_preset
 from orca_jax.request import SamplingParams
 from orca_jax.text.settings_file import read_settings
 
@@ -38,7 +39,7 @@ def read_generation_defaults(source: str, setting: str) -> dict[str, float | int
     Raises:
         ConfigError: the file, or one of its values, is wrong; names both. `param` is "generation_config".
     """
-    if setting in ("none", "vllm") or (setting == "auto" and (not source or source.startswith("preset:"))):
+    if setting in ("none", "vllm") or (setting == "auto" and (not source or is_preset(source))):
         return {}
     directory = Path(source if setting == "auto" else setting)
     path = directory if directory.is_file() and setting != "auto" else directory / NAME

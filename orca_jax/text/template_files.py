@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.errors import ConfigError
+from orca_jax.places import is_preset
 from orca_jax.text.settings_file import read_settings, read_text
 
 MAX_TEMPLATE_BYTES = 2**20
@@ -43,7 +44,7 @@ def read_templates(source: str, override: str | None) -> tuple[dict[str, str], d
 
 def _directory(source: str) -> Path | None:
     """The model directory; None for a preset."""
-    if not source or source.startswith("preset:"):
+    if not source or is_preset(source):
         return None
     path = Path(source)
     return path.parent if path.is_file() else path
