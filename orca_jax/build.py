@@ -122,6 +122,18 @@ def _check(config: EngineConfig) -> None:
     if config.scheduling_policy != "fcfs" and config.scheduler != "chunked":
         message = f"scheduling_policy {config.scheduling_policy} needs scheduler chunked, got {config.scheduler}"
         raise ConfigError(message, param="scheduling_policy")
+    if config.scheduler == "chunked":
+        _check_chunked(config)
+
+
+def _check_chunked(config: EngineConfig) -> None:
+    """Refuse what belongs to the paper's schedulers."""
+    if config.n_workers != 1:
+        message = f"n_workers must be 1 with scheduler chunked, which overlaps two iterations, got {config.n_workers}"
+        raise ConfigError(message, param="n_workers")
+    if config.n_slots is not None:
+        message = "n_slots must be left out with scheduler chunked, which reserves nothing; give num_pages"
+        raise ConfigError(message, param="n_slots")
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -237,8 +249,8 @@ def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: C
 
 
 def _num_rows(config: EngineConfig) -> int:
-    """Requests that hold rows: under `chunked` the same ones are in all iterations in flight."""
-    return config.max_num_seqs if config.scheduler == "chunked" else config.max_num_seqs * config.n_workers
+    """Requests that can hold rows."""
+    return config.max_num_seqs * config.n_workers
 
 
 def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) -> Scheduler:

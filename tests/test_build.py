@@ -33,6 +33,8 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"num_pages": 3, "n_slots": 10_000}, "num_pages", "raise num_pages"),
         ({"attention_implementation": "magic"}, "attention_implementation", "reference, xla"),
         ({"model": "no/such/directory"}, "model", "no directory"),
+        ({"model": "preset:toy", "scheduler": "chunked", "n_workers": 2}, "n_workers", "overlaps"),
+        ({"model": "preset:toy", "scheduler": "chunked", "n_slots": 100}, "n_slots", "num_pages"),
         ({"model": "preset:gpt5"}, "model", "unknown preset"),
     ],
 )
