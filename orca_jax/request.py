@@ -206,6 +206,7 @@ class Request:
     stop_ids: frozenset[int]  # end tokens of this request
     constraint: Constraint | None = None
     urgency: Urgency = USUAL
+    predicted_output: float = 0.0  # tokens that it was thought to generate in all, when it arrived
     state: State = State.INITIATION
     generated_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, where asked for

@@ -18,6 +18,7 @@ from orca_jax.request import (
 from orca_jax.sched.constraint import after, all_tokens, build_constraint
 from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.prefix import digests_of, may_read
 from orca_jax.step import NOT_FINITE, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
 
@@ -43,6 +44,7 @@ class RequestPool:
         max_model_len: prompt and generated tokens of one request at most.
         eos_token_ids: the model's end tokens.
         reuses_prefixes: requests begin with the pages of others whose prompts begin alike.
+        predictor: guesses how long each request will run; None for the client's bound.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class RequestPool:
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         reuses_prefixes: bool = False,
+        predictor: Predictor | None = None,
     ) -> None:
         self.kv = kv
+        self.predictor = predictor or ClientBound()
         self.reuses_prefixes = reuses_prefixes
         self.running: dict[str, Request] = {}  # those with a row, in the order in which they got it
         self.vocab_size = vocab_size
@@ -121,6 +125,7 @@ class RequestPool:
             constraint=build_constraint(params, stop_ids, self.vocab_size, constraint),
             urgency=urgency,
         )
+        request.predicted_output = self.predictor.predict(request)
         self.num_arrived += 1
         self._live[request_id] = request
         return request
@@ -340,6 +345,8 @@ class RequestPool:
             request.first_token = now
         is_first = bool(new_ids) and not start
         metrics = _metrics(request, now) if is_first or reason in ("stop", "length") else None
+        if reason in ("stop", "length"):
+            self.predictor.observe(request)
         if reason is not None:
             request.has_ended = True
             if not request.in_flight:  # else it leaves when that iteration is back
