@@ -13,7 +13,7 @@ from orca_jax.serve.conversation import render_conversation, structured_answer, 
 from orca_jax.serve.engine_client import Deadlines
 from orca_jax.serve.generation import Generation, Job
 from orca_jax.serve.http_body import read_request
-from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated, urgency_of
+from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, salt_of, truncated, urgency_of
 from orca_jax.serve.schema import chat_parser
 from orca_jax.serve.schema.chat import ChatRequest, NamedTool
 from orca_jax.serve.service import Prompt, Service
@@ -53,6 +53,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
         structured=structured,
+        cache_salt=salt_of(service, call, caller),
     )
     return Job(
         id=f"chatcmpl-{call.request_id or uuid.uuid4().hex}",

@@ -13,7 +13,7 @@ from orca_jax.serve.completion_shape import CompletionShape
 from orca_jax.serve.engine_client import Deadlines
 from orca_jax.serve.generation import Generation, Job
 from orca_jax.serve.http_body import read_request
-from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, truncated, urgency_of
+from orca_jax.serve.params import Wanted, check_fields, check_logprobs, engine_requests, salt_of, truncated, urgency_of
 from orca_jax.serve.schema import completion_parser
 from orca_jax.serve.schema.completion import CompletionRequest
 from orca_jax.serve.schema.limits import DEFAULT_MAX_TOKENS
@@ -56,6 +56,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         logprobs=0 if call.logprobs is None and needs_ranking else call.logprobs,
         prompt_logprobs=_most(call.prompt_logprobs, call.logprobs if call.echo else None),
         structured=structured_output(call.response_format, call.structured_outputs),
+        cache_salt=salt_of(service, call, caller),
     )
     return Job(
         id=f"cmpl-{call.request_id or uuid.uuid4().hex}",

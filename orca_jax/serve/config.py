@@ -44,6 +44,11 @@ class ServerConfig:
         (), "access", "keys, one of which every request but /live and /health must bring", shown=False
     )
     api_key_file: str | None = _flag(None, "access", "file with one key a line, where no process list shows them")
+    cache_salt_per_key: bool = _flag(
+        False,
+        "access",
+        "requests of different keys never share computed prefixes, nor learn by time that one was there",
+    )
     allowed_origins: tuple[str, ...] = _flag((), "access", "origins whose pages may call the server; default: none")
     allow_credentials: bool = _flag(False, "access", "let such pages send credentials")
 

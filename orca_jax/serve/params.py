@@ -27,6 +27,7 @@ class Wanted:
     logprobs: int | None = None  # of generated tokens
     prompt_logprobs: int | None = None
     structured: StructuredOutput | None = None
+    cache_salt: str = ""
     limit_name: str = "max_tokens"
     prompt_name: str = "prompt"
 
@@ -45,6 +46,12 @@ def check_fields(service: Service, call: SamplingFields) -> None:
 def urgency_of(call: SamplingFields, caller: str | None) -> Urgency:
     """A call's place among others. Its key says whose it is; without keys what it says of itself has to do."""
     return Urgency(call.priority or 0, call.user or "" if caller is None else caller)
+
+
+def salt_of(service: Service, call: SamplingFields, caller: str | None) -> str:
+    """With whom a call shares prefixes. Digests of keys are equally long, so no salt can pass for another key's."""
+    salt = call.cache_salt or ""
+    return salt if caller is None or not service.config.cache_salt_per_key else caller + salt
 
 
 def check_logprobs(service: Service, count: int | None, param: str) -> None:
@@ -76,8 +83,6 @@ def engine_requests(
     try:
         if call.allowed_token_ids is not None:
             fields["allowed_token_ids"] = tuple(dict.fromkeys(call.allowed_token_ids))
-        if call.cache_salt is not None:
-            fields["cache_salt"] = call.cache_salt
         if call.bad_words:
             fields["bad_token_ids"] = bad_word_ids(model.tokenizer, call.bad_words)
         for prompt in prompts:
@@ -102,6 +107,7 @@ def _params(fields: dict[str, Any], max_tokens: int, choice: int, wanted: Wanted
         logprobs=wanted.logprobs,
         prompt_logprobs=wanted.prompt_logprobs,
         structured=wanted.structured,
+        cache_salt=wanted.cache_salt,
         **fields,
     )
 

@@ -50,6 +50,8 @@ def check(config: ServerConfig) -> None:
     _check_numbers(config)
     if config.allow_credentials and (not config.allowed_origins or "*" in config.allowed_origins):
         _require(False, "allow_credentials", "needs origins that --allowed-origins names")
+    has_keys = bool(config.api_key) or config.api_key_file is not None
+    _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
     endpoint = config.otlp_traces_endpoint
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
     _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")

@@ -74,6 +74,7 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--allow-credentials", "allow_credentials"),
         ("--allow-credentials --allowed-origins *", "allow_credentials"),
         ("--api-key a --api-key=", "api_key"),
+        ("--cache-salt-per-key", "cache_salt_per_key"),
         ("--served-model-name=", "served_model_name"),
         ("--otlp-traces-endpoint localhost:4318", "otlp_traces_endpoint"),
         ("--config missing.yaml", "config"),
