@@ -223,6 +223,28 @@ def build_scheduling(
     return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache)
 
 
+def reschedule(built: Built, config: EngineConfig) -> None:
+    """Give an idle engine another scheduler and an empty pool, over the same programs and memory; for comparisons.
+
+    Args:
+        built: with what `config` does not change, and at least as many rows and as large a launch.
+        config: scheduling settings may differ; `max_num_batched_tokens` is the budget of `chunked`.
+
+    Raises:
+        ConfigError: a setting is wrong; `param` names it.
+    """
+    engine, executor = built.engine, built.executor_config
+    assert not engine.has_work, "requests are open"
+    largest = TOY_BUDGET if executor is None else executor.buckets[-1]
+    budget = config.max_num_batched_tokens or largest
+    if budget > largest:
+        message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
+        raise ConfigError(message, param="max_num_batched_tokens")
+    kv = engine.pool.kv
+    cache = CacheConfig(kv.num_pages, kv.page_size, "float32" if executor is None else executor.cache.dtype)
+    engine.scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
+
+
 def _observer(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
 ) -> TraceWriter | None:

@@ -22,7 +22,10 @@ TEXT_FILES = sorted(
 # Unpickling runs whatever the file says; torch belongs in the environments of peers, not here.
 FORBIDDEN_IMPORTS = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"})
-OF_EXTRAS = {"orca_jax/serve/tracing.py": {"opentelemetry"}}  # imported only where a flag asks for it
+OF_EXTRAS = {  # imported only where a flag asks for it
+    "orca_jax/serve/tracing.py": {"opentelemetry"},
+    "orca_jax/bench/plot.py": {"matplotlib"},
+}
 HOME_OR_SCRATCH = re.compile(r"(?<![\w.~$}])/(home|root|Users|tmp|mnt|opt|work|workspace)/\w")
 
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,13 @@ class Run:
     wall: float
     trace: Sequence[TraceRequest]
     metrics: Sequence[RequestMetrics]  # in the order of the trace
+    token_times: Sequence[Sequence[float]]  # for each request, when each of its tokens was handed out
     figures: Mapping[str, float]  # of engine and executor, for this pass alone
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies of all requests: seconds from one token's delivery to the next one's."""
+        return [later - earlier for times in self.token_times for earlier, later in pairwise(times)]
 
 
 def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: float = 0.0) -> Run:
@@ -31,6 +38,7 @@ def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: flo
     before = _totals(engine)
     waiting = deque(enumerate(trace))
     finished: dict[str, RequestMetrics] = {}
+    times: dict[str, list[float]] = {}
     start = time.monotonic()
     while len(finished) < len(trace):
         now = time.monotonic() - start
@@ -41,14 +49,18 @@ def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: flo
         if not engine.has_work:
             time.sleep(max(0.0, waiting[0][1].arrival - now))
             continue
-        for update in engine.step():
+        updates = engine.step()
+        now = time.monotonic()
+        for update in updates:
+            times.setdefault(update.request_id, []).extend([now] * len(update.new_ids))
             if update.finish_reason is not None:
                 assert update.metrics is not None and update.error is None, update
                 finished[update.request_id] = update.metrics
     wall = time.monotonic() - start
     after = _totals(engine)
     figures = {name: after[name] - before[name] for name in after}
-    return Run(wall, trace, [finished[f"{start}-{index}"] for index in range(len(trace))], figures)
+    names = [f"{start}-{index}" for index in range(len(trace))]
+    return Run(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
 
 
 def warm_up(engine: Engine, trace: Sequence[TraceRequest]) -> None:
@@ -63,6 +75,7 @@ def summarize(run: Run) -> dict[str, float]:
     normalized = [
         (metrics.finished - metrics.arrival) / count for metrics, count in zip(run.metrics, outputs, strict=True)
     ]
+    gaps = run.gaps or [0.0]  # every request had a single token
     first = [metrics.first_token - metrics.arrival for metrics in run.metrics]
     figures, iterations = run.figures, max(run.figures["iterations"], 1)
     host = figures["schedule_seconds"] + figures["update_seconds"] + figures["pack_seconds"]
@@ -74,6 +87,8 @@ def summarize(run: Run) -> dict[str, float]:
         "p99_normalized_latency_ms": 1e3 * percentile(normalized, 99),
         "median_ttft_ms": 1e3 * statistics.median(first),
         "p99_ttft_ms": 1e3 * percentile(first, 99),
+        "median_itl_ms": 1e3 * statistics.median(gaps),
+        "p99_itl_ms": 1e3 * percentile(gaps, 99),
         "iterations": figures["iterations"],
         "mean_batch_size": figures["scheduled_requests"] / iterations,
         "padding_fraction": figures["padding_tokens"] / max(figures["padding_tokens"] + figures["tokens"], 1),
@@ -127,6 +142,9 @@ def _totals(engine: Engine) -> dict[str, float]:
         "scheduled_requests": stats.scheduled_requests,
         "schedule_seconds": stats.schedule_seconds,
         "update_seconds": stats.update_seconds,
+        "preemptions": stats.preemptions,
+        "cache_queries": stats.cache_queries,
+        "cache_hits": stats.cache_hits,
         "tokens": executor.tokens,
         "padding_tokens": executor.padding_tokens,
         "launches": executor.launches,

@@ -6,7 +6,7 @@ import json
 
 from orca_jax.bench.measure import hardware, print_table, run_trace, summarize, warm_up
 from orca_jax.bench.profile import profile
-from orca_jax.bench.traces import TRACES, make_trace
+from orca_jax.bench.traces import add_trace_args, trace_from_args, trace_settings
 from orca_jax.build import build_engine
 from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
 
@@ -22,24 +22,13 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     add_engine_args(parser, model="preset:gpt2")
 
 
-def add_trace_args(parser: argparse.ArgumentParser) -> None:
-    """Flags that name a trace."""
-    group = parser.add_argument_group("trace")
-    group.add_argument("--trace", choices=TRACES, default="orca", help="workload (default: orca)")
-    group.add_argument("--num-requests", type=int, default=64, metavar="N", help="requests (default: 64)")
-
-
 def run(args: argparse.Namespace) -> None:
     """Run it and print a table and a line of JSON."""
     config = engine_config_from_args(args)
     built = build_engine(config)
     try:
-        trace = make_trace(
-            args.trace,
-            num_requests=args.num_requests,
-            vocab_size=built.model_config.vocab_size,
-            seed=args.seed,
-            rate=args.rate,
+        trace = trace_from_args(
+            args, vocab_size=built.model_config.vocab_size, max_model_len=built.max_model_len, rate=args.rate
         )
         warm_up(built.engine, trace)
         result = summarize(run_trace(built.engine, trace, temperature=args.temperature))
@@ -49,9 +38,6 @@ def run(args: argparse.Namespace) -> None:
             print_table("share of device time", parts)
     finally:
         built.engine.executor.close()
-    line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **_trace_config(args)}}
+    settings = {**trace_settings(args), "rate": args.rate, "temperature": args.temperature}
+    line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **settings}}
     print(json.dumps(line if parts is None else {**line, "profile": parts}))
-
-
-def _trace_config(args: argparse.Namespace) -> dict[str, object]:
-    return {name: getattr(args, name) for name in ("trace", "num_requests", "rate", "temperature")}

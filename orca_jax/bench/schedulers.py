@@ -1,75 +1,156 @@
-"""Iteration-level against request-level scheduling: same engine, same trace, same arrivals."""
+"""Schedulers side by side: same executor, same trace, same arrivals.
+
+All contestants share one executor, so they differ in scheduling and in nothing else, and take turns within every
+load, in changing order, so that a machine whose speed drifts does not decide. Each pass has a new pool: nobody finds
+the pages of an earlier pass.
+"""
 
 import argparse
 import dataclasses
 import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import NoReturn
 
-from orca_jax.bench.measure import hardware, print_table, run_trace, summarize, warm_up
-from orca_jax.bench.offline import add_trace_args
-from orca_jax.bench.traces import TraceRequest, make_trace
-from orca_jax.build import build_engine
-from orca_jax.config import EngineConfig, SchedulerName
+from orca_jax.bench.measure import hardware, run_trace, summarize
+from orca_jax.bench.plot import plot_loads
+from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.build import Built, build_engine, reschedule
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
 from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
 
-HELP = "iteration-level against request-level scheduling"
+HELP = "schedulers side by side, over a sweep of arrival rates"
+DEFAULT = ("request_level", "orca", "chunked")
+MAY_DIFFER = ("scheduler", "scheduling_policy", "overlap", "enable_prefix_caching", "max_num_batched_tokens", "n_slots")
+COLUMNS = {
+    "output_tokens_per_s": "tokens/s",
+    "requests_per_s": "requests/s",
+    "median_normalized_latency_ms": "median norm. latency",
+    "p99_normalized_latency_ms": "p99 norm. latency",
+    "p99_ttft_ms": "p99 TTFT",
+    "median_itl_ms": "median ITL",
+    "p99_itl_ms": "p99 ITL",
+}
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Load:
+    """One arrival rate, and what each contestant made of it."""
+
+    load: float | None  # times what the first contestant can serve; None: all at once
+    rate: float | None  # requests per second
+    results: Mapping[str, Figures]  # by contestant, the mean of its passes
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark and of the engine."""
     add_trace_args(parser)
     parser.add_argument(
-        "--load", type=float, nargs="+", default=[1.1], metavar="X",
-        help="arrival rates, as multiples of what request-level scheduling can serve (default: 1.1)",
+        "--schedulers", nargs="+", default=list(DEFAULT), metavar="'NAME [FLAGS]'",
+        help="who takes part, each a name with flags of its own such as 'chunked --max-num-batched-tokens 256'; the "
+        f"first one's throughput is the measure of --load (default: {' '.join(DEFAULT)})",
     )  # fmt: skip
+    parser.add_argument(
+        "--load", type=float, nargs="*", default=[1.1], metavar="X",
+        help="arrival rates, as multiples of what the first scheduler can serve (default: 1.1)",
+    )  # fmt: skip
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes of each, averaged (default: 1)")
+    parser.add_argument("--plot", metavar="FILE", help="draw latencies over rates to a .png or .svg")
     add_engine_args(parser, model="preset:gpt2", max_num_seqs=16)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Find the baseline's saturation with all requests at once, then offer multiples of it to both."""
+    """Find the first contestant's saturation with all requests at once, then offer multiples of it to all."""
+    if args.repeat < 1 or any(load <= 0 for load in args.load):
+        raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
-    names: tuple[SchedulerName, SchedulerName] = ("request_level", "orca")
-    saturated = {name: _measure(config, name, args, None) for name in names}
-    capacity = saturated["request_level"]["requests_per_s"]
-    rows = [_compare("all at once", saturated)]
-    for load in args.load:
-        rate = load * capacity
-        rows.append(
-            _compare(f"{load:g} x saturation, {rate:.3g} req/s", {n: _measure(config, n, args, rate) for n in names})
-        )
-    line = {"capacity_requests_per_s": capacity, "comparisons": rows, "hardware": hardware()}
-    trace = {"trace": args.trace, "num_requests": args.num_requests, "load": args.load}
-    print(json.dumps({**line, "config": {**dataclasses.asdict(config), **trace}}))
+    contestants = parse_contestants(args.schedulers, config)
+    built = build_engine(dataclasses.replace(config, scheduler="orca"))
+    try:
+        _touch(built, _trace(built, args, None))
+        loads = [_measure(built, contestants, args, None, None)]
+        capacity = loads[0].results[args.schedulers[0]]["requests_per_s"]
+        loads += [_measure(built, contestants, args, load, load * capacity) for load in args.load]
+    finally:
+        built.engine.executor.close()
+    if args.plot is not None:
+        plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
+    settings = {**dataclasses.asdict(config), **trace_settings(args), "load": args.load, "repeat": args.repeat}
+    line = {"capacity_requests_per_s": capacity, "loads": [dataclasses.asdict(load) for load in loads]}
+    print(json.dumps({**line, "hardware": hardware(), "config": settings}))
+
+
+def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, EngineConfig]:
+    """Each contestant's settings: those of `config`, but for the flags that stand beside its name.
+
+    Raises:
+        ConfigError: a flag is unknown or not a scheduler's, or somebody takes part twice.
+    """
+    parser = _Parser(prog="--schedulers", add_help=False)
+    add_engine_args(parser, **dataclasses.asdict(config))
+    contestants = {}
+    for text in words:
+        theirs = engine_config_from_args(parser.parse_args(["--scheduler", *shlex.split(text)]))
+        changed = [f.name for f in dataclasses.fields(config) if getattr(theirs, f.name) != getattr(config, f.name)]
+        for name in changed:
+            if name not in MAY_DIFFER:
+                raise ConfigError(f"{text!r}: all contestants share {name}; say it once, outside", param="schedulers")
+        contestants[text] = theirs
+    if len(contestants) < len(words):
+        raise ConfigError("a scheduler takes part twice", param="schedulers")
+    return contestants
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"--schedulers: {message}", param="schedulers")
+
+
+def _trace(built: Built, args: argparse.Namespace, rate: float | None) -> list[TraceRequest]:
+    vocab_size = built.model_config.vocab_size
+    return trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=rate)
+
+
+def _touch(built: Built, trace: Sequence[TraceRequest]) -> None:
+    """Fill as many rows as there are, so that no pass is the first to use programs and memory."""
+    rows = built.engine.pool.kv.num_rows
+    run_trace(built.engine, [TraceRequest(0.0, request.prompt_ids, 2) for request in trace[:rows]])
 
 
 def _measure(
-    config: EngineConfig, scheduler: SchedulerName, args: argparse.Namespace, rate: float | None
-) -> dict[str, float]:
-    built = build_engine(dataclasses.replace(config, scheduler=scheduler))
-    try:
-        trace: list[TraceRequest] = make_trace(
-            args.trace,
-            num_requests=args.num_requests,
-            vocab_size=built.model_config.vocab_size,
-            seed=args.seed,
-            rate=rate,
-        )
-        warm_up(built.engine, trace)
-        return summarize(run_trace(built.engine, trace))
-    finally:
-        built.engine.executor.close()
+    built: Built,
+    contestants: Mapping[str, EngineConfig],
+    args: argparse.Namespace,
+    load: float | None,
+    rate: float | None,
+) -> Load:
+    trace = _trace(built, args, rate)
+    passes: dict[str, list[Figures]] = {name: [] for name in contestants}
+    order = list(contestants)
+    for _ in range(args.repeat):
+        for name in order:
+            reschedule(built, contestants[name])
+            passes[name].append(summarize(run_trace(built.engine, trace)))
+        order.reverse()
+    result = Load(load, rate, {name: _mean(figures) for name, figures in passes.items()})
+    _print(result)
+    return result
 
 
-def _compare(title: str, results: dict[SchedulerName, dict[str, float]]) -> dict[str, object]:
-    """Both columns and their ratio."""
-    baseline, ours = results["request_level"], results["orca"]
-    row: dict[str, object] = {
-        "arrivals": title,
-        "throughput_ratio": ours["requests_per_s"] / baseline["requests_per_s"],
-        "median_normalized_latency_ratio": (
-            baseline["median_normalized_latency_ms"] / ours["median_normalized_latency_ms"]
-        ),
-    }
-    for name in ("requests_per_s", "output_tokens_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "iterations"):
-        row[f"request_level_{name}"], row[f"orca_{name}"] = baseline[name], ours[name]
-    print_table(title, row)
-    return row
+def _mean(passes: Sequence[Figures]) -> Figures:
+    return {name: mean([figures[name] for figures in passes]) for name in passes[0]}
+
+
+def _print(load: Load) -> None:
+    """A line for each contestant; times in milliseconds."""
+    title = "all at once" if load.rate is None else f"{load.load:g} x saturation, {load.rate:.3g} requests/s"
+    width = max(map(len, load.results))
+    print(f"{title}\n  {'':<{width}}  " + "  ".join(COLUMNS.values()))
+    for name, figures in load.results.items():
+        cells = [f"{figures[column]:>{len(head)},.4g}" for column, head in COLUMNS.items()]
+        print(f"  {name:<{width}}  " + "  ".join(cells), flush=True)

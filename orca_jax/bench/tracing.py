@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orca_jax.bench.measure import hardware, print_table, run_trace, warm_up
-from orca_jax.bench.offline import add_trace_args
-from orca_jax.bench.traces import make_trace
+from orca_jax.bench.traces import add_trace_args, trace_from_args, trace_settings
 from orca_jax.build import build_engine
 from orca_jax.sched.observer import Observer
 from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
@@ -51,9 +50,7 @@ def run(args: argparse.Namespace) -> None:
         built = build_engine(dataclasses.replace(config, trace_file=str(path)))
         try:
             vocab_size = built.model_config.vocab_size
-            trace = make_trace(
-                args.trace, num_requests=args.num_requests, vocab_size=vocab_size, seed=args.seed, rate=None
-            )
+            trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
             warm_up(built.engine, trace)
             timed = built.engine.observer = TimedObserver(built.engine.observer)
             size = path.stat().st_size
@@ -71,4 +68,5 @@ def run(args: argparse.Namespace) -> None:
         "iterations": iterations,
     }
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, traced", result)
-    print(json.dumps({**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), "trace": args.trace}}))
+    settings = {**dataclasses.asdict(config), **trace_settings(args)}
+    print(json.dumps({**result, "hardware": hardware(), "config": settings}))

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed where this runs
 
 from orca_jax.bench.measure import cpu_name, print_table
-from orca_jax.bench.traces import TRACES, TraceRequest, make_trace
+from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args
 
 __all__ = ["GPT2_124M", "Generate", "TraceRequest", "arguments", "report", "trace_of", "warm_up"]
 
@@ -38,8 +38,7 @@ Generate = Callable[[Sequence[TraceRequest]], list[int]]
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The flags of every peer, named and preset as those of `python -m orca_jax.bench offline`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", choices=TRACES, default="orca", help="workload (default: %(default)s)")
-    parser.add_argument("--num-requests", type=int, default=64, metavar="N", help="requests (default: %(default)s)")
+    add_trace_args(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the trace (default: %(default)s)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
     threads = os.cpu_count() or 1
@@ -49,8 +48,8 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def trace_of(args: argparse.Namespace) -> list[TraceRequest]:
     """The trace that the flags name; everything arrives at once."""
-    vocab = int(str(GPT2_124M["vocab_size"]))
-    return make_trace(args.trace, num_requests=args.num_requests, vocab_size=vocab, seed=args.seed, rate=None)
+    vocab, length = (int(str(GPT2_124M[name])) for name in ("vocab_size", "n_positions"))
+    return trace_from_args(args, vocab_size=vocab, max_model_len=length, rate=None)
 
 
 def warm_up(generate: Generate, trace: Sequence[TraceRequest]) -> None:

@@ -5,14 +5,16 @@ import json
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import percentile
+from orca_jax.bench.measure import Run, percentile, run_trace, summarize
 from orca_jax.bench.traces import make_trace
+from orca_jax.build import build_engine
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 
 REQUIRED = {
     "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "median_normalized_latency_ms", "p99_ttft_ms",
-    "iterations", "mean_batch_size", "padding_fraction", "compiles_while_serving", "host_ms_per_iteration",
-    "hardware", "config",
+    "median_itl_ms", "p99_itl_ms", "iterations", "mean_batch_size", "padding_fraction", "compiles_while_serving",
+    "host_ms_per_iteration", "hardware", "config",
 }  # fmt: skip
 
 
@@ -46,6 +48,29 @@ def test_a_trace_that_cannot_be(change: dict[str, object], param: str) -> None:
     assert error.value.param == param
 
 
+def test_one_prompt_in_eight_is_long_in_the_mix() -> None:
+    trace = make_trace("orca-long", num_requests=2000, vocab_size=100, seed=0, rate=None)
+    inputs = [len(request.prompt_ids) for request in trace]
+    long = [length for length in inputs if length > 512]
+    assert (min(long), max(long), min(inputs)) == (768, 896, 32)
+    assert len(long) / 2000 == pytest.approx(1 / 8, rel=0.1)
+    assert max(len(request.prompt_ids) + request.num_output for request in trace) <= 1024, "GPT-2's positions"
+
+
+def test_inter_token_latencies_by_hand() -> None:
+    run = Run(9.0, (), (), [[1.0, 3.0, 3.0], [2.0], [5.0, 6.5]], {})
+    assert run.gaps == [2.0, 0.0, 1.5]
+
+
+def test_every_token_has_its_time() -> None:
+    built = build_engine(EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=4))
+    run = run_trace(built.engine, make_trace("orca", num_requests=6, vocab_size=257, seed=0, rate=None))
+    assert [len(times) for times in run.token_times] == [request.num_output for request in run.trace]
+    for times, metrics in zip(run.token_times, run.metrics, strict=True):
+        assert times == sorted(times) and metrics.first_token <= times[0] and metrics.finished <= times[-1]
+    assert summarize(run)["p99_itl_ms"] == pytest.approx(1e3 * percentile(run.gaps, 99))
+
+
 def test_percentiles_by_hand() -> None:
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     assert percentile([float(i) for i in range(1, 201)], 99) == 198.0
@@ -61,16 +86,6 @@ def test_offline_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) 
     assert result["output_tokens_per_s"] * result["wall_s"] == pytest.approx(outputs)
     assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), "a token a member an iteration"
     assert result["compiles_while_serving"] == 0
-
-
-def test_iteration_level_needs_fewer_iterations(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--model", "preset:toy", "--num-requests", "8", "--max-num-seqs", "4", "--load", "5"]
-    assert main(["schedulers", *arguments]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    saturated, loaded = result["comparisons"]
-    assert saturated["orca_iterations"] < saturated["request_level_iterations"]
-    assert saturated["throughput_ratio"] > 1
-    assert loaded["arrivals"].startswith("5 x saturation")
 
 
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

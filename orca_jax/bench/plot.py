@@ -1,0 +1,59 @@
+"""Latencies over arrival rates, as a picture."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from math import nan
+from typing import Protocol
+
+from orca_jax.errors import ConfigError
+
+PANELS = {
+    "output_tokens_per_s": "output tokens/s",
+    "median_normalized_latency_ms": "median normalised latency, ms/token",
+    "p99_ttft_ms": "p99 time to first token, ms",
+    "p99_itl_ms": "p99 inter-token latency, ms",
+}
+LINEAR = ("output_tokens_per_s",)
+MARKERS = "os^Dv<>p"
+
+
+class HasResults(Protocol):
+    """One arrival rate and what came of it."""
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second; None: all at once, which has no place on the axis."""
+
+    @property
+    def results(self) -> Mapping[str, Mapping[str, float]]:
+        """Figures by contestant."""
+
+
+def plot_loads(path: str, loads: Sequence[HasResults], title: str) -> None:
+    """Four panels over the rate, a line for each contestant.
+
+    Raises:
+        ConfigError: there is no rate to draw, no matplotlib, or the file cannot be written; `param` is "plot".
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
+    rates = sorted((load.rate, load.results) for load in loads if load.rate is not None)
+    if not rates:
+        raise ConfigError("plot needs rates; give --load", param="plot")
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    figure.suptitle(title)
+    panels = figure.subplots(2, 2).flat
+    for (name, label), axes in zip(PANELS.items(), panels, strict=True):
+        for contestant, marker in zip(rates[0][1], cycle(MARKERS), strict=False):
+            points = [results[contestant][name] or nan for _, results in rates]  # 0: it hands tokens out all at once
+            axes.plot([rate for rate, _ in rates], points, marker=marker, label=contestant)
+        axes.set(xlabel="arrivals, requests/s", ylabel=label, yscale="linear" if name in LINEAR else "log")
+        axes.set_xlim(left=0)
+        axes.grid(visible=True, which="both", alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error

@@ -1,0 +1,118 @@
+"""Files of public traces, as they are published: who came when, how long it was, and what it shared with others.
+
+- Azure's LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset, CC-BY 4.0): a CSV with a line for
+  each request.
+- Mooncake's (github.com/kvcache-ai/Mooncake, Apache-2.0): a line of JSON for each request. `hash_ids` names its blocks
+  of 512 tokens, the last one perhaps partly filled, so that requests with equal ids begin alike.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+
+from orca_jax.errors import ConfigError
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_BLOCK = 512  # tokens
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request of a file, its lengths scaled."""
+
+    arrival: float  # seconds, since any moment
+    num_input: int
+    num_output: int
+    blocks: tuple[int, ...] = ()  # equal names from the first on: equal tokens; empty: shares nothing
+    block_size: int = 0  # tokens of a block
+
+
+def read_azure(path: str, num_requests: int, scale: float) -> list[Record]:
+    """The first requests of Azure's CSV.
+
+    Raises:
+        ConfigError: the file cannot be read, has another form, or fewer requests.
+    """
+
+    def read(line: dict[str, str]) -> Record:
+        arrival = datetime.fromisoformat(line["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
+        return Record(arrival, _scaled(int(line["ContextTokens"]), scale), _scaled(int(line["GeneratedTokens"]), scale))
+
+    with _opened(path) as lines:
+        rows = csv.DictReader(lines)
+        if not set(AZURE_COLUMNS) <= set(rows.fieldnames or ()):
+            raise _wrong(path, f"the first line does not name the columns {', '.join(AZURE_COLUMNS)}")
+        return _first(path, map(read, rows), num_requests, first_line=2)
+
+
+def read_mooncake(path: str, num_requests: int, scale: float) -> list[Record]:
+    """The first requests of Mooncake's JSON lines; blocks become `512 * scale` tokens, which must be whole.
+
+    Raises:
+        ConfigError: the file cannot be read, has another form, or fewer requests, or blocks would not be whole.
+    """
+    block = round(MOONCAKE_BLOCK * scale)
+    if block < 1 or not math.isclose(block, MOONCAKE_BLOCK * scale):
+        raise ConfigError(
+            f"length_scale {scale} would cut a block of {MOONCAKE_BLOCK} tokens to {MOONCAKE_BLOCK * scale:g}; make it "
+            f"whole, for example {16 / MOONCAKE_BLOCK} for 16",
+            param="length_scale",
+        )
+
+    def read(text: str) -> Record:
+        line = json.loads(text)
+        length, blocks = int(line["input_length"]), tuple(map(int, line["hash_ids"]))
+        if -(-length // MOONCAKE_BLOCK) != len(blocks):
+            raise ValueError(f"{length} tokens are not {len(blocks)} blocks")
+        full, rest = divmod(length, MOONCAKE_BLOCK)
+        num_input = max(1, full * block + math.ceil(rest * scale))  # never beyond its last block
+        num_output = _scaled(int(line["output_length"]), scale)
+        return Record(float(line["timestamp"]) / 1e3, num_input, num_output, blocks, block)
+
+    with _opened(path) as lines:
+        return _first(path, map(read, lines), num_requests, first_line=1)
+
+
+def _first(path: str, records: Iterator[Record], count: int, first_line: int) -> list[Record]:
+    """The first `count` records, which are in the order of time; reading one may fail."""
+    taken: list[Record] = []
+    try:
+        for record in islice(records, count):
+            if taken and record.arrival < taken[-1].arrival:
+                raise ValueError("earlier than the one before it")
+            taken.append(record)
+    except KeyError as error:
+        raise _wrong(path, f"line {first_line + len(taken)} has no {error.args[0]}") from error
+    except (ValueError, TypeError) as error:
+        raise _wrong(path, f"line {first_line + len(taken)}: {error}") from error
+    if len(taken) < count:
+        message = f"{path} has {len(taken)} requests, and {count} are wanted; lower num_requests"
+        raise ConfigError(message, param="num_requests")
+    return taken
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Iterator[str]]:
+    try:
+        with open(path, encoding="utf-8", newline="") as lines:
+            yield lines
+    except OSError as error:
+        raise ConfigError(f"trace_data {path!r} cannot be read: {error.strerror}", param="trace_data") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _wrong(path, str(error)) from error
+
+
+def _wrong(path: str, why: str) -> ConfigError:
+    message = f"trace_data {path!r} is no such trace: {why}; azure is a CSV, mooncake has lines of JSON"
+    return ConfigError(message, param="trace_data")
+
+
+def _scaled(length: int, scale: float) -> int:
+    if length < 0:
+        raise ValueError(f"a length of {length} tokens")
+    return max(1, round(length * scale))

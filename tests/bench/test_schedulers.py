@@ -1,0 +1,85 @@
+"""Schedulers side by side on the toy engine: who takes part, that nobody profits from another's pass, the picture."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from orca_jax.bench.__main__ import main
+from orca_jax.bench.measure import run_trace
+from orca_jax.bench.plot import plot_loads
+from orca_jax.bench.schedulers import parse_contestants
+from orca_jax.bench.traces import make_trace
+from orca_jax.build import build_engine, reschedule
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+
+TOY = ["--model", "preset:toy", "--num-requests", "8", "--max-num-seqs", "4"]
+
+
+def test_iteration_level_needs_fewer_iterations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["request_level", "orca", "chunked --max-num-batched-tokens 64"]
+    path = tmp_path / "sweep.svg"
+    assert main(["schedulers", *TOY, "--load", "5", "--schedulers", *names, "--plot", str(path)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    saturated, loaded = result["loads"]
+    assert list(saturated["results"]) == list(loaded["results"]) == names
+    baseline, orca, chunked = saturated["results"].values()
+    assert orca["iterations"] < baseline["iterations"] and orca["requests_per_s"] > baseline["requests_per_s"]
+    assert chunked["iterations"] > orca["iterations"], "prompts of up to 512 tokens take several iterations of 64"
+    assert (saturated["rate"], loaded["load"]) == (None, 5)
+    assert loaded["rate"] == pytest.approx(5 * baseline["requests_per_s"])
+    assert "request_level" in path.read_text()
+
+
+def test_contestants_are_named_with_their_flags() -> None:
+    config = EngineConfig(model="preset:toy", max_num_batched_tokens=128)
+    contestants = parse_contestants(["orca", "chunked --no-overlap --max-num-batched-tokens 64"], config)
+    orca, chunked = contestants.values()
+    assert (orca.scheduler, orca.max_num_batched_tokens, orca.model) == ("orca", 128, "preset:toy")
+    assert (chunked.scheduler, chunked.overlap, chunked.max_num_batched_tokens) == ("chunked", False, 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["fastest"], "fastest"),
+        (["orca --quick"], "--quick"),
+        (["orca", "orca"], "twice"),
+        (["orca --page-size 8"], "page_size"),
+    ],
+)
+def test_contestants_that_cannot_be(words: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_contestants(words, EngineConfig())
+
+
+def test_a_new_pool_finds_no_pages_of_an_earlier_pass() -> None:
+    config = EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=2)
+    built = build_engine(config)
+    trace = make_trace("orca", num_requests=3, vocab_size=257, seed=0, rate=None)
+    hits = []
+    for is_new in (False, False, True):
+        if is_new:
+            reschedule(built, config)
+        hits.append(run_trace(built.engine, trace).figures["cache_hits"])
+    assert hits[0] == hits[2] == 0 < hits[1]
+
+
+def test_a_budget_beyond_the_largest_launch() -> None:
+    built = build_engine(EngineConfig(model="preset:toy"))
+    with pytest.raises(ConfigError, match="largest launch"):
+        reschedule(built, EngineConfig(model="preset:toy", scheduler="chunked", max_num_batched_tokens=1 << 20))
+
+
+class Load(NamedTuple):
+    rate: float | None
+    results: dict[str, dict[str, float]]
+
+
+@pytest.mark.parametrize(("name", "rate", "why"), [("a.png", None, "rates"), ("a.txt", 1.0, "written")])
+def test_a_picture_that_cannot_be(name: str, rate: float | None, why: str, tmp_path: Path) -> None:
+    figures = dict.fromkeys(("output_tokens_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "p99_itl_ms"), 1.0)
+    with pytest.raises(ConfigError, match=why):
+        plot_loads(str(tmp_path / name), [Load(rate, {"orca": figures})], "title")
