@@ -15,7 +15,7 @@ from orca_jax.build import build_engine, reschedule
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 
-TOY = ["--model", "preset:toy", "--num-requests", "8", "--max-num-seqs", "4"]
+TOY = ["--model", "preset:toy", "--num-requests", "4", "--max-num-seqs", "2"]
 
 
 def test_iteration_level_needs_fewer_iterations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
