@@ -252,7 +252,7 @@ def _observer(
         return None
     offset = time.time() - time.monotonic()
     head = Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
-    return TraceWriter(head, msgspec.json.encode, TraceFile(config.trace_file))
+    return TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(config.trace_file))
 
 
 def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig) -> RequestPool:

@@ -41,7 +41,7 @@ def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
     parts: list[bytes] = []
     clock = VirtualClock(max(arrivals[0].at, run.iterations[0].selected))  # a batch is queued before anything runs
     head = _head(run, config)
-    writer = TraceWriter(head, msgspec.json.encode, parts.append, clock)
+    writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
     engine = _engine(head, model, SimExecutor(replace(cost, buckets=head.buckets), clock, lengths), writer, clock)
     _drive(engine, clock, deque(zip(arrivals, prompts, strict=True)))
     writer.flush()

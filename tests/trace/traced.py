@@ -28,7 +28,7 @@ class TracedLab(Lab):
         budget = shape.budget if shape else 1000
         head = Head(TRACE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
         self.parts: list[bytes] = []
-        self.writer = TraceWriter(head, msgspec.json.encode, self.parts.append, self._tick)
+        self.writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
         self.engine.observer = self.writer
 
     def _tick(self) -> float:
