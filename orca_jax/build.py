@@ -3,13 +3,13 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
-from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, SchedulerName
+from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
@@ -190,14 +190,16 @@ def _resolve(
     largest = config.max_num_batched_tokens or _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
     page_size = config.page_size or _PAGE_SIZE
     num_rows = _num_rows(config)
+    layout: PageLayout = "head_major" if platform == "cpu" else "packed"
     if config.num_pages is not None:
-        cache = CacheConfig(config.num_pages, page_size, cache_dtype)
+        cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     else:
         workspace = workspace_bytes(model, largest, num_rows, max_model_len)
         memory = free_memory(devices, config.gpu_memory_utilization, workspace)
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=num_rows, max_model_len=max_model_len
         )
+        cache = replace(cache, layout=layout)
     return ExecutorConfig(
         dtype=dtype,
         tensor_parallel_size=len(devices),

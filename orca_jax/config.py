@@ -10,6 +10,7 @@ from typing import Literal
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline"]
+PageLayout = Literal["head_major", "packed"]  # how tokens stand in a page, see kernels/kv_pages.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 
 
@@ -69,6 +70,7 @@ class CacheConfig:
     num_pages: int
     page_size: int
     dtype: DType
+    layout: PageLayout = "head_major"
 
     @property
     def num_slots(self) -> int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
 
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.kv_write import write_kv
 
 
@@ -28,7 +28,7 @@ def test_no_implicit_promotion() -> None:
 
 
 def test_shapes_are_checked() -> None:
-    pages = KVPages(jnp.zeros((4, 2, 8, 16)), jnp.zeros((4, 2, 8, 16)))
+    pages = HeadMajorPages(jnp.zeros((4, 2, 8, 16)), jnp.zeros((4, 2, 8, 16)))
     new = jnp.zeros((3, 2, 8))
     requests = [jnp.array(x, jnp.int32) for x in ([[1]], [0], [3], [3])]
     write_kv(pages, new, new, *requests)

@@ -11,10 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orca_jax.config import CacheConfig, DType, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.buckets import num_places
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 
-PAGES_SPEC = PartitionSpec(None, MESH_AXES["kv_heads"], None, None)
 _CPU_SHARE = 0.5  # of the free memory: a computer has other things to do
 
 
@@ -22,6 +21,18 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
     """Bytes of one page in all layers, on all devices together."""
     slot = 2 * model.num_layers * model.num_kv_heads * model.head_dim * np.dtype(dtype).itemsize
     return slot * page_size
+
+
+def cache_spec(cache: CacheConfig) -> KVPages:
+    """How the pages are split over the mesh: by heads."""
+    return pages_spec(cache.layout, MESH_AXES["kv_heads"], jnp.dtype(cache.dtype))
+
+
+def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
+    """The pages of all layers, without memory."""
+    dtype = jnp.dtype(cache.dtype)
+    num_pages = model.num_layers * cache.num_pages
+    return pages_shape(cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, dtype)
 
 
 def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: int) -> int:
@@ -64,10 +75,8 @@ def size_cache(
 
 def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:
     """The pages, uninitialised: attention reads no slot before it was written, and memory is used as it is touched."""
-    shapes = KVPages.shape_of(
-        model.num_layers, cache.num_pages, model.num_kv_heads, model.head_dim, cache.page_size, jnp.dtype(cache.dtype)
-    )
-    sharding = NamedSharding(mesh, PAGES_SPEC)
+    shapes = cache_shape(model, cache)
+    sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
     create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
     pages: KVPages = create()
     return pages

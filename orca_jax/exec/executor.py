@@ -136,7 +136,7 @@ class JaxExecutor:
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
         self._counter.close()
-        for array in (*self._pages, self._history, self._last_token, *self._no_masks.values()):
+        for array in (*jax.tree.leaves(self._pages), self._history, self._last_token, *self._no_masks.values()):
             array.delete()
         self.programs = {}
 

@@ -16,11 +16,11 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import FEW_PLACES, num_places
-from orca_jax.exec.cache import PAGES_SPEC
+from orca_jax.exec.cache import cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.kv_write import write_kv
-from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention import default_implementation, ragged_attention
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -75,7 +75,10 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     """Attention of one layer over this batch: write the new K and V, then split by request; sharded over heads."""
     num_pages = config.cache.num_pages
     scale = model.head_dim**-0.5
-    everywhere = PartitionSpec()
+    # The mesh knows its devices also where programs are compiled for devices that are not there.
+    platform = mesh.devices.flat[0].platform
+    implementation = config.attention_implementation or default_implementation(platform)
+    everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
 
     def on_shard(
         layer: Int[Array, ""],
@@ -87,14 +90,14 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         requests = batch.page_table + layer * num_pages, batch.query_start, batch.query_len, batch.context_len
         pages = write_kv(pages, k, v, *requests)
-        out = ragged_attention(q, pages, *requests, scale=scale, implementation=config.attention_implementation)
+        out = ragged_attention(q, pages, *requests, scale=scale, implementation=implementation)
         return out, pages
 
     split = jax.shard_map(
         on_shard,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, PAGES_SPEC),
-        out_specs=(HEADS_SPEC, PAGES_SPEC),
+        in_specs=(everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
+        out_specs=(HEADS_SPEC, by_head),
         check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
     )
 

@@ -1,34 +1,205 @@
-"""K/V pages: where the keys and values of running requests live.
+"""K/V pages: where the keys and values of running requests live, in one of two layouts.
 
-    k, v  [N, K, D, S]      N = num_layers * num_pages; page p of layer l is l * num_pages + p
+    head major   k, v  [N, K, D, S]       CPU: the inner loops of attention run over contiguous tokens
+    packed       kv    [N, S, K * 2 * D]  TPU and GPU: of a token, K then V of head 0, K then V of head 1, ...
 
-A page holds S consecutive tokens of one request, the token axis last: the inner loops of attention then run over
-contiguous memory, which XLA:CPU wants for a batched matrix product. One flat page axis for all layers lets the
-cache be a plain carry of the scan over layers, which XLA updates in place.
+N = num_layers * num_pages; page p of layer l is l * num_pages + p. A page holds S consecutive tokens of one request.
+One flat page axis for all layers lets the cache be a plain carry of the scan over layers, which XLA updates in place.
+
+Packed pages are rows of whole lanes for every number of heads (2 * D = 128 where D = 64), so that TPUs neither pad
+nor copy them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last one.
+
+Integer and 8-bit float pages have scales, one for K and one for V of each page and head: value = stored * scale.
+Only this file knows where a token stands in a page; what needs speed in its layout says so and takes no other.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, Num
+
+from orca_jax.config import PageLayout
+
+LAYOUTS: tuple[PageLayout, ...] = get_args(PageLayout)
+_SMALLEST_SCALE = 1e-30  # of a page of zeros
 
 
-class KVPages(NamedTuple):
+class HeadMajorPages(NamedTuple):
     """Keys and values of all layers; a pytree, donated from one iteration to the next."""
 
-    k: Float[Array, "N K D S"]
-    v: Float[Array, "N K D S"]
+    k: Num[Array, "N K D S"]
+    v: Num[Array, "N K D S"]
+    k_scale: Float[Array, "N K"] | None = None
+    v_scale: Float[Array, "N K"] | None = None
 
     @property
     def page_size(self) -> int:
         """Tokens in a page."""
         return self.k.shape[3]
 
-    @classmethod
-    def shape_of(
-        cls, num_layers: int, num_pages: int, num_kv_heads: int, head_dim: int, page_size: int, dtype: jnp.dtype
-    ) -> "KVPages":
-        """Abstract pages: shapes and dtypes without memory."""
-        page = jax.ShapeDtypeStruct((num_layers * num_pages, num_kv_heads, head_dim, page_size), dtype)
-        return cls(page, page)  # type: ignore[arg-type]
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Type of the stored values."""
+        return self.k.dtype
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether stored values are to be multiplied by scales."""
+        return self.k_scale is not None
+
+
+class PackedPages(NamedTuple):
+    """Keys and values of all layers, side by side for each head; `scale[..., 0]` is K's and `[..., 1]` is V's."""
+
+    kv: Num[Array, "N S W"]
+    scale: Float[Array, "N K 2"] | None = None
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        return self.kv.shape[1]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Type of the stored values."""
+        return self.kv.dtype
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether stored values are to be multiplied by scales."""
+        return self.scale is not None
+
+
+KVPages = HeadMajorPages | PackedPages
+
+
+def needs_scales(dtype: jnp.dtype) -> bool:
+    """Whether pages of this type are quantised: all of eight bits are."""
+    return jnp.dtype(dtype).itemsize == 1
+
+
+def pages_shape(
+    layout: PageLayout,
+    num_pages: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: jnp.dtype,
+) -> KVPages:
+    """Abstract pages: shapes and dtypes without memory. `num_pages` counts those of all layers (N)."""
+
+    def scales(*shape: int) -> jax.ShapeDtypeStruct | None:
+        return jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32) if needs_scales(dtype) else None
+
+    if layout == "packed":
+        kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
+        return PackedPages(kv, scales(num_kv_heads, 2))  # type: ignore[arg-type]
+    page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
+    scale = scales(num_kv_heads)
+    return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
+
+
+def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype) -> KVPages:
+    """How pages are split over the mesh: their heads over `axis`. A tree like the pages, of `PartitionSpec`."""
+    scale = PartitionSpec(None, axis) if needs_scales(dtype) else None
+    if layout == "packed":
+        return PackedPages(PartitionSpec(None, None, axis), scale)  # type: ignore[arg-type]
+    page = PartitionSpec(None, axis, None, None)
+    return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
+
+
+def num_kv_heads(pages: KVPages, head_dim: int) -> int:
+    """K, which packed pages do not say by themselves."""
+    if isinstance(pages, HeadMajorPages):
+        return pages.k.shape[1]
+    return pages.kv.shape[2] // (2 * head_dim)
+
+
+def read_page(
+    pages: KVPages, page: Int[Array, ""], head_dim: int
+) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
+    """K and V of one page in float32, whatever the layout and the stored type."""
+
+    def of_page(pool: Array) -> Array:
+        return lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(jnp.float32)
+
+    if isinstance(pages, HeadMajorPages):
+        k, v = of_page(pages.k), of_page(pages.v)
+        scales = None if pages.k_scale is None or pages.v_scale is None else (pages.k_scale, pages.v_scale)
+    else:
+        kv = of_page(pages.kv).reshape(pages.page_size, -1, 2, head_dim)
+        k, v = (kv[:, :, part].transpose(1, 2, 0) for part in (0, 1))
+        scales = None if pages.scale is None else (pages.scale[..., 0], pages.scale[..., 1])
+    if scales is None:
+        return k, v
+    return k * of_page(scales[0])[:, None, None], v * of_page(scales[1])[:, None, None]
+
+
+def write_page(
+    pages: KVPages,
+    page: Int[Array, ""],
+    k: Float[Array, "K D S"],
+    v: Float[Array, "K D S"],
+    least: tuple[Float[Array, " K"], Float[Array, " K"]] | None = None,
+) -> KVPages:
+    """The pages with one of them replaced.
+
+    Args:
+        pages: to be updated.
+        page: which.
+        k: keys of the whole page; those of slots without a token are zeros.
+        v: values.
+        least: quantised pages get no smaller scales than these, for K and for V. With the scales that the page had,
+            values that were in it keep their bits as long as nothing larger comes.
+    """
+    scales: tuple[Array, ...] = ()
+    if pages.is_quantised:
+        (k, k_scale), (v, v_scale) = (
+            _quantise(x, pages.dtype, None if least is None else least[i]) for i, x in enumerate((k, v))
+        )
+        scales = k_scale, v_scale
+
+    def put(pool: Array, new: Array) -> Array:
+        return lax.dynamic_update_index_in_dim(pool, new.astype(pool.dtype), page, axis=0)
+
+    if isinstance(pages, HeadMajorPages):
+        old = (pages.k_scale, pages.v_scale) if scales else ()
+        kept = [put(pool, new) for pool, new in zip(old, scales, strict=True) if pool is not None]
+        return HeadMajorPages(put(pages.k, k), put(pages.v, v), *kept)
+    # [K, D, S] twice -> [S, K, 2, D]
+    kv = jnp.stack([k, v], axis=1).transpose(3, 0, 1, 2).reshape(pages.page_size, -1)
+    scale = None if pages.scale is None else put(pages.scale, jnp.stack(scales, axis=-1))
+    return PackedPages(put(pages.kv, kv), scale)
+
+
+def page_scales(pages: KVPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
+    """Scales of K and of V in one page; None where pages are not quantised."""
+    if isinstance(pages, HeadMajorPages):
+        if pages.k_scale is None or pages.v_scale is None:
+            return None
+        return pages.k_scale[page], pages.v_scale[page]
+    return None if pages.scale is None else (pages.scale[page, :, 0], pages.scale[page, :, 1])
+
+
+def page_tokens(
+    pages: KVPages, page_list: Int[Array, " P"], head_dim: int
+) -> tuple[Float[Array, "C K D"], Float[Array, "C K D"]]:
+    """K and V of the tokens of some pages in order, in float32; C = P * S."""
+    k, v = jax.vmap(lambda page: read_page(pages, page, head_dim))(page_list)  # [P, K, D, S]
+    heads = k.shape[1:3]
+    return jnp.moveaxis(k, 3, 1).reshape(-1, *heads), jnp.moveaxis(v, 3, 1).reshape(-1, *heads)
+
+
+def _quantise(
+    values: Float[Array, "K D S"], dtype: jnp.dtype, least: Float[Array, " K"] | None
+) -> tuple[Num[Array, "K D S"], Float[Array, " K"]]:
+    """Stored values, rounded to nearest, and the scale of each head: its largest value becomes the type's largest."""
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    limit = float(jnp.iinfo(dtype).max if is_integer else jnp.finfo(dtype).max)
+    scale = jnp.maximum(jnp.abs(values).max(axis=(1, 2)) / limit, _SMALLEST_SCALE)
+    scale = scale if least is None else jnp.maximum(scale, least)
+    stored = jnp.clip(values / scale[:, None, None], -limit, limit)
+    return (jnp.round(stored) if is_integer else stored).astype(dtype), scale

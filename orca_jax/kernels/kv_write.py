@@ -2,7 +2,8 @@
 
 Two implementations, chosen by name. `scatter` is the oracle and the default of accelerators. `blocks` is for CPUs,
 where XLA scatters an element at a time: an increment writes one column of a page, a chunk of a prompt page after
-page.
+page. Quantised pages are written by `blocks` alone, whole pages at a time: a token larger than all before it changes
+the scale of its page, and so what stands in it already.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, page_scales, read_page, write_page
 
 
 def write_kv(
@@ -36,12 +37,13 @@ def write_kv(
         query_start: first token of each request in `k` and `v`.
         query_len: number of new tokens; 0 for rows without a request.
         context_len: tokens in the cache after this iteration; the new ones are the last.
-        implementation: "scatter" or "blocks"; None takes the backend's default.
+        implementation: "scatter" or "blocks"; None takes the layout's default.
 
     Raises:
-        NotImplementedError: there is no such implementation.
+        NotImplementedError: there is no such implementation, or it cannot write such pages.
     """
-    name = implementation or ("blocks" if jax.default_backend() == "cpu" else "scatter")
+    uses_blocks = isinstance(pages, HeadMajorPages) or pages.is_quantised
+    name = implementation or ("blocks" if uses_blocks else "scatter")
     if name not in _IMPLEMENTATIONS:
         raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(_IMPLEMENTATIONS)}")
     return _IMPLEMENTATIONS[name](pages, k, v, page_table, query_start, query_len, context_len)
@@ -51,6 +53,8 @@ def _scatter(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
     """Every token to its slot at once. A padding token's page does not exist, and its write is dropped."""
+    if pages.is_quantised:
+        raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' can")
     token = jnp.arange(k.shape[0], dtype=jnp.int32)
     past = (token[:, None] >= query_start + query_len) & (query_len > 0)
     request = past.sum(axis=1, dtype=jnp.int32)  # requests that end before this token
@@ -58,58 +62,89 @@ def _scatter(
     exists = (request < query_len.shape[0]) & (query_len[row] > 0)
     position = (context_len - query_len)[row] + token - query_start[row]
     page = page_table[row, jnp.where(exists, position // pages.page_size, 0)]
-    page = jnp.where(exists, page, pages.k.shape[0] + token)  # unique, as all slots are
+    num_pages = pages.k.shape[0] if isinstance(pages, HeadMajorPages) else pages.kv.shape[0]
+    page = jnp.where(exists, page, num_pages + token)  # unique, as all slots are
     place = position % pages.page_size
+
+    if isinstance(pages, PackedPages):
+        return PackedPages(pages.kv.at[page, place].set(_side_by_side(k, v, pages), mode="drop", unique_indices=True))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[page, :, :, place].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
-    return KVPages(put(pages.k, k), put(pages.v, v))
+    return HeadMajorPages(put(pages.k, k), put(pages.v, v))
+
+
+def _side_by_side(k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: PackedPages) -> Float[Array, "T W"]:
+    """K and V of each token as a slot of packed pages has them."""
+    return jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
 
 
 def _blocks(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Requests with one token first, a column each; then the others, a page at a time."""
-    size = pages.page_size
+    """Requests with one token first, a slot each; then the others, a page at a time."""
+    size, head_dim = pages.page_size, k.shape[2]
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
-
-    def increment(row: jax.Array, pages: KVPages) -> KVPages:
-        page, place = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
-
-        def put(old: jax.Array, new: jax.Array) -> jax.Array:
-            column = lax.dynamic_index_in_dim(new, query_start[row]).astype(old.dtype)[..., None]
-            return lax.dynamic_update_slice(old, column, (page, 0, 0, place))
-
-        return KVPages(put(pages.k, k), put(pages.v, v))
-
-    pages = lax.fori_loop(0, num_increments, increment, pages)
-    if k.shape[0] == 1:
-        return pages
+    if not pages.is_quantised:
+        pages = _write_slots(pages, k, v, page_table, query_start, context_len, num_increments)
+        if k.shape[0] == 1:
+            return pages
     # The tokens of a page that a request fills in part reach before its first and past its last.
-    around = [(size, size), (0, 0), (0, 0)]
-    padded = jnp.pad(k, around), jnp.pad(v, around)
+    padded = [jnp.pad(new, [(size, size), (0, 0), (0, 0)]) for new in (k, v)]
 
     def chunk(row: jax.Array, pages: KVPages) -> KVPages:
         first, end = context_len[row] - query_len[row], context_len[row]
 
-        def write_page(index: jax.Array, pages: KVPages) -> KVPages:
+        def merge_page(index: jax.Array, pages: KVPages) -> KVPages:
             position = index * size + jnp.arange(size, dtype=jnp.int32)
             is_new = (position >= first) & (position < end)
+            # What no request wrote may be anything, and must not decide a scale.
+            is_kept = (position < first) | (not pages.is_quantised)
             page = page_table[row, index]
             start = size + query_start[row] + index * size - first
 
-            def put(old: jax.Array, new: jax.Array) -> jax.Array:
-                tokens = lax.dynamic_slice_in_dim(new, start, size).astype(old.dtype).transpose(1, 2, 0)
-                merged = jnp.where(is_new, tokens, lax.dynamic_index_in_dim(old, page, keepdims=False))
-                return lax.dynamic_update_index_in_dim(old, merged, page, axis=0)
+            def merge(new: jax.Array, old: jax.Array) -> jax.Array:
+                tokens = lax.dynamic_slice_in_dim(new, start, size).astype(jnp.float32).transpose(1, 2, 0)
+                return jnp.where(is_new, tokens, jnp.where(is_kept, old, 0.0))
 
-            return KVPages(put(pages.k, padded[0]), put(pages.v, padded[1]))
+            k, v = (merge(new, old) for new, old in zip(padded, read_page(pages, page, head_dim), strict=True))
+            return write_page(pages, page, k, v, _scales_in_use(pages, page, index * size < first))
 
-        return lax.fori_loop(first // size, (end + size - 1) // size, write_page, pages)
+        return lax.fori_loop(first // size, (end + size - 1) // size, merge_page, pages)
 
-    return lax.fori_loop(num_increments, num_requests, chunk, pages)
+    return lax.fori_loop(0 if pages.is_quantised else num_increments, num_requests, chunk, pages)
+
+
+def _write_slots(
+    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
+) -> KVPages:
+    """One token of each of the first rows."""
+    size = pages.page_size
+
+    def increment(row: jax.Array, pages: KVPages) -> KVPages:
+        page, place = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
+        token_k, token_v = (lax.dynamic_index_in_dim(new, query_start[row]) for new in (k, v))
+        if isinstance(pages, PackedPages):
+            slot = _side_by_side(token_k, token_v, pages)[:, None]
+            return PackedPages(lax.dynamic_update_slice(pages.kv, slot, (page, place, 0)))
+
+        def put(old: jax.Array, token: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice(old, token.astype(old.dtype)[..., None], (page, 0, 0, place))
+
+        return HeadMajorPages(put(pages.k, token_k), put(pages.v, token_v))
+
+    return lax.fori_loop(0, num_increments, increment, pages)
+
+
+def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Array, Array] | None:
+    """The scales that a page has, if it is quantised; zeros where nothing in it counts."""
+    scales = page_scales(pages, page)
+    if scales is None:
+        return None
+    k_scale, v_scale = (jnp.where(has_tokens, scale, 0.0) for scale in scales)
+    return k_scale, v_scale
 
 
 _IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {"scatter": _scatter, "blocks": _blocks}

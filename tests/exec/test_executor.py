@@ -154,7 +154,7 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
 
 def test_close_frees_the_cache(program_cache: str) -> None:
     executor = make_executor(program_cache)
-    pages = executor._pages
+    pages = jax.tree.leaves(executor._pages)
     executor.close()
     assert all(pool.is_deleted() for pool in pages)
 

@@ -1,47 +1,113 @@
-"""Both ways to write K and V, over the case table of attention and by hand."""
+"""Ways to write K and V, in every layout, over the case table of attention and by hand."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.config import PageLayout
+from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages, KVPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
-from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
 IMPLEMENTATIONS = ["scatter", "blocks"]
+SHORT = [case for case in CASES if case.head_dim == 16 and case.page_dtype == "float32"]
+MIXED = [case for case in SHORT if case.name in ("increments and chunks with padding", "sliding window")]
+WRITES = [("head_major", way, case) for way in IMPLEMENTATIONS for case in SHORT]
+WRITES += [("packed", way, case) for way in IMPLEMENTATIONS for case in MIXED]
+QUANTISED = [case for case in CASES if case.page_dtype in ("int8", "float8_e4m3fn")]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_token_lands_in_its_slot_and_nothing_else_changes(case: Case, implementation: str) -> None:
-    arrays = make_arrays(case)
+def new_tokens(case: Case, arrays: Arrays) -> list[np.ndarray]:
+    """K and V `[T, K, D]` of an iteration."""
     rng = np.random.default_rng(7)
     shape = (arrays.q.shape[0], case.num_kv_heads, case.head_dim)
-    k, v = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
-    expected = [pool.copy() for pool in arrays.pages]
+    return [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
+
+
+def written(arrays: Arrays, new: list[np.ndarray], implementation: str | None) -> KVPages:
+    requests = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
+    write = jax.jit(lambda *args: write_kv(*args, implementation=implementation))
+    pages: KVPages = write(*jax.tree.map(jnp.asarray, (arrays.pages, *new, *requests)))
+    return pages
+
+
+def slots(pages: KVPages, head_dim: int) -> list[np.ndarray]:
+    """K and V `[slots, K, D]` of all pages in order, as a copy."""
+    pages = jax.tree.map(jnp.asarray, pages)
+    num_pages = jax.tree.leaves(pages)[0].shape[0]
+    return [np.array(x) for x in page_tokens(pages, jnp.arange(num_pages), head_dim)]
+
+
+def expected_slots(case: Case, arrays: Arrays, new: list[np.ndarray]) -> list[np.ndarray]:
+    """The slots with the new tokens put in by hand."""
+    expected = slots(arrays.pages, case.head_dim)
     for row, (count, context) in enumerate(case.requests):
         for i in range(count):
             index, place = divmod(context - count + i, case.page_size)
-            for pool, new in zip(expected, (k, v), strict=True):
-                pool[arrays.page_table[row, index], :, :, place] = new[arrays.query_start[row] + i]
-    requests = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
-    write = jax.jit(lambda *args: write_kv(*args, implementation=implementation))
-    written = write(*jax.tree.map(jnp.asarray, (arrays.pages, k, v, *requests)))
-    for pool, wanted in zip(written, expected, strict=True):
+            for pool, tokens in zip(expected, new, strict=True):
+                pool[arrays.page_table[row, index] * case.page_size + place] = tokens[arrays.query_start[row] + i]
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "implementation", "case"), WRITES, ids=lambda x: x.name if isinstance(x, Case) else x
+)
+def test_every_token_lands_in_its_slot_and_nothing_else_changes(
+    case: Case, implementation: str, layout: PageLayout
+) -> None:
+    arrays = make_arrays(case, layout=layout)
+    new = new_tokens(case, arrays)
+    actual = slots(written(arrays, new, implementation), case.head_dim)
+    for pool, wanted in zip(actual, expected_slots(case, arrays, new), strict=True):
         np.testing.assert_array_equal(pool, wanted)
 
 
+@pytest.mark.parametrize(("layout", "case"), list(zip(LAYOUTS, QUANTISED, strict=True)))
+def test_quantised_pages_keep_old_tokens_and_take_new_ones(case: Case, layout: PageLayout) -> None:
+    arrays = make_arrays(case, layout=layout)
+    new = new_tokens(case, arrays)
+    actual = slots(written(arrays, new, None), case.head_dim)
+    expected = expected_slots(case, arrays, new)
+    rows = zip(arrays.page_table, arrays.context_len, strict=True)
+    for table, context in rows:
+        place = (table[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[:context]
+        for pool, wanted in zip(actual, expected, strict=True):
+            # 127 steps up to the largest of a page, some 5 here; fp8 has 3 bits behind the leading one.
+            np.testing.assert_allclose(pool[place], wanted[place], atol=0.04, rtol=0.07)
+
+
+def test_quantised_values_keep_their_bits_until_a_larger_one_comes() -> None:
+    pages = HeadMajorPages(*(jnp.full((1, 1, 1, 4), 99, jnp.int8) for _ in range(2)), *([jnp.ones((1, 1))] * 2))
+    for position, value in enumerate([12.7, 1.0, 25.4]):
+        token = jnp.full((1, 1, 1), value)
+        rows = ([[0]], [0], [1], [position + 1])
+        pages = write_kv(pages, token, token, *(jnp.array(x, jnp.int32) for x in rows))
+        assert isinstance(pages, HeadMajorPages)
+        stored = [[127], [127, 10], [64, 5, 127]][position]
+        assert pages.k[0, 0, 0, : position + 1].tolist() == stored
+    assert pages.k_scale is not None
+    np.testing.assert_allclose(pages.k_scale, [[0.2]])
+
+
+def test_scatter_refuses_quantised_pages() -> None:
+    case = QUANTISED[0]
+    arrays = make_arrays(case)
+    with pytest.raises(NotImplementedError, match="'blocks' can"):
+        written(arrays, new_tokens(case, arrays), "scatter")
+
+
 def test_values_are_cast_to_the_pages() -> None:
-    pages = KVPages(*(jnp.zeros((2, 1, 4, 8), jnp.bfloat16) for _ in range(2)))
+    pages = HeadMajorPages(*(jnp.zeros((2, 1, 4, 8), jnp.bfloat16) for _ in range(2)))
     one = jnp.ones((1, 1, 4))
-    written = write_kv(pages, one, 2 * one, *(jnp.array(x, jnp.int32) for x in ([[1]], [0], [1], [3])))
-    assert written.v.dtype == jnp.bfloat16
-    assert np.asarray(written.v[1, 0, :, 2], np.float32).tolist() == [2.0] * 4
+    out = write_kv(pages, one, 2 * one, *(jnp.array(x, jnp.int32) for x in ([[1]], [0], [1], [3])))
+    assert isinstance(out, HeadMajorPages)
+    assert out.v.dtype == jnp.bfloat16
+    assert np.asarray(out.v[1, 0, :, 2], np.float32).tolist() == [2.0] * 4
 
 
 def test_an_unknown_implementation_is_named() -> None:
-    pages = KVPages(*(jnp.zeros((2, 1, 4, 8)) for _ in range(2)))
+    pages = HeadMajorPages(*(jnp.zeros((2, 1, 4, 8)) for _ in range(2)))
     one = jnp.ones((1, 1, 4))
     rows = (jnp.array(x, jnp.int32) for x in ([[1]], [0], [1], [3]))
     with pytest.raises(NotImplementedError, match="'fast'"):

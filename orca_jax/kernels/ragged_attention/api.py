@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
@@ -17,7 +17,12 @@ _IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "reference": ragged_attention_reference,
     "xla": ragged_attention_xla,
 }
-_DEFAULT = "xla"  # runs on every backend
+_DEFAULTS: dict[str, str] = {}  # "xla" runs on every other platform
+
+
+def default_implementation(platform: str) -> str:
+    """The name that None stands for on devices of a platform ("cpu", "tpu", "gpu")."""
+    return _DEFAULTS.get(platform, "xla")
 
 
 def implementations() -> tuple[str, ...]:
@@ -34,6 +39,8 @@ def ragged_attention(
     context_len: Int[Array, " R"],
     *,
     scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T H D"]:
     """Causal attention of each request over its own pages; initiation and increment phases may be mixed.
@@ -45,12 +52,14 @@ def ragged_attention(
 
     Args:
         q: queries of all requests, flattened; tokens past the last request are padding.
-        pages: K and V.
+        pages: K and V, in any layout and type; an implementation may take only some.
         page_table: pages of each request, as indices into `pages`; entries past its context are not read.
         query_start: first query of each request.
         query_len: number of queries; 0 for rows without a request.
         context_len: tokens in the cache after this iteration.
         scale: factor on the scores, usually 1 / sqrt(D).
+        sliding_window: a query sees this many tokens, itself included; None for all before it.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap), after `scale`; None leaves them.
         implementation: a name from `implementations()`; None takes the backend's default.
 
     Returns:
@@ -59,7 +68,11 @@ def ragged_attention(
     Raises:
         NotImplementedError: the implementation does not exist or cannot do these shapes.
     """
-    name = implementation or _DEFAULT
+    name = implementation or default_implementation(jax.default_backend())
     if name not in _IMPLEMENTATIONS:
         raise NotImplementedError(f"no attention implementation {name!r}; there are {', '.join(_IMPLEMENTATIONS)}")
-    return _IMPLEMENTATIONS[name](q, pages, page_table, query_start, query_len, context_len, scale=scale)
+    if q.shape[1] % num_kv_heads(pages, q.shape[2]):
+        message = f"{q.shape[1]} query heads are not a multiple of {num_kv_heads(pages, q.shape[2])} KV heads"
+        raise NotImplementedError(message)
+    rows = page_table, query_start, query_len, context_len
+    return _IMPLEMENTATIONS[name](q, pages, *rows, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import KVPages, num_kv_heads, read_page
 
 _MAX_QUERY_BLOCK = 128
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
@@ -43,18 +43,17 @@ def ragged_attention_xla(
     context_len: Int[Array, " R"],
     *,
     scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
-    """See `ragged_attention`. Any heads, head dim, page size; scores and sums in f32."""
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = pages.k.shape[1]
-    if num_heads % num_kv_heads:
-        raise NotImplementedError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    """See `ragged_attention`. Any layout, heads, head dim, page size and type; scores and sums in f32."""
+    num_tokens, _, head_dim = q.shape
     block = min(_MAX_QUERY_BLOCK, num_tokens)
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
 
     # A block may start at the last query and reach `block - 1` further.
-    grouped = (q.astype(jnp.float32) * scale).reshape(num_tokens, num_kv_heads, -1, head_dim)
+    grouped = (q.astype(jnp.float32) * scale).reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
     grouped = jnp.pad(grouped, ((0, block - 1), (0, 0), (0, 0), (0, 0)))
 
     def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
@@ -62,7 +61,7 @@ def ragged_attention_xla(
         start = query_start[row] + offset
         queries = lax.dynamic_slice_in_dim(grouped, start, size)  # [size, K, G, D]
         first = context_len[row] - query_len[row] + offset  # position of the first query
-        result = _attend_block(queries, pages, page_table[row], first, context_len[row])
+        result = _attend_block(queries, pages, page_table[row], first, context_len[row], sliding_window, soft_cap)
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
     def increment(row: jax.Array, out: jax.Array) -> jax.Array:
@@ -85,21 +84,27 @@ def _attend_block(
     page_list: Int[Array, " P"],
     first: Int[Array, ""],
     context_len: Int[Array, ""],
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "B K G D"]:
     """Attention of B consecutive queries of one request, the first at position `first`."""
-    size, num_kv_heads, groups, head_dim = q.shape
+    size, kv_heads, groups, head_dim = q.shape
     page_size = pages.page_size
-    heads = q.transpose(1, 2, 0, 3).reshape(num_kv_heads, groups * size, head_dim)  # [K, M, D]
+    heads = q.transpose(1, 2, 0, 3).reshape(kv_heads, groups * size, head_dim)  # [K, M, D]
     position = first + jnp.tile(jnp.arange(size), groups)  # [M]
     # No query sees past its own position; queries past the request's end are clipped to its last token.
     num_visible = jnp.minimum(first + size, context_len)
 
     def visit(index: jax.Array, state: _Softmax) -> _Softmax:
-        page = page_list[index]
-        k, v = (lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(jnp.float32) for pool in pages)
+        k, v = read_page(pages, page_list[index], head_dim)
         token = index * page_size + jnp.arange(page_size)
         scores = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
-        scores = jnp.where(token <= jnp.minimum(position, num_visible - 1)[:, None], scores, _MASKED)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        visible = token <= jnp.minimum(position, num_visible - 1)[:, None]
+        if sliding_window is not None:
+            visible &= token > position[:, None] - sliding_window
+        scores = jnp.where(visible, scores, _MASKED)
         top = jnp.maximum(state.top, scores.max(-1))
         weights = jnp.exp(scores - top[..., None])
         shrink = jnp.exp(state.top - top)
@@ -109,8 +114,9 @@ def _attend_block(
 
     shape = heads.shape[:2]
     empty = _Softmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
-    done = lax.fori_loop(0, _ceil_div(num_visible, page_size), visit, empty)
-    out = (done.values / done.denominator[..., None]).reshape(num_kv_heads, groups, size, head_dim)
+    first_page = 0 if sliding_window is None else jnp.maximum(first + 1 - sliding_window, 0) // page_size
+    done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
+    out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
     return out.transpose(2, 0, 1, 3)
 
 
