@@ -23,7 +23,9 @@ from orca_jax.sched.orderings.deadline import EarliestDeadline
 from orca_jax.sched.orderings.fair import FairShare
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.orderings.priority import Priority
+from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sched.trace import TRACE_VERSION, Head, TraceFile, TraceWriter
@@ -49,7 +51,9 @@ ORDERINGS: dict[str, Callable[[], Ordering]] = {
     "priority": Priority,
     "fair": FairShare,
     "deadline": EarliestDeadline,
+    "shortest": ShortestFirst,
 }
+PREDICTORS: dict[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
 WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
 
 _PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
@@ -214,15 +218,28 @@ def _resolve(
 
 
 def build_scheduling(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, budget: int
+    config: EngineConfig,
+    model: ModelConfig,
+    max_model_len: int,
+    cache: CacheConfig,
+    budget: int,
+    predictor: Predictor | None = None,
 ) -> tuple[Scheduler, RequestPool]:
-    """Who decides, and over what; needs no JAX. `budget` is the largest launch in tokens.
+    """Who decides, and over what. `budget` is the largest launch in tokens; `predictor` is in place of the setting's.
 
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
     _check(config)
-    return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache)
+    predictor = predictor or _predictor(config)
+    return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
+
+
+def _predictor(config: EngineConfig) -> Predictor:
+    if config.length_predictor not in PREDICTORS:
+        message = f"length_predictor must be one of {', '.join(PREDICTORS)}, got {config.length_predictor!r}"
+        raise ConfigError(message, param="length_predictor")
+    return PREDICTORS[config.length_predictor]()
 
 
 def reschedule(built: Built, config: EngineConfig) -> None:
@@ -257,7 +274,9 @@ def _observer(
     return TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(config.trace_file))
 
 
-def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig) -> RequestPool:
+def _pool(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, predictor: Predictor
+) -> RequestPool:
     """The pool of requests, and the K/V manager in it."""
     num_rows = _num_rows(config)
     n_slots = config.n_slots
@@ -269,6 +288,7 @@ def _pool(config: EngineConfig, model: ModelConfig, max_model_len: int, cache: C
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=config.scheduler == "chunked" and config.enable_prefix_caching,
+        predictor=predictor,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulerName = Literal["orca", "request_level", "chunked"]
-OrderingName = Literal["fcfs", "priority", "fair", "deadline"]
+OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # how tokens stand in a page, see kernels/kv_pages.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 
@@ -106,6 +106,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # the paper's max_bs
     scheduler: SchedulerName = "orca"
     scheduling_policy: OrderingName = "fcfs"  # chunked: who comes first
+    length_predictor: str = "bound"  # how long a request will run: bound or quantiles
     overlap: bool = True  # chunked: select the next iteration while one runs
     enable_prefix_caching: bool = True  # chunked: begin with pages of requests whose prompts begin alike
     n_workers: int = 1  # the paper's n_workers: iterations in flight

@@ -54,6 +54,7 @@ class Arrival:
     priority: int = 0
     tenant: int = 0  # a number instead of a name
     deadline: float | None = None  # seconds after `at`
+    predicted: float = 0.0  # tokens that it was thought to generate
 
 
 @dataclass(slots=True)
@@ -157,6 +158,7 @@ class TraceWriter(Observer):
             priority=urgency.priority,
             tenant=hash(urgency.tenant),  # salted for each process, so that nobody reads a key out of it
             deadline=urgency.deadline,
+            predicted=request.predicted_output,
         )
         self._finished.append({"arrival": arrival})
 

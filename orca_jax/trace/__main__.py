@@ -20,13 +20,13 @@ from orca_jax.trace.replay import replay
 from orca_jax.trace.run import Run, figures, load_run
 
 REPLAY_FLAGS = (
-    "scheduler", "scheduling_policy", "max_num_seqs", "max_num_batched_tokens", "overlap", "enable_prefix_caching",
-    "n_workers", "n_slots", "num_pages",
+    "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
+    "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
 )  # fmt: skip
 REPLAY_HELP = (
     "Runs the recorded arrivals through a scheduler on a virtual clock. An iteration costs what a line fitted to the "
     "recorded ones says, by tokens (padding included) and by pairs of tokens in attention. Every flag is as recorded "
-    "where it is not given."
+    'where it is not given; the length predictor may also be "oracle", which knows what the trace knows.'
 )
 
 

@@ -1,22 +1,25 @@
 """The recorded arrivals through another scheduler, on a virtual clock."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
-from orca_jax.build import build_scheduling
-from orca_jax.config import EngineConfig, ModelConfig
+from orca_jax.build import PREDICTORS, build_scheduling
+from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams, Urgency
+from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sched.trace import Arrival, Head, TraceWriter
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.trace.run import Run, parse_run
 
+ORACLE = "oracle"
+"""A length predictor that only a replay has."""
 _FIRST_ID = OTHER_ID + 1  # of prompts
 
 
@@ -26,6 +29,9 @@ def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
     Every request arrives when it did and generates as many tokens as it did. Those without an end in the trace, or
     with an end before their first token, are left out. Prompts share pages as they did where the recorded engine
     reused prefixes; else each is unlike all others.
+
+    A length predictor that learns while it serves learns again; what another one said then is in the trace, and holds
+    again. "oracle" knows how many tokens each request generated.
 
     Raises:
         ConfigError: a setting is wrong, or no request is left.
@@ -42,7 +48,11 @@ def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
     clock = VirtualClock(max(arrivals[0].at, run.iterations[0].selected))  # a batch is queued before anything runs
     head = _head(run, config)
     writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
-    engine = _engine(head, model, SimExecutor(replace(cost, buckets=head.buckets), clock, lengths), writer, clock)
+    executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths)
+    scheduler, pool = build_scheduling(
+        head.config, model, head.max_model_len, head.cache, head.budget, _predictor(run, config, arrivals, lengths)
+    )
+    engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
     _drive(engine, clock, deque(zip(arrivals, prompts, strict=True)))
     writer.flush()
     return parse_run(b"".join(parts))
@@ -64,9 +74,15 @@ def _head(run: Run, config: EngineConfig) -> Head:
     )
 
 
-def _engine(head: Head, model: ModelConfig, executor: SimExecutor, writer: TraceWriter, clock: VirtualClock) -> Engine:
-    scheduler, pool = build_scheduling(head.config, model, head.max_model_len, head.cache, head.budget)
-    return Engine(executor, scheduler, pool, clock=clock, observer=writer)
+def _predictor(
+    run: Run, config: EngineConfig, arrivals: Sequence[Arrival], lengths: Mapping[str, int]
+) -> Predictor | None:
+    """Whoever needs to have been there: None where the setting says it all."""
+    if config.length_predictor == ORACLE:
+        return Oracle(lengths)
+    if config.length_predictor in PREDICTORS or config.length_predictor != run.head.config.length_predictor:
+        return None
+    return Oracle({str(each.n): each.predicted for each in arrivals}, config.length_predictor)
 
 
 def _drive(engine: Engine, clock: VirtualClock, coming: deque[tuple[Arrival, Sequence[int]]]) -> None:

@@ -20,7 +20,9 @@ from orca_jax.sched.orderings.deadline import PATIENCE, EarliestDeadline
 from orca_jax.sched.orderings.fair import FairShare
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP, Priority
+from orca_jax.sched.orderings.shortest import SECONDS_PER_TOKEN, ShortestFirst
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import ClientBound
 from orca_jax.sched.scheduler import Selection
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve
@@ -53,6 +55,13 @@ BY_HAND = {
         1,
         "A - 1+1, B d600 1+1, C d598 1+1, D d596 1+1",
         "D1|A1|C1|B1",
+    ),
+    "the least output first": ("shortest", 1, "A - 1+7, B - 1+1, C - 1+2", "B1|C1|C1|A1|A1|A1|A1|A1|A1|A1"),
+    "a token is half a second": (
+        "shortest",
+        1,
+        "A - 1+5, B - 1+3, C - 1+2, D - 1+1",
+        "A1|A1|A1|A1|A1|B1|B1|B1|C1|C1|D1",
     ),
     "tenants take turns": ("fair", 1, "A ann 1+1, B ann 1+1, C ann 1+1, D bob 1+1, E bob 1+1", "A1|D1|B1|E1|C1"),
     "turns are of tokens": ("fair", 1, "A ann 4+1, B ann 1+1, C bob 1+1, D bob 1+2, E bob 1+1", "A4|C1|D1|D1|E1|B1"),
@@ -90,6 +99,7 @@ KEYS: dict[str, Callable[[Request], tuple[float, int]]] = {
     "fcfs": lambda request: (0.0, request.arrival_index),
     "priority": lambda request: (request.arrival + 10 * request.urgency.priority, request.arrival_index),
     "deadline": lambda request: (request.arrival + (request.urgency.deadline or 600), request.arrival_index),
+    "shortest": lambda request: (request.arrival + request.params.max_tokens / 2, request.arrival_index),
 }
 
 
@@ -168,6 +178,42 @@ def test_nobody_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bou
     before = [arrivals[request_id] - arrival for request_id in lab.ends if request_id != "patient"]
     assert all(late <= bound for late in before)
     assert len(before) >= bound / 5, "they do come first until then: a step takes four seconds here"
+
+
+class Said(ClientBound):
+    """Guesses that no bound keeps, so that a request of one token can be thought a long one."""
+
+    def __init__(self, lengths: dict[str, int]) -> None:
+        self.lengths = lengths
+
+    def predict(self, request: Request) -> float:
+        return self.lengths[request.request_id]
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 60), st.integers(0, 3)), min_size=2, max_size=16))
+def test_the_longest_waits_for_few(wishes: list[tuple[float, int, int]]) -> None:
+    """Whoever comes and goes meanwhile, nobody is overtaken by one that came later than the bound says."""
+    lab = Lab(max_bs=1, shape=ONE._replace(ordering=ShortestFirst))
+    lengths = {str(number): length for number, (_, length, _) in enumerate(wishes)}
+    lab.pool.predictor = Said(lengths)
+    arrivals: dict[str, float] = {}
+    began: list[str] = []
+    for number, (gap, _, steps) in enumerate(wishes):
+        lab.now += gap
+        lab.add(str(number), 1, 1)
+        arrivals[str(number)] = lab.now
+        for _ in range(steps):
+            lab.step()
+    lab.run()
+    for plan in lab.executor.plans:
+        began += [member.request_id for member in plan.members if member.request_id not in began]
+    assert sorted(began) == sorted(arrivals)
+    for place, request_id in enumerate(began):
+        for earlier in began[:place]:
+            if arrivals[earlier] > arrivals[request_id]:
+                most = SECONDS_PER_TOKEN * (lengths[request_id] - lengths[earlier])
+                assert arrivals[earlier] - arrivals[request_id] <= most <= SECONDS_PER_TOKEN * (lengths[request_id] - 1)
 
 
 class Measured(FairShare):

@@ -147,3 +147,25 @@ def test_work_is_counted_with_its_padding() -> None:
     assert pairs([(0, 3)]) == 1 + 2 + 3 and pairs([(9, 1), (4, 2)]) == 10 + 5 + 6
     assert [padded(n, (4, 8)) for n in (1, 4, 5, 8, 9, 16)] == [4, 4, 8, 8, 12, 16]
     assert padded(9, ()) == 9
+
+
+def shortest_of(run: Run, predictor: str, recorded: str = "bound") -> list[int]:
+    """In which order requests get the only row, in a replay by predicted length."""
+    head = dataclasses.replace(run.head, config=dataclasses.replace(run.head.config, length_predictor=recorded))
+    config = dataclasses.replace(head.config, scheduling_policy="shortest", length_predictor=predictor, max_num_seqs=1)
+    again = replay(dataclasses.replace(run, head=head), config, COST)
+    order = [n for iteration in again.iterations for n, *_ in batches(Run(again.head, iterations=[iteration]))[0]]
+    return [again.arrivals[n].prompt for n in dict.fromkeys(order)]
+
+
+def test_the_oracle_knows_what_the_trace_knows() -> None:
+    """Prompts of 3, 2 and 1 tokens arrive at once; they may generate 9, 8 and 7, and did generate 1, 3 and 2."""
+    run = alone(3, 9)
+    for n, prompt, generated, said in ((0, 3, 1, 5.0), (1, 2, 3, 1.0), (2, 1, 2, 3.0)):
+        arrival = dataclasses.replace(run.arrivals[0], n=n, prompt=prompt, max_tokens=9 - n, predicted=said)
+        run.arrivals[n], run.ends[n] = arrival, dataclasses.replace(run.ends[0], n=n, generated=generated)
+    assert shortest_of(run, "bound") == [1, 2, 3]
+    assert shortest_of(run, "oracle") == [3, 1, 2]
+    assert shortest_of(run, "/a/ranker", recorded="/a/ranker") == [2, 1, 3], "what it said is in the trace"
+    with pytest.raises(ConfigError, match="length_predictor"):
+        shortest_of(run, "/a/ranker")

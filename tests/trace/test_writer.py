@@ -146,7 +146,7 @@ def test_neither_ids_nor_names_of_tenants_are_told(tmp_path: Path) -> None:
     text = path.read_text()
     arrivals = [line["arrival"] for line in map(json.loads, text.splitlines()) if "arrival" in line]
     assert [set(arrival) for arrival in arrivals] == [
-        {"n", "request_id", "at", "prompt", "max_tokens", "priority", "tenant", "deadline"}
+        {"n", "request_id", "at", "prompt", "max_tokens", "priority", "tenant", "deadline", "predicted"}
     ] * 2
     assert [arrival["prompt"] for arrival in arrivals] == [4, 2], "counts, not ids"
     assert "secret" not in text and "201,202" not in text

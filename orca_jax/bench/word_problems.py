@@ -1,0 +1,33 @@
+"""Word problems for the demo model, whose answers end by themselves: lengths that depend on the prompt.
+
+The bundled model was trained on GSM8K's training set (openai/grade-school-math, MIT) and nobody's test set.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from orca_jax.errors import ConfigError
+from orca_jax.text.tokenizer import Tokenizer
+
+_PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})  # the demo was trained with these
+
+
+def read_questions(path: str) -> list[str]:
+    """The questions of a file of JSON lines with a `question` each.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line has none.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return [str(json.loads(line)["question"]).strip().translate(_PLAIN_QUOTES) for line in lines if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="questions") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path!r} is no file of JSON lines with a question each: {error}", "questions") from error
+
+
+def prompts_of(questions: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Ids as the demo's chat template makes them of one user's message."""
+    return [tokenizer.encode(f"<|user|>{question}<|assistant|>") for question in questions]

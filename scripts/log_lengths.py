@@ -1,0 +1,58 @@
+"""Writes down how long the answers to word problems were: what `train_length_ranker.py` learns from.
+
+    python scripts/log_lengths.py --questions gsm8k_train.jsonl --out lengths.jsonl
+
+Each line is JSON: `prompt_ids`, `generated` (tokens) and `finish_reason`, in the order in which answers ended.
+What was cut off at `max_tokens` has the reason "length", and would have been longer. A server's log can be brought into
+this shape.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from orca_jax.bench.word_problems import prompts_of, read_questions
+from orca_jax.errors import OrcaError
+from orca_jax.llm import LLM
+from orca_jax.request import SamplingParams
+
+
+def parse_args() -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--questions", required=True, metavar="FILE", help="JSON lines with a question each")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="is appended to")
+    parser.add_argument("--model", default="demo", help="what answers (default: demo)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="questions that are left out (default: 0)")
+    parser.add_argument("--count", type=int, metavar="N", help="questions; default: all that follow")
+    parser.add_argument("--max-tokens", type=int, default=400, metavar="N", help="of each answer (default: 400)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="(default: 0.7, as the demo's own)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="(default: 0.95, as the demo's own)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="at once (default: 64)")
+    return parser.parse_args()
+
+
+def log(args: argparse.Namespace) -> int:
+    """Answer and write; returns how many lines."""
+    last = None if args.count is None else args.first + args.count
+    questions = read_questions(args.questions)[args.first : last]
+    with LLM(args.model, max_num_seqs=args.max_num_seqs, scheduler="chunked", seed=args.seed) as llm:
+        params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p)
+        count = 0
+        with args.out.open("a", encoding="utf-8") as out:
+            for output in llm.stream(prompts_of(questions, llm.tokenizer), params):
+                (answer,) = output.outputs
+                line = {"prompt_ids": output.prompt_token_ids, "generated": len(answer.token_ids)}
+                out.write(json.dumps({**line, "finish_reason": answer.finish_reason}) + "\n")
+                out.flush()
+                count += 1
+    return count
+
+
+if __name__ == "__main__":
+    try:
+        print(f"{log(parse_args())} lines")
+    except OrcaError as error:
+        sys.exit(f"error: {error}")
