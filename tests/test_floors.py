@@ -28,7 +28,8 @@ FLOORS: dict[str, frozenset[str]] = {
     "build": BELOW_BUILD,
     "llm": FACTS | {"build", "engine", "text", "progress"},
     "serve": FACTS | {"build", "engine", "text", "progress"},
-    "bench": BELOW_BUILD | {"build", "llm", "serve"},
+    "batch": FACTS | {"build", "progress", "serve"},
+    "bench": BELOW_BUILD | {"build", "llm", "serve", "batch"},
     "trace": BELOW_BUILD | {"build", "serve", "bench"},
     "__init__": FACTS | {"llm"},
 }

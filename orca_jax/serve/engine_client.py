@@ -4,12 +4,11 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from orca_jax.request import USUAL, RequestUpdate, Urgency
 from orca_jax.serve.api_error import ApiError, engine_gone
 from orca_jax.serve.config import ServerConfig
-from orca_jax.serve.engine_link import EngineLink
 from orca_jax.serve.mailbox import Mailbox
 from orca_jax.serve.pressure import NO_DEADLINES, Admission, Deadlines, EngineRequest
 from orca_jax.serve.wire import Abort, FromEngine, Heartbeat, Ready, Rejected, Submit, Updates
@@ -26,6 +25,14 @@ _REFUSALS: dict[State, str] = {
     "hung": "the engine does not respond",
     "dead": "the engine has ended",
 }
+
+
+class Link(Protocol):
+    """The way to an engine: what it answers comes to `EngineClient.take`, in its order."""
+
+    def send(self, message: Submit | Abort) -> None:
+        """Tell the engine; into the void where it has ended."""
+        ...
 
 
 class _Route:
@@ -68,7 +75,7 @@ class EngineClient:
         self._routes: dict[str, _Route] = {}
         self._calls: set[Mailbox] = set()
         self._numbers = itertools.count()
-        self._link: EngineLink | None = None
+        self._link: Link | None = None
 
     @property
     def num_calls(self) -> int:
@@ -100,8 +107,8 @@ class EngineClient:
             self._link.send(Submit(request_id, prompt_ids, params, urgency))
         return mailbox
 
-    def attach(self, link: EngineLink) -> None:
-        """A new process loads behind this client; its messages go to `take`."""
+    def attach(self, link: Link) -> None:
+        """A new engine loads behind this client; its messages go to `take`."""
         self._link = link
         self._move("loading")
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from orca_jax.build import Built
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
+from orca_jax.places import model_directory
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
-from orca_jax.serve.wire import Abort, Heartbeat, Message, Phase, Rejected, Start, Submit, ToEngine, Updates
+from orca_jax.serve.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected, Start, Submit, ToEngine, Updates
 from orca_jax.step import ExecutorStats
 
 SNAPSHOT_SECONDS = 0.25  # between two looks at the statistics while the engine is busy
@@ -70,6 +72,19 @@ class Pulse:
         since = self._busy_since
         busy = 0.0 if since is None else max(0.0, self._clock() - since)
         return Heartbeat(self._phase, busy, self._engine, self._executor)
+
+
+def ready_message(built: Built, model: str) -> Ready:
+    """What a front end has to know of an engine that was built for `model`, as the settings name it."""
+    kv = built.engine.pool.kv
+    return Ready(
+        source=model_directory(model),
+        tokenizer=built.tokenizer.source,
+        vocab_size=built.model_config.vocab_size,
+        max_model_len=built.max_model_len,
+        n_slots=kv.capacity,
+        num_rows=kv.num_rows,
+    )
 
 
 class EngineLoop:

@@ -14,12 +14,11 @@ import sys
 import threading
 import time
 
-from orca_jax.build import Built, build_engine
+from orca_jax.build import build_engine
 from orca_jax.errors import ConfigError
-from orca_jax.places import model_directory
-from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, Send
+from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, Send, ready_message
 from orca_jax.serve.logs import install_handler
-from orca_jax.serve.wire import Failed, FrameReader, Message, Ready, Start, decode_to_engine, encode
+from orca_jax.serve.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 
 BEAT_SECONDS = 0.5
 LAST_WORDS_SECONDS = 1.0  # between the front end's end and this process's, whatever it is doing
@@ -61,20 +60,9 @@ def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
     loop = EngineLoop(built.engine, inbox, send, pulse, built.grammars.compile)
     pulse.enter("serving")
     send(pulse.beat())  # also an engine that dies at once has been seen to serve
-    send(_ready(built, start))
+    send(ready_message(built, start.config.model))
     loop.run()
     return 0
-
-
-def _ready(built: Built, start: Start) -> Ready:
-    return Ready(
-        source=model_directory(start.config.model),
-        tokenizer=built.tokenizer.source,
-        vocab_size=built.model_config.vocab_size,
-        max_model_len=built.max_model_len,
-        n_slots=built.engine.pool.kv.capacity,
-        num_rows=built.engine.pool.kv.num_rows,
-    )
 
 
 def _sender(connection: socket.socket) -> Send:

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -105,9 +105,16 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(name, f"{name} [flags]", description=DESCRIPTION, allow_abbrev=False)
     config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line wins over it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
-    hints = get_type_hints(ServerConfig)
+    add_field_args(parser, ServerConfig, _FIELDS)
+    add_engine_args(parser)
+    return parser
+
+
+def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable[dataclasses.Field[Any]]) -> None:
+    """Add a flag for each of these fields of `kind`, whose metadata have its group and what `--help` says of it."""
+    hints = get_type_hints(kind)
     groups: dict[str, Callable[..., argparse.Action]] = {}
-    for field in _FIELDS:
+    for field in fields:
         group = field.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group).add_argument
@@ -117,8 +124,6 @@ def _make_parser() -> argparse.ArgumentParser:
         if options.get("type") is float:
             options["metavar"] = "SECONDS"
         groups[group](_flag(field.name), default=field.default, help=text, **options)
-    add_engine_args(parser)
-    return parser
 
 
 def _file_flags(path: Path) -> Iterator[str]:

@@ -84,15 +84,21 @@ async def respond(generation: Generation, shape: Shape, request: Request, rules:
     """Answer as a stream by `rules`, or whole. Raises ApiError."""
     if rules is not None:
         return EventStream(generation, shape, rules)
-    outcomes = [Outcome() for _ in generation.job.requests]
     try:
-        async with contextlib.aclosing(generation.pieces(request.receive)) as batches:
-            async for pieces in batches:
-                for piece in pieces:
-                    outcomes[piece.choice].add(piece)
+        answer = await whole_answer(generation, shape, request.receive)
     except ClientGone:
         return Silence()
-    return Response(shape.answer(outcomes, generation.usage()), media_type="application/json")
+    return Response(answer, media_type="application/json")
+
+
+async def whole_answer(generation: Generation, shape: Shape, receive: Receive) -> bytes:
+    """Run a call to its end; the answer as JSON. Raises ApiError and ClientGone."""
+    outcomes = [Outcome() for _ in generation.job.requests]
+    async with contextlib.aclosing(generation.pieces(receive)) as batches:
+        async for pieces in batches:
+            for piece in pieces:
+                outcomes[piece.choice].add(piece)
+    return shape.answer(outcomes, generation.usage())
 
 
 class Silence(Response):

@@ -37,7 +37,7 @@ class Parser[T: msgspec.Struct]:
             for name, raw in fields.items():
                 if name not in self._known:
                     check_neutral(self.neutral, name, raw)
-            _refuse_duplicates(body, fields)  # of known names, so of few
+            refuse_duplicates(body, fields)  # of known names, so of few
             request = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise _invalid(error) from None
@@ -75,7 +75,7 @@ def _refuse_crowds(body: bytes) -> None:
         raise ApiError(413, message, code="request_too_large")
 
 
-def _refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
+def refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
     """Two values for one name: a proxy may have looked at the one that is not used. Raises ApiError."""
     names = (b'"' + name.encode() + b'"' for name in fields)
     if b"\\u" not in body and all(body.count(name) == 1 for name in names):

@@ -1,0 +1,39 @@
+"""`python -m orca_jax.batch -i INPUT -o OUTPUT [flags]`."""
+
+import sys
+from collections.abc import Sequence
+
+from orca_jax.batch.config import parse_args
+from orca_jax.batch.run import run_batch
+from orca_jax.errors import ConfigError, EngineError
+
+EXIT_STOPPED = 1
+EXIT_CONFIG = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer a file of requests.
+
+    Returns:
+        0 when every line has its row, be it an error; 1 when engine, server or disk ended the run, 130 after SIGINT
+        or SIGTERM: the same command goes on; 2 when a setting is wrong.
+    """
+    try:
+        summary = run_batch(parse_args(argv))
+    except ConfigError as error:
+        flag = "" if error.param is None else f"--{error.param.replace('_', '-')}: "
+        print(f"error: {flag}{error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except (EngineError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_STOPPED
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    summary.print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Settings of a batch run, and the flags that make them: one field, one flag."""
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from orca_jax.batch.rows import COMPLETIONS, LineFormat
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+from orca_jax.serve.schema import completion_parser
+from orca_jax.serve.schema.limits import MAX_ANSWERS
+from orca_jax.serve.server_args import add_field_args
+from orca_jax.step import MAX_LOGPROBS
+
+DESCRIPTION = "Answer a file of requests with an engine in this process, or with a server."
+REMOTE_CONCURRENCY = 64
+MAX_CONCURRENCY = 65_536
+
+# A run that goes on must agree in these with the one that began; all else may change, such as what memory is used.
+_MEANING = ("order", "format", "body", "base_url")
+_MEANING_OF_ENGINE = ("model", "tokenizer", "load_format", "dtype", "kv_cache_dtype", "seed", "max_model_len")
+_OF_REMOTE = ("api_key_file", "max_retries", "request_timeout")
+
+
+def _flag(default: Any, group: str, text: str) -> Any:
+    return field(default=default, metadata={"group": group, "help": text})
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What a run needs to know. Times are seconds."""
+
+    input: Path
+    output: Path
+    server: ServerConfig = field(default_factory=ServerConfig)  # of which the engine's and the model's fields count
+
+    format: Literal["auto", "jsonl", "text"] = _flag(
+        "auto", "batch", "what a line is: an object, or a prompt; auto: a prompt where the input's name ends in .txt"
+    )
+    body: str = _flag("{}", "batch", "JSON object: fields of the completions of prompts, such as max_tokens")
+    order: Literal["input", "finished"] = _flag(
+        "input", "batch", "order of the output; finished: a row as soon as it is answered"
+    )
+    overwrite: bool = _flag(False, "batch", "begin again where the output has rows")
+    concurrency: int | None = _flag(
+        None, "batch", f"requests at once; default: twice --max-num-seqs, or {REMOTE_CONCURRENCY} with --base-url"
+    )
+
+    base_url: str | None = _flag(None, "server", "send the rows to this OpenAI-compatible server; starts no engine")
+    api_key_file: str | None = _flag(None, "server", "file with its key, where no process list shows it")
+    max_retries: int = _flag(6, "server", "repetitions of a request after 408, 409, 429, 5xx or a lost connection")
+    request_timeout: float = _flag(600.0, "server", "longest wait for an answer")
+
+    @property
+    def line_format(self) -> LineFormat:
+        """How lines are read."""
+        if self.format == "auto":
+            return "text" if self.input.suffix == ".txt" else "jsonl"
+        return self.format
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Fields of the completions of prompts."""
+        fields: dict[str, Any] = json.loads(self.body)
+        return fields
+
+    @property
+    def model(self) -> str:
+        """Name of the model in prompts that name none."""
+        return self.server.names[0]
+
+    @property
+    def window(self) -> int:
+        """Rows that are open at once."""
+        if self.concurrency is not None:
+            return self.concurrency
+        engine = self.server.engine
+        return REMOTE_CONCURRENCY if self.base_url is not None else 2 * engine.max_num_seqs * engine.n_workers
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """The settings that say what the rows of the output are."""
+        server, engine = self.server, self.server.engine
+        return {
+            **{name: getattr(self, name) for name in _MEANING},
+            "format": self.line_format,
+            **{name: getattr(server, name) for name in _model_names()},
+            **{name: getattr(engine, name) for name in _MEANING_OF_ENGINE},
+        }
+
+
+def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
+    """Read the flags; argparse ends the process with code 2 where they are wrong.
+
+    Raises:
+        ConfigError: a value, or a combination of values, is wrong; `param` names the flag.
+    """
+    name = "python -m orca_jax.batch"
+    parser = argparse.ArgumentParser(name, f"{name} -i INPUT -o OUTPUT [flags]", None, DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("-i", "--input", type=Path, required=True, metavar="FILE", help="requests, one a line")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="answers, one a line")
+    add_field_args(parser, BatchConfig, _own_fields())
+    add_field_args(parser, ServerConfig, _model_fields())
+    add_engine_args(parser)
+    args = parser.parse_args(argv)
+    of_model = {name: getattr(args, name) for name in _model_names()}
+    of_model = {name: tuple(value) if isinstance(value, list) else value for name, value in of_model.items()}
+    own = {field.name: getattr(args, field.name) for field in _own_fields()}
+    config = BatchConfig(args.input, args.output, server_config(engine_config_from_args(args), **of_model), **own)
+    check(config)
+    return config
+
+
+def server_config(engine: EngineConfig, **settings: Any) -> ServerConfig:
+    """Settings of a front end that never refuses a row for its queue's sake: the window bounds what is open."""
+    most = MAX_CONCURRENCY * MAX_ANSWERS
+    return ServerConfig(
+        engine, max_num_queued_reqs=most, max_num_queued_tokens=most * 2**20, log_requests=False, **settings
+    )
+
+
+def check(config: BatchConfig) -> None:
+    """Refuse what cannot be meant. Raises ConfigError whose `param` names the flag."""
+    window = config.concurrency
+    holds = window is None or 1 <= window <= MAX_CONCURRENCY
+    _require(holds, "concurrency", f"must be in 1..{MAX_CONCURRENCY}, got {window}")
+    _require(config.max_retries >= 0, "max_retries", f"must be at least 0, got {config.max_retries}")
+    holds = math.isfinite(config.request_timeout) and config.request_timeout > 0
+    _require(holds, "request_timeout", f"must be a number of seconds above 0, got {config.request_timeout}")
+    holds = 0 <= config.server.max_logprobs <= MAX_LOGPROBS
+    _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.server.max_logprobs}")
+    is_same = config.output.exists() and config.input.exists() and config.output.samefile(config.input)
+    _require(not is_same, "output", "is the input; name another file")
+    _check_body(config)
+    _check_place(config)
+
+
+def _check_body(config: BatchConfig) -> None:
+    """The fields of prompts are those of a completion, as far as that can be said without the model."""
+    try:
+        fields = json.loads(config.body)
+    except (ValueError, RecursionError):
+        fields = None
+    example = '{"max_tokens": 64, "temperature": 0}'
+    _require(isinstance(fields, dict), "body", f"must be a JSON object such as '{example}'")
+    _require("prompt" not in fields, "body", "must not have a prompt: those are in the input")
+    if config.base_url is not None:
+        return  # another server may know other fields
+    try:
+        completion_parser.parse(json.dumps({"model": config.model, **fields, "prompt": ""}).encode())
+    except ApiError as error:
+        raise ConfigError(f"does not make a body of {COMPLETIONS}: {error.message}", param="body") from None
+
+
+def _check_place(config: BatchConfig) -> None:
+    """Settings of an engine say nothing to a server elsewhere, and the other way round."""
+    if config.base_url is None:
+        for name in _OF_REMOTE:
+            _require(_is_default(config, name), name, "is for a server; it needs --base-url")
+        return
+    is_url = config.base_url.startswith(("http://", "https://"))
+    _require(is_url, "base_url", "must begin with http:// or https://")
+    for name in _model_names():
+        holds = name == "served_model_name" or _is_default(config.server, name)
+        _require(holds, name, "is for an engine in this process; leave it out with --base-url")
+    for one in dataclasses.fields(EngineConfig):
+        if one.name not in ("model", "progress"):
+            holds = _is_default(config.server.engine, one.name)
+            _require(holds, one.name, "is for an engine in this process; leave it out with --base-url")
+
+
+def _own_fields() -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(BatchConfig) if "group" in field.metadata]
+
+
+def _model_fields() -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(ServerConfig) if field.metadata.get("group") == "model"]
+
+
+def _model_names() -> list[str]:
+    return [field.name for field in _model_fields()]
+
+
+def _is_default(config: Any, name: str) -> bool:
+    return any(one.name == name and getattr(config, name) == one.default for one in dataclasses.fields(config))
+
+
+def _require(holds: bool, param: str, what: str) -> None:
+    if not holds:
+        raise ConfigError(what, param=param)

@@ -1,0 +1,189 @@
+"""Rows answered by an engine in this process: the server's own path, without HTTP and without a second process."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+from starlette.types import Message as Event
+
+from orca_jax.batch.answers import Answer
+from orca_jax.batch.rows import CHATS, COMPLETIONS, Row
+from orca_jax.build import Built
+from orca_jax.errors import EngineError
+from orca_jax.serve import chat, completions
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.chat_shape import ChatShape
+from orca_jax.serve.completion_shape import CompletionShape
+from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.engine_client import EngineClient
+from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, ready_message
+from orca_jax.serve.generation import Generation, Job
+from orca_jax.serve.observe import Observer
+from orca_jax.serve.schema import chat_parser, completion_parser
+from orca_jax.serve.schema.parse import Parser
+from orca_jax.serve.service import Service
+from orca_jax.serve.streaming import Shape, whole_answer
+from orca_jax.serve.wire import Abort, FromEngine, Message, Submit
+
+logger = logging.getLogger(__name__)
+
+
+class Answerer(Protocol):
+    """Whoever answers rows. An async context manager; rows may be answered while it is entered."""
+
+    async def answer(self, row: Row, row_id: str) -> Answer:
+        """The answer to a row, be it a refusal.
+
+        Raises:
+            OrcaError: nobody can be answered any more.
+        """
+        ...
+
+    def figures(self) -> Mapping[str, float]:
+        """Where the time went since it was entered, and the mean batch size, as far as it is known."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; rows that are open are given up."""
+        ...
+
+
+class _Endpoint(NamedTuple):
+    """What the server's handlers of a kind of completion are made of."""
+
+    parser: Parser[Any]
+    prepare: Callable[[Service, Any, str], Awaitable[Job]]
+    shape: Callable[[Any, Job, Any], Shape]
+
+
+_ENDPOINTS: Mapping[str, _Endpoint] = {
+    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, CompletionShape),
+    CHATS: _Endpoint(chat_parser, chat.prepare, ChatShape),
+}
+
+
+class LocalEngine:
+    """Answers rows with an engine that runs in a thread. The caller closes its executor.
+
+    Args:
+        built: the engine, which the thread owns while this is entered.
+        config: names and limits of the model.
+    """
+
+    def __init__(self, built: Built, config: ServerConfig) -> None:
+        self._built = built
+        self._config = config
+        self._before: dict[str, float] = {}
+
+    async def __aenter__(self) -> Self:
+        """Start the thread, and load the text side of the model. Raises ConfigError."""
+        observer = Observer(self._config)
+        client = EngineClient(self._config)
+        self._service = Service(client, self._config, observer)
+        ready = ready_message(self._built, self._config.engine.model)
+        await self._service.set_ready(ready)
+        self._before = _totals(self._built)
+        self._thread = _EngineThread(self._built, client)
+        client.attach(self._thread)
+        client.serve(ready)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread after its step, and the processes of the chat template."""
+        try:
+            await self._thread.stop()
+        finally:
+            self._service.close()
+
+    async def answer(self, row: Row, row_id: str) -> Answer:
+        """As the server would. Raises EngineError where the engine has failed."""
+        try:
+            return Answer(200, row_id, await self._complete(row, row_id))
+        except ApiError as error:
+            if self._thread.failure is not None:
+                raise EngineError(f"the engine failed: {self._thread.failure}") from self._thread.failure
+            return Answer(error.status, row_id, error.encode())
+        except Exception:
+            logger.exception("line %d: a call crashed", row.line)
+            return Answer(500, row_id, ApiError(500, "an internal error occurred", code="internal_error").encode())
+
+    def figures(self) -> Mapping[str, float]:
+        """Seconds of the engine's thread by what it did, iterations, and requests in each."""
+        now = _totals(self._built)
+        grown = {name: now[name] - self._before[name] for name in now}
+        requests = grown.pop("scheduled_requests")
+        return {**grown, "mean_batch_size": requests / max(grown["iterations"], 1)}
+
+    async def _complete(self, row: Row, row_id: str) -> bytes:
+        service, endpoint = self._service, _ENDPOINTS[row.url]
+        call = endpoint.parser.parse(row.body)
+        service.check_model(call.model)
+        if call.stream:
+            raise ApiError(400, "stream must be false or left out: a batch has whole answers", "stream")
+        job = await endpoint.prepare(service, call, row_id)
+        shape = endpoint.shape(service.model.tokenizer, job, call)
+        return await whole_answer(Generation(service, job), shape, _nothing)
+
+
+async def _nothing() -> Event:
+    """What a caller sends who never hangs up."""
+    return await asyncio.get_running_loop().create_future()
+
+
+class _EngineThread:
+    """The engine's thread, and the link to it."""
+
+    def __init__(self, built: Built, client: EngineClient) -> None:
+        self.failure: Exception | None = None
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._inbox: Inbox = queue.SimpleQueue()
+        engine_loop = EngineLoop(built.engine, self._inbox, self._tell, Pulse(), built.grammars.compile)
+        self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
+        self._thread.start()
+
+    def send(self, message: Submit | Abort) -> None:
+        """To the engine."""
+        self._inbox.put(message)
+
+    async def stop(self) -> None:
+        """Let the engine's step end, and no other begin."""
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self, engine_loop: EngineLoop) -> None:
+        try:
+            engine_loop.run()
+        except Exception as error:
+            logger.exception("the engine failed")
+            self.failure = error
+            self._loop.call_soon_threadsafe(self._client.lose, "dead")
+
+    def _tell(self, message: Message) -> None:
+        assert isinstance(message, FromEngine)
+        self._loop.call_soon_threadsafe(self._client.take, message)
+
+
+def _totals(built: Built) -> dict[str, float]:
+    stats, executor = built.engine.stats, built.engine.executor.stats
+    return {
+        "iterations": stats.iterations,
+        "scheduled_requests": stats.scheduled_requests,
+        "schedule_s": stats.schedule_seconds,
+        "update_s": stats.update_seconds,
+        "pack_s": executor.pack_seconds,
+        "dispatch_s": executor.dispatch_seconds,
+        "wait_s": executor.wait_seconds,
+    }

@@ -1,0 +1,137 @@
+"""Rows answered by an OpenAI-compatible server: so many at once, and again where that may help."""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import msgspec
+
+from orca_jax.batch.answers import Answer
+from orca_jax.batch.rows import Row
+from orca_jax.errors import ConfigError, EngineError
+from orca_jax.serve.api_error import ApiError
+
+PASSING = frozenset({408, 409, 429})  # and all from 500 on: another attempt may end otherwise
+FIRST_WAIT = 0.5  # seconds before the second attempt; doubled from there
+LONGEST_WAIT = 60.0
+CONNECT_SECONDS = 10.0
+
+
+class RemoteServer:
+    """Sends rows to a server.
+
+    A row that the server answers with an error is that error's row. Where it does not answer at all, after the last
+    attempt, the run ends, and can go on later; unless the server answered others meanwhile, so that it is the row.
+
+    Args:
+        base_url: with or without the `/v1` that OpenAI's clients want.
+        api_key: sent as a bearer token.
+        concurrency: connections at once.
+        max_retries: attempts after the first one.
+        timeout: seconds for one attempt.
+    """
+
+    def __init__(
+        self, base_url: str, *, api_key: str | None, concurrency: int, max_retries: int, timeout: float
+    ) -> None:
+        self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._max_retries = max_retries
+        headers = {"content-type": "application/json"}
+        if api_key is not None:
+            headers["authorization"] = f"Bearer {api_key}"
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            trust_env=False,
+        )
+        self._last_answer = -1.0  # when the server said something last
+        self._retries = 0
+        self._wait_seconds = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Nothing is asked of the server yet."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def answer(self, row: Row, row_id: str) -> Answer:
+        """The server's. Raises EngineError where it has gone."""
+        start = time.monotonic()
+        for attempt in range(self._max_retries + 1):
+            if attempt:
+                self._retries += 1
+            is_last = attempt == self._max_retries
+            try:
+                response = await self._http.post(self._base_url + row.url, content=row.body)
+            except httpx.TransportError as error:
+                if is_last:
+                    return self._unanswered(row_id, error, start)
+                await self._wait(attempt, None)
+                continue
+            self._last_answer = time.monotonic()
+            if is_last or not _may_pass(response):
+                return _answer(response)
+            await self._wait(attempt, response.headers.get("retry-after"))
+        raise AssertionError("the last attempt returns")
+
+    def figures(self) -> Mapping[str, float]:
+        """Repeated attempts, and seconds that rows waited for them, all added up."""
+        return {"retries": self._retries, "retry_wait_s": self._wait_seconds}
+
+    def _unanswered(self, row_id: str, error: httpx.TransportError, start: float) -> Answer:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if self._last_answer < start:
+            message = f"{self._base_url} does not answer ({reason}); the same command goes on when it does"
+            raise EngineError(message) from error
+        told = ApiError(503, f"the server answered others and not this row ({reason})", code="connection_lost")
+        return Answer(told.status, row_id, told.encode())
+
+    async def _wait(self, attempt: int, retry_after: str | None) -> None:
+        seconds = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.75, 1.25)
+        if retry_after is not None and retry_after.isdecimal():
+            seconds = min(LONGEST_WAIT, max(seconds, int(retry_after)))
+        self._wait_seconds += seconds
+        await asyncio.sleep(seconds)
+
+
+def read_api_key(path: str | None) -> str | None:
+    """The key in a file. Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{path} must hold one key of printable ASCII characters", param="api_key_file")
+    return key
+
+
+def _may_pass(response: httpx.Response) -> bool:
+    """Whether another attempt may end otherwise; a server that knows better says so, as to OpenAI's clients."""
+    if response.status_code < 500 and response.status_code not in PASSING:
+        return False
+    return response.headers.get("x-should-retry") != "false"
+
+
+def _answer(response: httpx.Response) -> Answer:
+    request_id = response.headers.get("x-request-id", "")
+    try:
+        body = msgspec.json.encode(msgspec.json.decode(response.content))  # in one line, as output has it
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        status = response.status_code if response.status_code >= 400 else 502
+        text = response.text[:200]
+        return Answer(
+            status, request_id, ApiError(status, f"the server sent no JSON: {text!r}", code="no_json").encode()
+        )
+    return Answer(response.status_code, request_id, body)

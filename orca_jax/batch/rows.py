@@ -1,0 +1,173 @@
+"""From a line of the input to a row: an id, an endpoint and a body; or to the reason why it is none.
+
+Three kinds of lines are read: OpenAI's batch row, `{"custom_id", "method", "url", "body"}`; an object with `prompt`,
+whose other fields are those of a completion; and, in a text file, the prompt itself. What a body says is not looked at
+here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from orca_jax.serve.api_error import ApiError
+from orca_jax.serve.schema.parse import refuse_duplicates
+
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+URLS = (COMPLETIONS, CHATS)
+MAX_CUSTOM_ID = 512  # characters
+MAX_LINE_BYTES = 32 * 2**20  # the longest body that the server takes by default
+
+LineFormat = Literal["jsonl", "text"]
+
+_FIELDS = ("custom_id", "method", "url", "body")
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode = msgspec.json.Decoder(Any).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request. `line` counts from 1; `body` is JSON."""
+
+    line: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no request. `custom_id` is None where it says none that can be used."""
+
+    line: int
+    custom_id: str | None
+    code: str
+    message: str
+    param: str | None = None
+
+
+class _Wrong(Exception):
+    """What is wrong with a line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        self.code, self.message, self.param = code, message, param
+
+
+class RowReader:
+    """Reads lines of one file.
+
+    Args:
+        kind: how lines are read.
+        model: of prompts that name none.
+        defaults: fields of the bodies of prompts, which a line's own fields override.
+    """
+
+    def __init__(self, kind: LineFormat, model: str, defaults: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._defaults = {"model": model, **defaults}
+        self._raw_defaults = {name: msgspec.Raw(_encode(value)) for name, value in self._defaults.items()}
+
+    def read(self, line: int, text: bytes | None) -> Row | BadLine:
+        """The row in line `line`; None stands for a line of more than `MAX_LINE_BYTES`."""
+        custom_id: str | None = None
+        try:
+            if text is None:
+                raise _Wrong("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes; send it in parts")
+            if not text.strip():
+                raise _Wrong("empty_line", "the line is empty; take it out, since every line is a request")
+            if self._kind == "text":
+                return Row(line, default_id(line), COMPLETIONS, _encode({**self._defaults, "prompt": _decoded(text)}))
+            fields = _fields(text)
+            custom_id = _custom_id(fields, line)
+            return self._row(line, custom_id, fields)
+        except _Wrong as wrong:
+            return BadLine(line, custom_id, wrong.code, wrong.message, wrong.param)
+
+    def _row(self, line: int, custom_id: str, fields: dict[str, msgspec.Raw]) -> Row:
+        is_prompt = "prompt" in fields and not fields.keys() & {"method", "url", "body"}
+        if is_prompt:
+            body = {name: value for name, value in fields.items() if name != "custom_id"}
+            return Row(line, custom_id, COMPLETIONS, _encode({**self._raw_defaults, **body}))
+        _check_fields(fields)
+        if _value(fields["method"]) != "POST":
+            raise _Wrong("invalid_method", 'method must be "POST"', "method")
+        url = _value(fields["url"])
+        if url not in URLS:
+            raise _Wrong("invalid_url", f"url must be {' or '.join(URLS)}, got {_quoted(url)}", "url")
+        body_text = bytes(fields["body"])
+        if not body_text.startswith(b"{"):
+            raise _Wrong("invalid_body", "body must be an object", "body")
+        return Row(line, custom_id, url, body_text)
+
+
+def default_id(line: int) -> str:
+    """The `custom_id` of a prompt that brings none."""
+    return f"line-{line}"
+
+
+def repeated(row: Row, first: int) -> BadLine:
+    """What a row is whose id another line, `first`, has taken."""
+    message = f"custom_id {_quoted(row.custom_id)} is that of line {first} too; ids must differ"
+    return BadLine(row.line, row.custom_id, "duplicate_custom_id", message, "custom_id")
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise _Wrong("invalid_utf8", f"the line is not UTF-8: byte {error.start + 1} does not fit") from None
+
+
+def _fields(text: bytes) -> dict[str, msgspec.Raw]:
+    _decoded(text)  # raw values would pass unread
+    try:
+        fields = _decode_fields(text)
+        refuse_duplicates(text, fields)
+    except msgspec.ValidationError:
+        raise _Wrong("not_an_object", "the line must be a JSON object") from None
+    except ApiError as error:
+        raise _Wrong("duplicate_field", error.message, error.param) from None
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise _Wrong("invalid_json", f"the line is not valid JSON: {error}") from None
+    return fields
+
+
+def _custom_id(fields: dict[str, msgspec.Raw], line: int) -> str:
+    if "custom_id" not in fields:
+        if "prompt" in fields:
+            return default_id(line)
+        if "body" not in fields:
+            message = "the line has neither body, for a batch row, nor prompt"
+            raise _Wrong("missing_required_parameter", message, "body")
+        raise _Wrong("missing_required_parameter", "custom_id is required", "custom_id")
+    custom_id = _value(fields["custom_id"])
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID} characters"
+        raise _Wrong("invalid_custom_id", message, "custom_id")
+    return custom_id
+
+
+def _check_fields(fields: Mapping[str, object]) -> None:
+    for name in _FIELDS:
+        if name not in fields:
+            raise _Wrong("missing_required_parameter", f"{name} is required", name)
+    for name in fields:
+        if name not in _FIELDS:
+            message = f"unknown field {_quoted(name)}; a batch row has {', '.join(_FIELDS)}"
+            raise _Wrong("unknown_parameter", message, name[:100])
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    """The value, or None where it is one that Python cannot hold."""
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _quoted(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:100] + "..."

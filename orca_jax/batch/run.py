@@ -1,0 +1,222 @@
+"""A batch run: what is done already, then every other row through a window, into the output."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+from orca_jax.batch.answers import Answer, Outcome, answer_row, error_row, outcome_of
+from orca_jax.batch.config import BatchConfig
+from orca_jax.batch.ledger import Ledger
+from orca_jax.batch.local import Answerer, LocalEngine
+from orca_jax.batch.output import AsFinished, InputOrder, OutputFile, Writer
+from orca_jax.batch.record import REMEDY, Record, check_same, record_of, record_path, write_record
+from orca_jax.batch.remote import RemoteServer, read_api_key
+from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
+from orca_jax.batch.show import Display
+from orca_jax.batch.source import Source, examine, read_lines
+from orca_jax.batch.summary import Summary
+from orca_jax.build import Built, build_engine
+from orca_jax.errors import ConfigError, EngineError
+from orca_jax.progress import progress_bar
+from orca_jax.serve.service import check_texts
+
+MAX_HELD = 32 * 2**20  # bytes of answers that wait for an earlier row or for the disk, until no more rows are read
+TURN = 256  # lines after which others may run, where nobody had to be waited for
+
+
+def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
+    """Answer every line of the input that the output does not have.
+
+    Args:
+        config: checked settings.
+        built: an engine for `config.server.engine`, which stays open; None: build it, where a row is left to answer.
+
+    Raises:
+        ConfigError: a setting, the input or the output is wrong; `param` names the flag.
+        EngineError: the engine or the server cannot go on. What was answered is in the output.
+        OSError: the output cannot be written.
+        KeyboardInterrupt: SIGINT or SIGTERM came. What was answered is in the output.
+    """
+    shows = config.server.engine.progress
+    summary = Summary()
+    with OutputFile(config.output) as output, Ledger() as ledger:
+        with summary.timed("examine_s"):
+            source = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
+        record = record_of(source, config.meaning)
+        with summary.timed("resume_s"):
+            _recover(config, record, output, ledger, summary)
+        if ledger.num_done == source.num_lines:
+            return summary
+        with _opened(config, built, summary) as answerer:
+            display = Display(source.num_lines, ledger.num_done, sys.stderr, enabled=shows)
+            run = _Run(config, source, record, ledger, summary, display)
+            try:
+                asyncio.run(run.run(answerer, output))
+            except asyncio.CancelledError:  # by SIGTERM
+                raise KeyboardInterrupt from None
+            finally:
+                display.close()
+    return summary
+
+
+def _recover(config: BatchConfig, record: Record, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
+    """Take in what earlier processes wrote, or begin. Raises ConfigError."""
+    if config.overwrite:
+        output.clear()
+    if output.size:
+        check_same(record, record_path(config.output))
+    else:
+        write_record(record, record_path(config.output))
+    for number, row in enumerate(output.recover(), start=1):
+        line = record.line_of(row.id)
+        is_next = line == number or config.order == "finished"
+        if line is None or not is_next or not ledger.mark_done(line, row.custom_id):
+            message = f"line {number} of {config.output} is not where this batch has it; {REMEDY}"
+            raise ConfigError(message, param="output")
+        summary.add(row.outcome)
+    summary.begin(ledger.num_done)
+
+
+@contextmanager
+def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Iterator[Answerer]:
+    """Whoever answers. Raises ConfigError."""
+    if config.base_url is not None:
+        yield RemoteServer(
+            config.base_url,
+            api_key=read_api_key(config.api_key_file),
+            concurrency=config.window,
+            max_retries=config.max_retries,
+            timeout=config.request_timeout,
+        )
+        return
+    if built is not None:
+        yield LocalEngine(built, config.server)
+        return
+    with summary.timed("load_s"):
+        check_texts(config.server)
+        built = build_engine(config.server.engine)
+    try:
+        yield LocalEngine(built, config.server)
+    finally:
+        built.engine.executor.close()
+
+
+class _Run:
+    """The rows between input and output; belongs to one event loop."""
+
+    def __init__(
+        self, config: BatchConfig, source: Source, record: Record, ledger: Ledger, summary: Summary, display: Display
+    ) -> None:
+        self._source = source
+        self._record = record
+        self._ledger = ledger
+        self._summary = summary
+        self._display = display
+        self._window = config.window
+        self._reader = RowReader(config.line_format, config.model, config.defaults)
+        self._order = InputOrder(ledger.num_done + 1) if config.order == "input" else AsFinished()
+        self._num_open = 0
+        self._changed = asyncio.Event()
+
+    async def run(self, answerer: Answerer, output: OutputFile) -> None:
+        """Answer what is left. Raises as `run_batch` does."""
+        start = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._writer = Writer(output.descriptor, partial(loop.call_soon_threadsafe, self._changed.set))
+        self._answerer = answerer
+        try:
+            async with answerer, _ended_by_sigterm(), _beside(self._display.say_lines()):
+                try:
+                    await self._answer_all()
+                finally:
+                    self._summary.figures.update(answerer.figures())
+        finally:
+            try:
+                await asyncio.to_thread(self._writer.finish)
+            finally:
+                self._summary.end(time.monotonic() - start, self._writer.seconds)
+
+    async def _answer_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks, aclosing(self._rows_left()) as rows:
+                async for row in rows:
+                    if isinstance(row, BadLine):
+                        row_id = self._record.row_id(row.line)
+                        self._put(row.line, error_row(row_id, row), Outcome(row.code))
+                    else:
+                        self._num_open += 1
+                        tasks.create_task(self._answer(row))
+        except* (ConfigError, EngineError, OSError) as group:
+            errors = group
+        else:
+            return
+        raise _first(errors)
+
+    async def _rows_left(self) -> AsyncGenerator[Row | BadLine]:
+        """The rows that the output has not, each when there is room for it. Raises ConfigError and OSError."""
+        for number, text in enumerate(read_lines(self._source), start=1):
+            row = self._reader.read(number, text)
+            if isinstance(row, Row):
+                first = self._ledger.first_line(number, row.custom_id)
+                row = row if first == number else repeated(row, first)
+            if not self._ledger.is_done(number, row.custom_id):
+                await self._wait_for_room()
+                yield row
+            if number % TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _wait_for_room(self) -> None:
+        while self._num_open >= self._window or self._order.held + self._writer.backlog > MAX_HELD:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._writer.error is not None:
+            raise self._writer.error
+
+    async def _answer(self, row: Row) -> None:
+        row_id = self._record.row_id(row.line)
+        answer: Answer = await self._answerer.answer(row, row_id)
+        self._put(row.line, answer_row(row_id, row, answer), outcome_of(answer.status, answer.body))
+        self._num_open -= 1
+        self._changed.set()
+
+    def _put(self, line: int, row: bytes, outcome: Outcome) -> None:
+        ready = self._order.add(line, row)
+        if ready:
+            self._writer.put(ready)
+        self._summary.add(outcome)
+        self._display.add(outcome.completion_tokens)
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    """One error of several, without the group around it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run something until the block ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@asynccontextmanager
+async def _ended_by_sigterm() -> AsyncIterator[None]:
+    """Let SIGTERM end the block as SIGINT does by itself."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

@@ -1,0 +1,78 @@
+"""The input file: its fingerprint, and its lines one after another, however many there are."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from orca_jax.batch.rows import MAX_LINE_BYTES
+from orca_jax.errors import ConfigError
+from orca_jax.progress import Progress
+
+CHUNK = 2**20  # bytes
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that was looked at from end to end."""
+
+    path: Path
+    sha256: str
+    size: int  # bytes
+    num_lines: int  # a last one without a line break counts
+
+
+def examine(path: Path, progress: Progress) -> Source:
+    """Read the file once, in constant memory, for its fingerprint and its number of lines.
+
+    Raises:
+        ConfigError: it cannot be read, or is empty.
+    """
+    digest, size, num_lines, last = hashlib.sha256(), 0, 0, b"\n"
+    try:
+        with path.open("rb", buffering=0) as file:
+            total = os.fstat(file.fileno()).st_size
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                num_lines += chunk.count(b"\n")
+                last = chunk[-1:]
+                progress(min(size, total), total)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
+    if size == 0:
+        raise ConfigError(f"{path} is empty", param="input")
+    return Source(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
+
+
+def read_lines(source: Source) -> Iterator[bytes | None]:
+    """The lines without their line breaks; None for one of more than `MAX_LINE_BYTES`.
+
+    Raises:
+        ConfigError: the file became shorter since it was examined.
+    """
+    with source.path.open("rb", buffering=CHUNK) as file:
+        for number in range(source.num_lines):
+            line = file.readline(MAX_LINE_BYTES + 2)
+            if not line:
+                raise ConfigError(f"{source.path} became shorter while it was read", param="input")
+            if number == 0:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            is_whole = line.endswith(b"\n")
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            if not is_whole:
+                is_whole = not _skip_rest(file)
+            yield text if is_whole and len(text) <= MAX_LINE_BYTES else None
+
+
+def _skip_rest(file: BinaryIO) -> bool:
+    """Go to the beginning of the next line; whether there was anything on the way."""
+    has_skipped = False
+    while part := file.readline(CHUNK):
+        has_skipped = True
+        if part.endswith(b"\n"):
+            break
+    return has_skipped

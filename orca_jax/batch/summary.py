@@ -1,0 +1,84 @@
+"""What a run says at its end: a table for people, then one line of JSON."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from orca_jax.batch.answers import Outcome
+
+
+class Summary:
+    """Counts of the whole output, times of this process.
+
+    Attributes:
+        figures: where whoever answered spent the time; seconds end in `_s`.
+    """
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+        self._rows = 0
+        self._errors: Counter[str] = Counter()
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._rows_before = 0
+        self._tokens_before = 0
+        self._wall = 0.0
+        self._write_seconds = 0.0
+        self._around: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time a part of the run beside the answering."""
+        start = time.monotonic()
+        yield
+        self._around[name] = time.monotonic() - start
+
+    def add(self, outcome: Outcome) -> None:
+        """A row."""
+        self._rows += 1
+        if outcome.error is not None:
+            self._errors[outcome.error] += 1
+        self._prompt_tokens += outcome.prompt_tokens
+        self._completion_tokens += outcome.completion_tokens
+
+    def begin(self, rows_before: int) -> None:
+        """So many rows were written by earlier processes."""
+        self._rows_before = rows_before
+        self._tokens_before = self._completion_tokens
+
+    def end(self, wall: float, write_seconds: float) -> None:
+        """Rows were answered for `wall` seconds; a thread beside wrote for `write_seconds`."""
+        self._wall = wall
+        self._write_seconds = write_seconds
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The figures, by name."""
+        wall = max(self._wall, 1e-9)
+        return {
+            "rows": self._rows,
+            "rows_of_earlier_runs": self._rows_before,
+            "errors": dict(self._errors.most_common()),
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "rows_per_s": (self._rows - self._rows_before) / wall,
+            "output_tokens_per_s": (self._completion_tokens - self._tokens_before) / wall,
+            "wall_s": self._wall,
+            **self._around,
+            **self.figures,
+            "write_s": self._write_seconds,
+        }
+
+    def print(self) -> None:
+        """The table, and the line of JSON."""
+        result = self.result
+        errors = result.pop("errors")
+        table = {name: f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for name, value in result.items()}
+        table |= {f"error: {kind}": f"{count:,}" for kind, count in errors.items()}
+        width = max(map(len, table))
+        for name, value in table.items():
+            print(f"  {name:<{width}}  {value}")
+        print(json.dumps({**result, "errors": errors}))

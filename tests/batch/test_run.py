@@ -1,0 +1,202 @@
+"""Whole runs on the toy model: killed, resumed, refused; every line has its row, once."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.batch.__main__ import main
+from orca_jax.batch.record import record_path
+from orca_jax.batch.run import run_batch
+from orca_jax.errors import ConfigError
+from orca_jax.sim.toy import ToyExecutor
+from tests.batch.world import (
+    BAD,
+    MODEL,
+    check_mixed,
+    count_lines,
+    good_line,
+    kill_within,
+    kind_of,
+    mixed_lines,
+    run,
+    settings,
+    start,
+    toy_ids,
+    write,
+)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "every", "num_kills"), [(400, 20, 2), pytest.param(10_000, 100, 20, marks=pytest.mark.slow)]
+)
+def test_killed_and_resumed(tmp_path: Path, num_rows: int, every: int, num_kills: int) -> None:
+    lines = mixed_lines(num_rows, every)
+    source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    chance = random.Random(num_rows)
+    for _ in range(num_kills):
+        process = start(source, output, "--max-num-seqs", "4")
+        kill_within(process, output, num_rows // (num_kills + 1), chance)
+        assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
+    written = count_lines(output)
+    assert 0 < written < num_rows
+    result = run_batch(settings(source, output)).result  # with other means
+    assert (result["rows"], result["rows_of_earlier_runs"]) == (num_rows, written)
+    assert result["errors"] == dict(Counter(list(BAD) * (num_rows // every // len(BAD))))
+    check_mixed(output, lines, every)
+
+
+def test_interrupted_by_a_signal(tmp_path: Path) -> None:
+    lines = [good_line(number, 200) for number in range(1, 41)]
+    source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    process = start(source, output, "--max-num-seqs", "4")
+    while not count_lines(output):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert told.endswith(b"interrupted; the same command goes on\n") and b"Traceback" not in told
+    rows = run(source, output)
+    assert [row["custom_id"] for row in rows] == [f"row-{number}" for number in range(1, 41)]
+
+
+def test_in_the_order_of_ends(tmp_path: Path) -> None:
+    lines = [good_line(number, 200 if number == 1 else 2) for number in range(1, 200)]
+    source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    rows = run(source, output, "--order", "finished", "--max-num-seqs", "8")
+    ids = [row["custom_id"] for row in rows]
+    assert ids.index("row-1") > 10 and sorted(ids) == sorted(f"row-{number}" for number in range(1, 200))
+    # What a killed process leaves, and then the rest.
+    whole = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(whole[:50]) + whole[50][:30])
+    again = run(source, output, "--order", "finished")
+    assert again[:50] == rows[:50] and sorted(row["custom_id"] for row in again) == sorted(ids)
+
+
+def test_prompts_in_objects_and_in_plain_text(tmp_path: Path) -> None:
+    body = '{"max_tokens": 3, "temperature": 0, "ignore_eos": true, "return_token_ids": true}'
+    rows = run(write(tmp_path / "in.txt", [b"One", "Zwölf".encode()]), tmp_path / "out.jsonl", "--body", body)
+    assert [row["custom_id"] for row in rows] == ["line-1", "line-2"]
+    ids = [row["response"]["body"]["choices"][0]["token_ids"] for row in rows]
+    assert ids == [toy_ids("One", 3), toy_ids("Zwölf", 3)]
+    objects = [b'{"prompt": "One"}', b'{"prompt": "Two", "custom_id": "two", "max_tokens": 5}\r']
+    rows = run(write(tmp_path / "in.jsonl", objects), tmp_path / "out2.jsonl", "--body", body)
+    assert [row["custom_id"] for row in rows] == ["line-1", "two"]
+    ids = [row["response"]["body"]["choices"][0]["token_ids"] for row in rows]
+    assert ids == [toy_ids("One", 3), toy_ids("Two", 5)]
+
+
+def test_what_only_the_engine_can_refuse_is_a_row(tmp_path: Path) -> None:
+    texts = [{"prompt": "x", "stream": True}, {"prompt": "x", "structured_outputs": {"regex": "("}}, {"prompt": ""}]
+    lines = [json.dumps(text).encode() for text in texts]
+    rows = run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
+    errors = [row["response"]["body"]["error"] for row in rows]
+    assert [row["response"]["status_code"] for row in rows] == [400] * 3
+    assert [error["param"] for error in errors] == ["stream", "structured_outputs", "prompt"]
+    assert {kind_of(row) for row in rows} == {"400 invalid_request_error"}
+
+
+def test_done_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = write(tmp_path / "in.jsonl", [good_line(1, 2)]), tmp_path / "out.jsonl"
+    flags = ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress"]
+    assert main(flags) == 0
+    before = output.read_bytes()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["rows"], result["completion_tokens"], result["errors"]) == (1, 2, {})
+    assert result["mean_batch_size"] == 1.0 and result["output_tokens_per_s"] > 0
+    assert main(flags) == 0 and output.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an input of three lines and an output of two rows; to be copied."""
+    folder = tmp_path_factory.mktemp("half")
+    source, output = write(folder / "in.jsonl", [good_line(number, 1) for number in (1, 2, 3)]), folder / "out.jsonl"
+    run(source, output)
+    output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:2]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ("input", "input", "changed since"),
+        ("flag", "body", "was begun with"),
+        ("record", "output", "no out.jsonl.run.json"),
+        ("version", "output", "another version"),
+        ("row", "output", "is no row"),
+        ("order", "output", "is not where"),
+        ("id", "output", "another custom_id"),
+    ],
+)
+def test_another_run_may_not_go_on(half_done: Path, tmp_path: Path, change: str, param: str, words: str) -> None:
+    shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    record = record_path(output)
+    first, second = output.read_bytes().splitlines(keepends=True)
+    flags: tuple[str, ...] = ()
+    match change:
+        case "input":
+            source.write_bytes(source.read_bytes() + good_line(4, 1))
+        case "flag":
+            flags = ("--body", '{"max_tokens": 2}')
+        case "record":
+            record.unlink()
+        case "version":
+            record.write_text(record.read_text().replace('"version": 1', '"version": 0'))
+        case "row":
+            output.write_bytes(first + b"{}\n")
+        case "order":
+            output.write_bytes(second + first)
+        case "id":
+            output.write_bytes(first.replace(b'"row-1"', b'"row-9"') + second)
+    before = output.read_bytes()
+    with pytest.raises(ConfigError, match=words) as error:
+        run(source, output, *flags)
+    assert error.value.param == param and "--overwrite" in error.value.message
+    assert output.read_bytes() == before
+
+
+def test_beginning_again(half_done: Path, tmp_path: Path) -> None:
+    shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
+    rows = run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--overwrite", "--max-model-len", "8")
+    assert [row["id"].rpartition("_")[2] for row in rows] == ["1", "2", "3"]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", [good_line(1, 2000)]), tmp_path / "out.jsonl"
+    process = start(source, output)
+    try:
+        while not record_path(output).exists():
+            time.sleep(0.01)
+        with pytest.raises(ConfigError, match="another process"):
+            run(source, output)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_engine_that_fails_ends_the_run_and_spoils_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [good_line(number, 1 + number) for number in range(1, 100)])
+    output, collect = tmp_path / "out.jsonl", ToyExecutor.collect
+
+    def fail(executor: ToyExecutor, handle: Any) -> Any:
+        if executor.stats.iterations == 9:
+            raise RuntimeError("out of luck")
+        return collect(executor, handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ToyExecutor, "collect", fail)
+        flags = ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress", "--max-num-seqs", "4"]
+        assert main(flags) == 1
+    assert capsys.readouterr().err == "error: the engine failed: out of luck\n"
+    assert 0 < count_lines(output) < 99
+    assert [kind_of(row) for row in run(source, output)] == [None] * 99
