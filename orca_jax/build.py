@@ -70,6 +70,7 @@ class Built:
     grammars: GrammarFactory  # compiles what `SamplingParams.structured` asks for to a constraint for `Engine.add`
     model_config: ModelConfig
     max_model_len: int  # prompt and generated tokens of one request
+    head: Head  # what a trace of the engine begins with
     executor_config: ExecutorConfig | None = None  # None for the toy
 
 
@@ -92,19 +93,20 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
     # All of these may refuse, so they come before minutes of compilation.
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    observer = _observer(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
+    head = _head(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
+    observer = _observer(head)
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return _built(engine, tokenizer, model, max_model_len, resolved)
+    return _built(engine, tokenizer, model, head, resolved)
 
 
 def _built(
-    engine: Engine, tokenizer: Tokenizer, model: ModelConfig, max_model_len: int, resolved: ExecutorConfig | None = None
+    engine: Engine, tokenizer: Tokenizer, model: ModelConfig, head: Head, resolved: ExecutorConfig | None = None
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
-    return Built(engine, tokenizer, grammars, model, max_model_len, resolved)
+    return Built(engine, tokenizer, grammars, model, head.max_model_len, head, resolved)
 
 
 def _check(config: EngineConfig) -> None:
@@ -264,14 +266,16 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     engine.scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
 
 
-def _observer(
+def _head(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
-) -> TraceWriter | None:
-    if config.trace_file is None:
-        return None
+) -> Head:
     offset = time.time() - time.monotonic()
-    head = Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
-    return TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(config.trace_file))
+    return Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
+
+
+def _observer(head: Head) -> TraceWriter | None:
+    path = head.config.trace_file
+    return None if path is None else TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(path))
 
 
 def _pool(
@@ -324,9 +328,9 @@ def _build_toy(config: EngineConfig) -> Built:
     executor = ToyExecutor(
         TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
     )
-    observer = _observer(config, cache, max_model_len, budget)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, max_model_len)
+    head = _head(config, cache, max_model_len, budget)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(head))
+    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, head)
 
 
 def _dtype(config: EngineConfig, platform: str) -> DType:

@@ -112,6 +112,7 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
+        self.head = built.head  # what a trace of the engine begins with, for `orca_jax.trace.record`
         self._grammars: GrammarFactory = built.grammars
         self._numbers = itertools.count()
         self._open: dict[str, _Pending] = {}

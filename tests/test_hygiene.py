@@ -25,6 +25,7 @@ FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.un
 OF_EXTRAS = {  # imported only where a flag asks for it
     "orca_jax/serve/tracing.py": {"opentelemetry"},
     "orca_jax/bench/plot.py": {"matplotlib"},
+    "orca_jax/trace/plot.py": {"matplotlib"},
 }
 HOME_OR_SCRATCH = re.compile(r"(?<![\w.~$}])/(home|root|Users|tmp|mnt|opt|work|workspace)/\w")
 

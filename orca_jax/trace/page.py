@@ -5,16 +5,8 @@ from html import escape
 
 from orca_jax.sched.trace import Iteration
 from orca_jax.trace.run import Run
-from orca_jax.trace.spans import KINDS, Kind, Span, request_spans
+from orca_jax.trace.spans import COLORS, KINDS, Span, request_spans
 
-_COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
-    "chunk": "#e69f00",
-    "increment": "#0072b2",
-    "repeat": "#999999",
-    "waiting": "#dddddd",
-    "preempted": "#d55e00",
-    "idle": "#b5d6ea",
-}
 _ROW = 16  # pixels
 _TOP = 96  # of the strip with each iteration's tokens
 _BAR = 64  # of its highest bar
@@ -43,7 +35,7 @@ def page(run: Run) -> str:
     spans = request_spans(run)
     column = 14 if len(run.iterations) <= 200 else 8 if len(run.iterations) <= 2000 else 4
     width, height = column * len(run.iterations) + 40, _TOP + _ROW * len(spans)
-    key = "".join(f'<span><i style="background:{_COLORS[kind]}"></i>{escape(KINDS[kind])}</span>' for kind in KINDS)
+    key = "".join(f'<span><i style="background:{COLORS[kind]}"></i>{escape(KINDS[kind])}</span>' for kind in KINDS)
     names = "".join(_name(run, n) for n in spans)
     rows = [
         f'<g data-request="{n}">{"".join(_cell(run, n, span, _TOP + _ROW * row, column) for span in each)}</g>'
@@ -78,7 +70,7 @@ def _cell(run: Run, n: int, span: Span, y: int, column: int) -> str:
     why = f"; the first in line lacks {span.held}" if span.held else ""
     wide = column * (span.last - span.first + 1) - 1
     text = escape(f"{run.arrivals[n].request_id}, {when}: {KINDS[span.kind]}{what}{why}")
-    return _rect(span.first * column, y + 2, wide, _ROW - 4, _COLORS[span.kind], text)
+    return _rect(span.first * column, y + 2, wide, _ROW - 4, COLORS[span.kind], text)
 
 
 def _strip(run: Run, column: int) -> Iterator[str]:
@@ -88,9 +80,9 @@ def _strip(run: Run, column: int) -> Iterator[str]:
     for index, each in enumerate(run.iterations):
         text = escape(_told(each))
         parts = {
-            "#0072b2": len(each.increments),
-            "#999999": sum(size for _, _, size in each.repeats),
-            "#e69f00": sum(size for _, _, size, _ in each.chunks),
+            COLORS["increment"]: len(each.increments),
+            COLORS["repeat"]: sum(size for _, _, size in each.repeats),
+            COLORS["chunk"]: sum(size for _, _, size, _ in each.chunks),
             "#eeeeee": each.padding,
         }
         y = float(floor)

@@ -1,4 +1,4 @@
-"""Who did what in which iterations: what both pictures of a trace are drawn from."""
+"""Who did what in which iterations: what every picture of a trace is drawn from."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -16,6 +16,15 @@ KINDS: dict[Kind, str] = {
     "waiting": "waiting for admission",
     "preempted": "preempted, and waiting again",
     "idle": "admitted, and not in this iteration",
+}
+
+COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
+    "chunk": "#e69f00",
+    "increment": "#0072b2",
+    "repeat": "#999999",
+    "waiting": "#dddddd",
+    "preempted": "#d55e00",
+    "idle": "#b5d6ea",
 }
 
 
