@@ -1,0 +1,110 @@
+"""Prefix reuse on and off: what it finds against what the trace allows, what it gains, and what it costs.
+
+Passes with and without reuse take turns on one executor, each with an empty pool. The time of reuse is that of the
+code which only reuse runs: digests, looking pages up and remembering them. With `--max-num-seqs 1` requests are served
+in order, and what is found must be what an LRU cache of the same pages would find; with more, some begin alike at the
+same time, so that there is nothing to find yet. What was not found is counted by its reason.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from statistics import mean
+
+from orca_jax.bench.lru import Admissions, count_missed, possible_hits
+from orca_jax.bench.measure import Run, hardware, print_table, run_trace, summarize, warm_up
+from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.build import Built, build_engine, reschedule
+from orca_jax.errors import ConfigError
+from orca_jax.sched.pool import RequestPool
+from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+
+HELP = "prefix reuse on and off: hit rate, gain and cost"
+TIMED = ("cached_pages", "_remember")  # of the pool: all that reuse adds to a turn
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Flags of this benchmark and of the engine."""
+    add_trace_args(parser, "mooncake")
+    parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second; default: all at once")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes of each, averaged (default: 1)")
+    add_engine_args(parser, model="preset:gpt2", scheduler="chunked")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run all passes; print a table and a line of JSON."""
+    config = engine_config_from_args(args)
+    if args.repeat < 1:
+        raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
+    if config.scheduler != "chunked" or not config.enable_prefix_caching:
+        raise ConfigError(
+            "scheduler must be chunked, with prefix caching: the other passes do without", param="scheduler"
+        )
+    built = build_engine(config)
+    try:
+        vocab_size, max_model_len = built.model_config.vocab_size, built.max_model_len
+        trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
+        warm_up(built.engine, trace)
+        passes = []
+        for _ in range(args.repeat):
+            reschedule(built, dataclasses.replace(config, enable_prefix_caching=False))
+            without = run_trace(built.engine, trace)
+            reschedule(built, config)
+            passes.append(_compare(built, trace, without))
+    finally:
+        built.engine.executor.close()
+    result = {name: mean([figures[name] for figures in passes]) for name in passes[0]}
+    print_table(f"{config.model}, {args.num_requests} requests of {args.trace}", result)
+    settings = {**dataclasses.asdict(config), **trace_settings(args), "rate": args.rate, "repeat": args.repeat}
+    print(json.dumps({**result, "hardware": hardware(), "config": settings}))
+
+
+def _compare(built: Built, trace: list[TraceRequest], without: Run) -> dict[str, float]:
+    """A pass with reuse on a new pool, beside one without."""
+    kv = built.engine.pool.kv
+    admissions = Admissions()
+    spent = time_reuse(built.engine.pool)
+    built.engine.observer, before = admissions, built.engine.observer
+    done = run_trace(built.engine, trace)
+    built.engine.observer = before
+    missed = count_missed(trace, kv.page_size, admissions)
+    num_prompt = done.figures["cache_queries"]
+    on, off = summarize(done), summarize(without)
+    return {
+        "hit_rate": done.figures["cache_hits"] / num_prompt,
+        "possible_hit_rate_in_order": possible_hits(trace, kv.page_size, kv.num_pages) / num_prompt,
+        "hit_tokens": done.figures["cache_hits"],
+        "missed_in_flight_tokens": missed.in_flight,
+        "missed_evicted_tokens": missed.evicted,
+        "throughput_ratio": on["total_tokens_per_s"] / off["total_tokens_per_s"],
+        "requests_per_s_on": on["requests_per_s"],
+        "requests_per_s_off": off["requests_per_s"],
+        "p99_ttft_ms_on": on["p99_ttft_ms"],
+        "p99_ttft_ms_off": off["p99_ttft_ms"],
+        "reuse_share_of_wall": spent() / done.wall,
+        "reuse_us_per_iteration": 1e6 * spent() / done.figures["iterations"],
+        "iterations": done.figures["iterations"],
+        "num_pages": kv.num_pages,
+        "preemptions": done.figures["preemptions"],
+    }
+
+
+def time_reuse(pool: RequestPool) -> Callable[[], float]:
+    """Time what `TIMED` names, from now on; returns a function that tells the seconds."""
+    total = 0.0
+
+    def timed(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            nonlocal total
+            start = time.perf_counter()
+            result = function(*args)
+            total += time.perf_counter() - start
+            return result
+
+        return call
+
+    for name in TIMED:
+        setattr(pool, name, timed(getattr(pool, name)))
+    return lambda: total
