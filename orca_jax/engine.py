@@ -181,6 +181,8 @@ class Engine:
     def _deliver(self) -> list[RequestUpdate]:
         updates = self.pool.deliver(self.scheduler.may_return, self._clock())
         self.observer.delivered(updates)
+        if not self.pool.has_work:
+            self.executor.rest()
         return updates
 
     def _constrain(self) -> None:

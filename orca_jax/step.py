@@ -152,6 +152,7 @@ class ExecutorStats:
     pack_seconds: float = 0.0
     dispatch_seconds: float = 0.0  # handing programs to the device, which some backends do synchronously
     wait_seconds: float = 0.0
+    idle_seconds: float = 0.0  # for which the device had nothing to do between `submit` and `rest`, at most
 
 
 Handle = object
@@ -177,6 +178,10 @@ class Executor(Protocol):
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for an iteration; handles are collected in the order of submission."""
+        ...
+
+    def rest(self) -> None:
+        """Everything is collected and there is no work; until the next plan the device is not idle but not wanted."""
         ...
 
     def close(self) -> None:

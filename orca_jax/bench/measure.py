@@ -95,6 +95,8 @@ def summarize(run: Run) -> dict[str, float]:
         "compiles_while_serving": figures["compiles_while_serving"],
         "host_ms_per_iteration": 1e3 * host / iterations,
         "dispatch_ms_per_iteration": 1e3 * figures["dispatch_seconds"] / iterations,
+        "device_idle_ms_per_iteration": 1e3 * figures["idle_seconds"] / iterations,
+        "device_idle_share": figures["idle_seconds"] / run.wall,
         "wall_s": run.wall,
     }
 
@@ -151,5 +153,6 @@ def _totals(engine: Engine) -> dict[str, float]:
         "pack_seconds": executor.pack_seconds,
         "dispatch_seconds": executor.dispatch_seconds,
         "wait_seconds": executor.wait_seconds,
+        "idle_seconds": executor.idle_seconds,
         "compiles_while_serving": executor.compiles_while_serving,
     }

@@ -21,6 +21,7 @@ from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache
 from orca_jax.exec.draws import draws_layout, extras_layout, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.extras import WORD
+from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.iteration import Hidden, flatten_module, make_forward
 from orca_jax.exec.launch import Launch, read_results
 from orca_jax.exec.pack import Layout, pack
@@ -40,6 +41,11 @@ class JaxHandle:
     plan: StepPlan
     launches: list[Launch]
     is_complete: bool  # False: `constrain` has yet to start the samplers that wait for it
+
+    @property
+    def newest(self) -> Pending:
+        """Is there when the iteration is done."""
+        return self.launches[-1].newest
 
 
 class JaxExecutor:
@@ -78,14 +84,17 @@ class JaxExecutor:
         self._history = allocate_history(config.num_rows, config.max_model_len, mesh)
         self._last_token = self._put(np.zeros(config.num_rows, np.int32))
         self._no_masks = {n: self._put(pack_masks((), n, self._columns)) for n in self._places}
+        self._idle = IdleWatch()
         self._counter = CompileCounter()
         with compile_cache(config.compile_cache):
             self.programs: dict[ProgramName, jax.stages.Compiled] = compile_all(self._lower_all(mesh), progress)
         self._warm_up()
+        self._idle.rest()
         self.stats.compiles = self._counter.count
 
     def submit(self, plan: StepPlan) -> JaxHandle:
         """Pack and launch an iteration; returns before the device is done."""
+        self._idle.look()
         self._rows.update(plan.members)
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
         for segments in launches(plan.members, self.config.buckets[-1], self._places[-1]):
@@ -128,10 +137,15 @@ class JaxExecutor:
         assert isinstance(handle, JaxHandle), "a handle of another executor"
         assert handle.is_complete, "a constrained plan, and nobody said what its members may draw"
         start = time.perf_counter()
+        self._idle.wait(handle.newest)
         result = read_results(handle.plan, handle.launches, self._model.vocab_size)
         self.stats.wait_seconds += time.perf_counter() - start
         self._count_compiles()
         return result
+
+    def rest(self) -> None:
+        """Nobody wants the device until the next plan."""
+        self._idle.rest()
 
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
@@ -141,10 +155,13 @@ class JaxExecutor:
         self.programs = {}
 
     def _run_layers(self, bucket: int, vector: np.ndarray) -> Hidden:
+        self._idle.begin()
         # A program takes an array of the host in a tenth of the time that `jax.device_put` takes before it.
         self._pages, self._history, hidden = self.programs["layers", bucket](
             self._weights, self._pages, self._history, self._last_token, vector
         )
+        self._idle.handed_over(hidden.few)
+        self.stats.idle_seconds = self._idle.seconds
         return hidden
 
     def _draw(self, launch: Launch, masks: Sequence[TokenSet | None]) -> None:
@@ -168,12 +185,15 @@ class JaxExecutor:
     ) -> Drawn:
         vectors = hidden.few if places == self._places[0] else hidden.all
         plain = self._unembedding, self._last_token, vectors, draws
+        self._idle.begin()
         if extras is None:
             self._last_token, drawn = self.programs["plain", places](*plain)
         else:
             masks = self._no_masks[places] if mask is None else mask
             self._last_token, drawn = self.programs["full", places](*plain, self._history, extras, masks)
         result: Drawn = drawn
+        self._idle.handed_over(drawn.tokens)
+        self.stats.idle_seconds = self._idle.seconds
         return result
 
     def _put(self, array: np.ndarray) -> jax.Array:

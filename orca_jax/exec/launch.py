@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import numpy as np
 
+from orca_jax.exec.idle import Pending
 from orca_jax.exec.iteration import Hidden
 from orca_jax.exec.logprobs import LogprobReader
 from orca_jax.exec.pack import Kept
@@ -21,6 +23,11 @@ class Launch:
     hidden: Hidden
     logprobs: list[int | None]  # that the row of each kept token wants
     drawn: Drawn | None = None  # None: nothing is kept, or the sampler waits to be told what is allowed
+
+    @property
+    def newest(self) -> Pending:
+        """Is there when the launch is done."""
+        return cast(Pending, self.hidden.few if self.drawn is None else self.drawn.tokens)
 
     @classmethod
     def of_nothing(cls, hidden: Hidden) -> "Launch":

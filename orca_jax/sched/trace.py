@@ -78,6 +78,7 @@ class Iteration:
     free_pages: int
     collected: float = 0.0  # when its result was there
     device: float = 0.0  # seconds from `planned`, or from the previous one's `collected`, to `collected`
+    idle: float = 0.0  # seconds in which the device had nothing to do since the previous one was submitted, at most
     update: float = 0.0  # seconds of the host, to record and hand out the result
 
 
@@ -142,6 +143,7 @@ class TraceWriter(Observer):
         self._current: Iteration | None = None  # collected in this turn
         self._finished: list[object] = [{"head": head}]  # not written yet
         self._tokens = self._padding = self._launches = 0  # the executor's totals
+        self._idle = 0.0
         self._selected = self._planned = self._collected = self._flushed = clock()
         self._close = weakref.finalize(self, _write, self._finished, encode, sink)  # at the end of the program at last
 
@@ -193,10 +195,12 @@ class TraceWriter(Observer):
             waiting=len(pool) - pool.kv.num_held_rows,
             held=None,
             free_pages=pool.kv.num_free_pages,
+            idle=stats.idle_seconds - self._idle,
         )
         self._add_members(record, plan)
         record.held = self._why_held(record, len(plan.members), pool) if record.waiting else None
         self._tokens, self._padding, self._launches = stats.tokens, stats.padding_tokens, stats.launches
+        self._idle = stats.idle_seconds
         self._preempted = []
         self._in_flight.append(record)
         if len(self._finished) >= FLUSH_LINES or now - self._flushed >= FLUSH_SECONDS:

@@ -167,6 +167,9 @@ class EngineMetrics:
         self.cache_hits = Counter("prefix_cache_hits_total", "Those of them whose pages an earlier request had left.")
         self.compiles = Counter("compiles_total", "Programs that XLA compiled or took from its cache.")
         self.compiles_serving = Counter("compiles_while_serving_total", "Those of them after the start: defects.")
+        self.device_idle = Counter(
+            "device_idle_seconds_total", "For which the device had nothing to do while there was work, at most."
+        )
         parts = [(part,) for part in ("schedule", "update", "pack", "dispatch", "wait")]
         self.host_seconds = Counter(
             "engine_seconds_total", "Time of the engine's thread, by what it did.", ("part",), parts

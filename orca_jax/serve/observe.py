@@ -277,6 +277,7 @@ class _EngineTotals:
         metrics.cache_hits.add(grown["cache_hits"])
         metrics.compiles.add(grown["compiles"])
         metrics.compiles_serving.add(grown["compiles_serving"])
+        metrics.device_idle.add(grown["idle"])
         for part in ("schedule", "update", "pack", "dispatch", "wait"):
             metrics.host_seconds.add(grown[part], (part,))
         if grown["iterations"]:
@@ -301,4 +302,5 @@ def _totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
         "pack": executor.pack_seconds,
         "dispatch": executor.dispatch_seconds,
         "wait": executor.wait_seconds,
+        "idle": executor.idle_seconds,
     }

@@ -45,6 +45,7 @@ class SimExecutor:
         self._lengths = lengths
         self._num_prompt: dict[int, int] = {}  # row -> prompt tokens of its holder
         self._free_at = clock.now  # when the device is done with what it has
+        self._is_wanted = False
 
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration when the device is free."""
@@ -54,6 +55,9 @@ class SimExecutor:
         self.stats.tokens += plan.num_tokens
         self.stats.padding_tokens += num_padded - plan.num_tokens
         self._clock.now += self._cost.host
+        if self._is_wanted:
+            self.stats.idle_seconds += max(0.0, self._clock.now - self._free_at)
+        self._is_wanted = True
         self._free_at = max(self._clock.now, self._free_at) + self._cost.seconds(plan)
         ids = self._sample(plan)
         return _Iteration(StepResult(plan.iteration, ids, [True] * len(ids)), self._free_at)
@@ -68,6 +72,10 @@ class SimExecutor:
         self.stats.wait_seconds += max(0.0, handle.ready_at - self._clock.now)
         self._clock.now = max(self._clock.now, handle.ready_at)
         return handle.result
+
+    def rest(self) -> None:
+        """Nobody wants the device until the next plan."""
+        self._is_wanted = False
 
     def close(self) -> None:
         """Nothing is held."""

@@ -148,7 +148,8 @@ class ToyExecutor:
         self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
         self._in_flight: deque[_ToyHandle] = deque()
         self._awaiting: _ToyHandle | None = None  # submitted, and not told what it may draw
-        self._ready_at = 0.0
+        self._ready_at = 0.0  # when the device is done with what it has
+        self._is_wanted = False
         self._closed = False
 
     def submit(self, plan: StepPlan) -> Handle:
@@ -167,7 +168,11 @@ class ToyExecutor:
         self.stats.iterations += 1
         self.stats.launches += 1
         self.stats.tokens += plan.num_tokens
-        self._ready_at = max(time.perf_counter(), self._ready_at) + self._latency
+        now = time.perf_counter()
+        if self._is_wanted:
+            self.stats.idle_seconds += max(0.0, now - self._ready_at)
+        self._is_wanted = True
+        self._ready_at = max(now, self._ready_at) + self._latency
         scores = tuple([self._score(member) for member in plan.members if member.targets])
         handle = _ToyHandle(plan, scores, self._ready_at)
         self._in_flight.append(handle)
@@ -198,6 +203,10 @@ class ToyExecutor:
             self.stats.wait_seconds += wait
         assert oldest.result is not None, "collected before it was drawn"
         return oldest.result
+
+    def rest(self) -> None:
+        """Nobody wants the device until the next plan."""
+        self._is_wanted = False
 
     def close(self) -> None:
         """Refuse further plans."""

@@ -123,5 +123,6 @@ def figures(run: Run) -> Mapping[str, float]:
         "mean_batch_size": statistics.fmean(batch),
         "preemptions": sum(len(iteration.preempted) for iteration in run.iterations),
         "cached_tokens": sum(run.ends[n].cached for n in served),
+        "device_idle_share": sum(iteration.idle for iteration in run.iterations) / wall if wall else 0.0,
         "wall_s": wall,
     }

@@ -185,7 +185,7 @@ def test_heartbeats() -> None:
     seconds = {"schedule_seconds": 0.1, "update_seconds": 0.2}
     executor = {
         **{"tokens": 50, "padding_tokens": 6, "compiles": 8, "compiles_while_serving": 1, "launches": 11},
-        **{"pack_seconds": 0.3, "dispatch_seconds": 9.0, "wait_seconds": 2.0},
+        **{"pack_seconds": 0.3, "dispatch_seconds": 9.0, "wait_seconds": 2.0, "idle_seconds": 0.5},
     }
     observer.heartbeat(beat(executor=executor, **engine, **seconds))
     found = samples(observer)
@@ -196,6 +196,7 @@ def test_heartbeats() -> None:
         **{"iteration_tokens_total": 50, "padding_tokens_total": 6, "compiles_total": 8, "launches_total": 11},
         **{"compiles_while_serving_total": 1, "host_seconds_per_iteration": 0.06, "engine_restarts_total": 0},
         **{"engine_seconds_total{part=dispatch}": 9.0, "engine_seconds_total{part=wait}": 2.0},
+        "device_idle_seconds_total": 0.5,
         "engine_state{state=ready}": 1,
     }
     assert {name: found[f"orca_jax_{name}"] for name in expected} == pytest.approx(expected)
