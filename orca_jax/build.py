@@ -13,7 +13,7 @@ from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, Mo
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.places import is_preset, model_directory
+from orca_jax.places import is_preset, model_directory, ranker_directory
 from orca_jax.progress import progress_bar
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -25,7 +25,7 @@ from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
+from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles, Scored
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sched.trace import TRACE_VERSION, Head, TraceFile, TraceWriter
@@ -233,15 +233,24 @@ def build_scheduling(
         ConfigError: a setting is wrong; `param` names it.
     """
     _check(config)
-    predictor = predictor or _predictor(config)
+    predictor = predictor or _predictor(config, model)
     return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
 
 
-def _predictor(config: EngineConfig) -> Predictor:
-    if config.length_predictor not in PREDICTORS:
-        message = f"length_predictor must be one of {', '.join(PREDICTORS)}, got {config.length_predictor!r}"
+def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
+    name = config.length_predictor
+    if name in PREDICTORS:
+        return PREDICTORS[name]()
+    directory = ranker_directory(name)
+    from orca_jax.foresight.saved import load_scorer
+
+    scorer = load_scorer(directory)
+    if scorer.vocab_size != model.vocab_size:
+        message = (
+            f"length_predictor {name} knows {scorer.vocab_size} ids, the model has {model.vocab_size}; train another"
+        )
         raise ConfigError(message, param="length_predictor")
-    return PREDICTORS[config.length_predictor]()
+    return Scored(scorer)
 
 
 def reschedule(built: Built, config: EngineConfig) -> None:

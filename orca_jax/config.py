@@ -106,7 +106,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # the paper's max_bs
     scheduler: SchedulerName = "orca"
     scheduling_policy: OrderingName = "fcfs"  # chunked: who comes first
-    length_predictor: str = "bound"  # how long a request will run: bound or quantiles
+    length_predictor: str = "bound"  # how long a request will run: bound, quantiles, demo, or a ranker's directory
     overlap: bool = True  # chunked: select the next iteration while one runs
     enable_prefix_caching: bool = True  # chunked: begin with pages of requests whose prompts begin alike
     n_workers: int = 1  # the paper's n_workers: iterations in flight

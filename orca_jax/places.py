@@ -1,10 +1,11 @@
-"""Where a model's files lie, by what `--model` says of it."""
+"""Where a model's files lie, by what `--model` says of it, and a length ranker's."""
 
 from pathlib import Path
 
 from orca_jax.errors import ConfigError
 
 DEMO = "demo"
+DEMO_RANKER = "demo_length_ranker"
 PRESET_PREFIX = "preset:"
 
 
@@ -26,8 +27,27 @@ def demo_directory() -> Path:
     Raises:
         ConfigError: neither has it.
     """
+    found = _bundled(DEMO, "config.json")
+    if found is None:
+        raise ConfigError("this installation lacks the demo model; name a model directory or a preset", param="model")
+    return found
+
+
+def ranker_directory(name: str) -> Path:
+    """Where a length ranker lies: "demo" is the bundled one, anything else a directory.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    found = _bundled(DEMO_RANKER, "params/_METADATA") if name == DEMO else Path(name)
+    if found is None or not found.is_dir():
+        message = f'length_predictor must be "bound", "quantiles", "demo" or a ranker\'s directory, got {name!r}'
+        raise ConfigError(message, param="length_predictor")
+    return found
+
+
+def _bundled(folder: str, file: str) -> Path | None:
+    """A checkpoint of ours, known by a file in it: in the installed package, or in the source tree."""
     here = Path(__file__).parent
-    for directory in (here / "_demo", here.parent / "checkpoints" / "demo"):
-        if (directory / "config.json").is_file():
-            return directory
-    raise ConfigError("this installation lacks the demo model; name a model directory or a preset", param="model")
+    places = (here / f"_{folder}", here.parent / "checkpoints" / folder)
+    return next((place for place in places if (place / file).is_file()), None)

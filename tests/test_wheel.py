@@ -33,7 +33,8 @@ def files_under(folder: Path) -> set[str]:
 
 
 def test_holds_the_package_and_its_data(wheel: Path) -> None:
-    names = {name for name in names_under(wheel, "orca_jax/") if not name.startswith("_demo/")}
+    mapped = ("_demo/", "_demo_length_ranker/")
+    names = {name for name in names_under(wheel, "orca_jax/") if not name.startswith(mapped)}
     assert names == files_under(ROOT / "orca_jax")
     assert {"py.typed", "engine.py"} <= names
 
@@ -47,6 +48,8 @@ def test_holds_nothing_else(wheel: Path) -> None:
 @needs_demo
 def test_holds_the_demo_model(wheel: Path) -> None:
     assert names_under(wheel, "orca_jax/_demo/") == files_under(DEMO)
+    ranker = files_under(DEMO.with_name("demo_length_ranker"))
+    assert ranker and names_under(wheel, "orca_jax/_demo_length_ranker/") == ranker
 
 
 @needs_demo

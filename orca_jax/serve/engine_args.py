@@ -19,7 +19,7 @@ HELP: Mapping[str, str] = {
     "max_num_seqs": "requests in one iteration (the paper's max_bs)",
     "scheduler": "iteration-level after the paper (orca), with a token budget (chunked), or the paper's baseline",
     "scheduling_policy": "chunked: who comes first: arrival, priority, tenants' shares, deadline, or predicted length",
-    "length_predictor": 'who says how long a request will run: "bound" (max_tokens), or "quantiles" of earlier ones',
+    "length_predictor": 'who says how long a request runs: "bound" (max_tokens), "quantiles", "demo", or a directory',
     "overlap": "chunked: select the next iteration while one runs",
     "enable_prefix_caching": "chunked: begin with the pages of requests whose prompts begin alike",
     "n_workers": "iterations in flight (the paper's n_workers)",

@@ -1,0 +1,77 @@
+"""Learns an order of lengths from a log."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from length_ranker.log import Log
+from orca_jax.foresight.ranker import Ranker, list_mle
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one training."""
+
+    epochs: int = 16
+    learning_rate: float = 3e-3
+    weight_decay: float = 1.0
+    token_dropout: float = 0.3  # share of a prompt's tokens that are hidden, so that no word is learnt by heart
+    list_size: int = 32  # requests that are put in order together
+    lists: int = 8  # such orders in one update
+    seed: int = 0
+
+
+def train(vectors: np.ndarray, log: Log, settings: Settings) -> Ranker:
+    """A ranker that has seen the log `epochs` times.
+
+    Args:
+        vectors: the served model's embedding. float [V, E]
+        log: what it learns from.
+        settings: how.
+    """
+    lists = min(settings.lists, len(log) // settings.list_size)
+    size = lists * settings.list_size
+    steps = settings.epochs * (len(log) // size)
+    ranker = Ranker(jnp.asarray(vectors, jnp.float32), nnx.Rngs(settings.seed))
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, steps)
+    optimizer = nnx.Optimizer(ranker, optax.adamw(schedule, weight_decay=settings.weight_decay), wrt=nnx.Param)
+    random, key = np.random.default_rng(settings.seed), jax.random.key(settings.seed)
+    for _ in range(settings.epochs):
+        order = random.permutation(len(log))
+        for start in range(0, len(log) - size + 1, size):
+            key, draw = jax.random.split(key)
+            batch = log.take(order[start : start + size])
+            ids, is_token, lengths = (jnp.asarray(array) for array in (batch.ids, batch.is_token, batch.lengths))
+            _update(ranker, optimizer, ids, is_token, lengths, draw, settings.token_dropout, lists)
+    return ranker
+
+
+@nnx.jit(static_argnums=(6, 7))
+def _update(
+    ranker: Ranker,
+    optimizer: nnx.Optimizer[Ranker],
+    ids: jax.Array,
+    is_token: jax.Array,
+    lengths: jax.Array,
+    key: jax.Array,
+    dropout: float,
+    lists: int,
+) -> None:
+    """One step over `lists` lists, side by side in the arrays; a prompt's first token always stays."""
+    stays = jax.random.bernoulli(key, 1 - dropout, is_token.shape).at[:, 0].set(True)
+
+    def loss(ranker: Ranker) -> jax.Array:
+        scores = ranker(ids, is_token & stays).reshape(lists, -1)
+        return jnp.mean(jax.vmap(list_mle)(scores, lengths.reshape(lists, -1)))
+
+    optimizer.update(ranker, nnx.grad(loss)(ranker))
+
+
+def scores_of(ranker: Ranker, log: Log, rows: int = 256) -> np.ndarray:
+    """Of all prompts. float32 [N]"""
+    parts = [slice(start, start + rows) for start in range(0, len(log), rows)]
+    return np.concatenate([np.asarray(ranker(jnp.asarray(log.ids[p]), jnp.asarray(log.is_token[p]))) for p in parts])

@@ -1,0 +1,71 @@
+"""Trains a model that predicts how long answers will be, from a log of requests.
+
+    python scripts/log_lengths.py --questions gsm8k_train.jsonl --out lengths.jsonl
+    python scripts/train_length_ranker.py --data lengths.jsonl --model demo --out ranker
+    ./scripts/serve --scheduler chunked --scheduling-policy shortest --length-predictor ranker
+
+A sixth of the log is held out: the order is learnt on the rest, and scores become tokens by what is held out.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from length_ranker.card import Result, write_card
+from length_ranker.log import read_log
+from length_ranker.training import Settings, scores_of, train
+from orca_jax.errors import OrcaError
+from orca_jax.foresight.saved import PARAMS, save_scorer, scorer_of
+from orca_jax.foresight.scorer import calibrate
+from orca_jax.foresight.tau import kendall_tau
+from orca_jax.model.load import load_decoder, tensor_mesh
+from orca_jax.places import model_directory
+from orca_jax.text.tokenizer import load_tokenizer
+
+HELD_OUT = 1 / 6
+
+
+def parse_args() -> argparse.Namespace:
+    """The flags."""
+    defaults = Settings()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help="logs, JSON lines")
+    parser.add_argument("--model", default="demo", help="the served model, whose embedding is read (default: demo)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="is made, and holds no ranker yet")
+    parser.add_argument(
+        "--epochs", type=int, default=defaults.epochs, metavar="N", help=f"(default: {defaults.epochs})"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of initial values and draws (default: 0)")
+    return parser.parse_args()
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train, say how good it is, and save."""
+    if (args.out / PARAMS).exists():
+        raise ValueError(f"{args.out} holds a ranker already; name another directory, or remove it")
+    source = model_directory(args.model) or args.model
+    decoder = load_decoder(source, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
+    tokenizer = load_tokenizer(source)
+    vectors = np.asarray(decoder.embedding.table[...])[: decoder.config.vocab_size]
+    learnt, held_out = read_log(args.data, tokenizer).split(HELD_OUT, args.seed)
+    ranker = train(vectors, learnt, Settings(epochs=args.epochs, seed=args.seed))
+    scores = scores_of(ranker, held_out)
+    by_prompt = kendall_tau(held_out.is_token.sum(axis=1), held_out.lengths)
+    result = Result(len(learnt), len(held_out), kendall_tau(scores, held_out.lengths), by_prompt)
+    args.out.mkdir(parents=True, exist_ok=True)
+    scorer = scorer_of(ranker, calibrate(scores, held_out.lengths))
+    save_scorer(scorer, args.out)
+    write_card(args.out / "README.md", scorer, result, args.model, [path.name for path in args.data], args.epochs)
+    print(
+        f"Kendall's tau on {result.held_out} held-out requests: {result.tau:.3f}; by length of prompt {by_prompt:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(parse_args())
+    except (OrcaError, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
