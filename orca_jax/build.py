@@ -185,10 +185,12 @@ def _resolve(
     from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
     from orca_jax.kernels.ragged_attention import implementations
 
-    if config.attention_implementation not in (None, *implementations()):
-        message = f"attention_implementation must be one of {', '.join(implementations())}"
-        raise ConfigError(message, param="attention_implementation")
     platform = devices[0].platform
+    if config.attention_implementation not in (None, *implementations(platform)):
+        message = (
+            f"attention_implementation must be one of {', '.join(implementations(platform))} on {platform} devices"
+        )
+        raise ConfigError(message, param="attention_implementation")
     dtype = _dtype(config, platform)
     # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
     cache_auto: DType = "float32" if platform == "cpu" else dtype

@@ -5,29 +5,41 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
+
+
+def _tpu(*args: Any, **options: Any) -> jax.Array:
+    """Imports Pallas where it is used: a start on a CPU need not wait for it."""
+    from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+
+    return ragged_attention_tpu(*args, **options)
+
 
 _IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "reference": ragged_attention_reference,
     "xla": ragged_attention_xla,
+    "tpu": _tpu,
 }
-_DEFAULTS: dict[str, str] = {}  # "xla" runs on every other platform
+_PLATFORMS = {"tpu": "tpu"}  # of implementations that do not run everywhere
 
 
-def default_implementation(platform: str) -> str:
-    """The name that None stands for on devices of a platform ("cpu", "tpu", "gpu")."""
-    return _DEFAULTS.get(platform, "xla")
+def default_implementation(platform: str, pages: KVPages) -> str:
+    """The name that None stands for, on devices of a platform ("cpu", "tpu", "gpu") and with such pages."""
+    if platform == "tpu" and isinstance(pages, PackedPages) and not pages.is_quantised:
+        return "tpu"
+    return "xla"
 
 
-def implementations() -> tuple[str, ...]:
-    """Names that `ragged_attention` knows."""
-    return tuple(_IMPLEMENTATIONS)
+def implementations(platform: str | None = None) -> tuple[str, ...]:
+    """Names that `ragged_attention` knows; with a platform, those that run on its devices."""
+    return tuple(name for name in _IMPLEMENTATIONS if platform is None or _PLATFORMS.get(name, platform) == platform)
 
 
 def ragged_attention(
@@ -68,7 +80,7 @@ def ragged_attention(
     Raises:
         NotImplementedError: the implementation does not exist or cannot do these shapes.
     """
-    name = implementation or default_implementation(jax.default_backend())
+    name = implementation or default_implementation(jax.default_backend(), pages)
     if name not in _IMPLEMENTATIONS:
         raise NotImplementedError(f"no attention implementation {name!r}; there are {', '.join(_IMPLEMENTATIONS)}")
     if q.shape[1] % num_kv_heads(pages, q.shape[2]):
