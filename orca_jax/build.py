@@ -59,6 +59,7 @@ WATERMARK = 0.01  # share of all pages that stays free when a request is admitte
 _PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
 _LARGEST_BUCKET = {"cpu": 512}  # where a matrix product on a CPU reaches its speed
 _LARGEST_BUCKET_OF_ACCELERATORS = 2048
+_CPU_BUDGET = 256  # of `chunked`: nearly that speed, and half the wait for the next token
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _resolve(
     # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
     cache_auto: DType = "float32" if platform == "cpu" else dtype
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    largest = config.max_num_batched_tokens or _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
+    largest = config.max_num_batched_tokens or default_tokens(config, platform)
     page_size = config.page_size or _PAGE_SIZE
     num_rows = _num_rows(config)
     layout: PageLayout = "head_major" if platform == "cpu" else "packed"
@@ -255,28 +256,6 @@ def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
     return Scored(scorer)
 
 
-def reschedule(built: Built, config: EngineConfig) -> None:
-    """Give an idle engine another scheduler and an empty pool, over the same programs and memory; for comparisons.
-
-    Args:
-        built: with what `config` does not change, and at least as many rows and as large a launch.
-        config: scheduling settings may differ; `max_num_batched_tokens` is the budget of `chunked`.
-
-    Raises:
-        ConfigError: a setting is wrong; `param` names it.
-    """
-    engine, executor = built.engine, built.executor_config
-    assert not engine.has_work, "requests are open"
-    largest = TOY_BUDGET if executor is None else executor.buckets[-1]
-    budget = config.max_num_batched_tokens or largest
-    if budget > largest:
-        message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
-        raise ConfigError(message, param="max_num_batched_tokens")
-    kv = engine.pool.kv
-    cache = CacheConfig(kv.num_pages, kv.page_size, "float32" if executor is None else executor.cache.dtype)
-    engine.scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
-
-
 def _head(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
 ) -> Head:
@@ -305,6 +284,13 @@ def _pool(
         reuses_prefixes=config.scheduler == "chunked" and config.enable_prefix_caching,
         predictor=predictor,
     )
+
+
+def default_tokens(config: EngineConfig, platform: str) -> int:
+    """Tokens of the largest launch, which are those of an iteration of `chunked`: half of them stay for prompts."""
+    if config.scheduler == "chunked" and platform == "cpu":
+        return max(_CPU_BUDGET, 2 * config.max_num_seqs)
+    return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
 
 
 def _num_rows(config: EngineConfig) -> int:

@@ -116,7 +116,7 @@ class EngineConfig:
     num_pages: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_dtype: DType | Literal["auto"] = "auto"
-    max_num_batched_tokens: int | None = None  # the largest bucket: tokens in one device launch
+    max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: str | None = None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build import build_engine
+from orca_jax.build import build_engine, default_tokens
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 
@@ -58,6 +58,15 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert kv.n_slots >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
     built.engine.executor.close()
+
+
+def test_a_token_budget_leaves_half_of_itself_to_prompts() -> None:
+    def tokens(platform: str, **settings: Any) -> int:
+        return default_tokens(EngineConfig(**settings), platform)
+
+    assert tokens("cpu", scheduler="chunked") < tokens("cpu", scheduler="orca")
+    assert tokens("cpu", scheduler="chunked", max_num_seqs=300) == 600
+    assert tokens("tpu", scheduler="chunked") == tokens("tpu", scheduler="orca")
 
 
 def test_reference_attention_serves_too(program_cache: str) -> None:

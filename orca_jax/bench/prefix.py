@@ -15,8 +15,9 @@ from statistics import mean
 
 from orca_jax.bench.lru import Admissions, count_missed, possible_hits
 from orca_jax.bench.measure import Run, hardware, print_table, run_trace, summarize, warm_up
+from orca_jax.bench.reschedule import reschedule
 from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
-from orca_jax.build import Built, build_engine, reschedule
+from orca_jax.build import Built, build_engine
 from orca_jax.errors import ConfigError
 from orca_jax.sched.pool import RequestPool
 from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args

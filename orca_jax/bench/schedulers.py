@@ -16,8 +16,9 @@ from typing import NoReturn
 
 from orca_jax.bench.measure import hardware, run_trace, summarize
 from orca_jax.bench.plot import plot_loads
+from orca_jax.bench.reschedule import reschedule
 from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
-from orca_jax.build import Built, build_engine, reschedule
+from orca_jax.build import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args

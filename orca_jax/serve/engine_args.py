@@ -29,7 +29,7 @@ HELP: Mapping[str, str] = {
     "num_pages": "pages of K and V; default: what memory holds",
     "gpu_memory_utilization": "share of an accelerator's memory for weights and K and V, in (0, 1]",
     "kv_cache_dtype": "of K and V",
-    "max_num_batched_tokens": "tokens in one launch: the largest shape that is compiled",
+    "max_num_batched_tokens": "tokens in one launch, the largest shape that is compiled; chunked: in one iteration",
     "compile_cache": 'directory of compiled programs; "auto" is in the user\'s cache, "none" keeps none',
     "strict_compile": "fail on a compilation after start-up instead of counting it",
     "attention_implementation": "attention kernel; default: the backend's best",

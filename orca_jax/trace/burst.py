@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orca_jax.bench.measure import run_trace, warm_up
+from orca_jax.bench.reschedule import reschedule
 from orca_jax.bench.traces import TraceRequest
-from orca_jax.build import Built, build_engine, reschedule
+from orca_jax.build import Built, build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.trace.record import record
