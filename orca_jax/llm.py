@@ -138,7 +138,7 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` says which, and nothing was run.
         """
-        batch, ids = self._add(prompts, sampling_params, priority)
+        batch, ids = self._add(_as_list(prompts), sampling_params, priority)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
         with tqdm(total=len(ids), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
@@ -159,7 +159,34 @@ class LLM:
 
         The engine runs while the next output is asked for. Closing or dropping the iterator aborts what is left.
         """
-        return self._drain(*self._add(prompts, sampling_params, priority))
+        return self._drain(*self._add(_as_list(prompts), sampling_params, priority))
+
+    def stream_text(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """The text that continues one prompt, in pieces as they are generated. Dropping the iterator aborts the rest.
+
+        Raises:
+            RequestError: the prompt or its parameters are wrong; `param` says which.
+        """
+        batch, (request_id,) = self._add([prompt], sampling_params, None)
+        pending = self._open[request_id]
+
+        def pieces() -> Generator[str]:
+            shown = 0
+            try:
+                yield ""
+                while batch.num_open or shown < len(pending.text):
+                    if shown < len(pending.text):
+                        piece, shown = pending.text[shown:], len(pending.text)
+                        yield piece
+                        continue
+                    self._check_usable()
+                    self._step()
+            finally:
+                self._abandon([request_id] if request_id in self._open else [])
+
+        generator = pieces()
+        next(generator)  # started at once, so that dropping it unused aborts the request too
+        return generator
 
     def close(self) -> None:
         """Free the device's memory. Nothing can be generated afterwards."""
@@ -175,20 +202,19 @@ class LLM:
 
     def _add(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
     ) -> tuple[_Batch, list[str]]:
         """Queue all prompts, or none of them."""
         self._check_usable()
         self._reap()
-        each = _as_list(prompts)
-        params = _one_for_each(sampling_params, len(each))
-        urgencies = self._urgencies(priority, len(each))
+        params = _one_for_each(sampling_params, len(prompts))
+        urgencies = self._urgencies(priority, len(prompts))
         batch = _Batch()
         added: list[str] = []
         try:
-            for index, prompt in enumerate(each):
+            for index, prompt in enumerate(prompts):
                 with _naming(index):
                     added.append(self._add_one(batch, prompt, params[index], urgencies[index]))
         except BaseException:

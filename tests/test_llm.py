@@ -292,3 +292,25 @@ def test_bad_parameters_are_named_and_nothing_runs(llm: LLM, fields: Any, words:
         llm.generate(["a", "b"], [params_of(2), params_of(2, **fields)], use_tqdm=False)
     assert words in caught.value.message and caught.value.param == "prompts[1]"
     assert llm.engine.stats.iterations == 0
+
+
+def test_text_comes_in_pieces(llm: LLM) -> None:
+    params = params_of(20)
+    pieces = list(llm.stream_text("abc", params))
+    assert len(pieces) > 10 and all(pieces)
+    assert "".join(pieces) == llm.generate("abc", params, use_tqdm=False)[0].outputs[0].text
+
+
+def test_pieces_that_others_have_made_come_too(llm: LLM) -> None:
+    params = params_of(20)
+    pieces = llm.stream_text("abc", params)
+    first = next(pieces)
+    (other,) = llm.generate("abc", params_of(40), use_tqdm=False)  # runs both to their ends
+    assert other.outputs[0].text.startswith(first + "".join(pieces))
+
+
+def test_text_that_nobody_wants_is_not_generated(llm: LLM) -> None:
+    llm.stream_text("abc", params_of(50))
+    assert not llm.engine.has_work
+    with pytest.raises(RequestError, match=r"prompts\[0\]"):
+        llm.stream_text(3, params_of(5))  # type: ignore[arg-type]

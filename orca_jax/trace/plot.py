@@ -121,8 +121,10 @@ def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
     edges = _edges(run, unit)
     spans = request_spans(run)
     boxes: dict[Kind, list[Sequence[tuple[float, float]]]] = {}
-    for row, each in enumerate(spans.values(), 1):
+    for row, (n, each) in enumerate(spans.items(), 1):
         for span in each:
+            if span.kind == "idle" and _is_over(run, n, span):
+                continue  # it ended while this iteration was planned already
             boxes.setdefault(span.kind, []).append(_box(span, row, edges))
     for kind, corners in boxes.items():
         above = 3 if kind in _HEIGHTS else 1  # columns are drawn between them, at 2
@@ -131,7 +133,9 @@ def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
         axes.add_collection(
             PolyCollection(corners, facecolor=COLORS[kind], edgecolor=edge, hatch=hatch, linewidth=0, zorder=above)
         )
-    _draw_columns(axes, edges, len(spans))
+    if unit == "iterations" and len(edges) <= _MOST_COLUMNS:
+        lefts = [left for left, _ in edges]  # a hair between two iterations
+        axes.vlines(lefts, 0.5, len(spans) + 0.5, color="white", linewidth=0.5, zorder=2)
     _draw_ends(axes, run, unit, list(spans))
     axes.set_xlim(0, None)
     axes.set_ylim(len(spans) + 0.6, 0.4)
@@ -140,6 +144,10 @@ def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
     axes.tick_params(left=False, labelbottom=True, labelsize=7)
     axes.spines[["top", "right", "left"]].set_visible(False)
     return set(boxes)
+
+
+def _is_over(run: Run, n: int, span: Span) -> bool:
+    return n in run.ends and run.ends[n].at <= run.iterations[span.first].collected
 
 
 def _edges(run: Run, unit: Unit) -> list[tuple[float, float]]:
@@ -159,12 +167,6 @@ def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence
     half = _HEIGHTS.get(span.kind, _FULL) / 2
     left, right = edges[span.first][0], edges[span.last][1]
     return (left, row - half), (right, row - half), (right, row + half), (left, row + half)
-
-
-def _draw_columns(axes: Axes, edges: Sequence[tuple[float, float]], num_rows: int) -> None:
-    """A hair between two iterations, where there is room for one."""
-    if len(edges) <= _MOST_COLUMNS:
-        axes.vlines([left for left, _ in edges], 0.5, num_rows + 0.5, color="white", linewidth=0.5, zorder=2)
 
 
 def _draw_ends(axes: Axes, run: Run, unit: Unit, numbers: Sequence[int]) -> None:
