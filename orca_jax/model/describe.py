@@ -37,7 +37,10 @@ def read_model_config(source: str | Path) -> ModelConfig:
         return config_from_hf(presets[name])
     directory = Path(source)
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory; give a model directory or preset:<name>", param="model")
+        raise ConfigError(
+            f"{directory} is no directory; name one, or preset:<name>; hf download gets a model from the Hub",
+            param="model",
+        )
     config = config_from_hf(_read_object(directory / "config.json"))
     generation = directory / "generation_config.json"
     if generation.exists():

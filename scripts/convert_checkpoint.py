@@ -1,0 +1,80 @@
+"""Writes a Hugging Face directory as a model directory with an Orbax checkpoint, which loads shard by shard.
+
+    python scripts/convert_checkpoint.py models/smol models/smol-orbax
+
+Configuration, tokenizer and chat template are copied. To write what you trained yourself, call
+`orca_jax.model.checkpoint.save_decoder` and put a config.json and a tokenizer.json beside its folder.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import jax
+
+from orca_jax.config import DType
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.model.checkpoint import PARAMS, save_decoder
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder, tensor_mesh
+from orca_jax.progress import progress_bar
+
+COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
+OF_WEIGHTS = "model.safetensors.index.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Convert; 2 where the source cannot be read or the destination holds a checkpoint already."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="a directory with config.json and safetensors")
+    parser.add_argument("destination", type=Path, help="where the model directory is written")
+    parser.add_argument(
+        "--dtype", choices=get_args(DType), help="of the weights that are written (default: what config.json says)"
+    )
+    args = parser.parse_args(argv)
+    try:
+        convert(args.source, args.destination, args.dtype)
+    except OrcaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {args.destination}; try: python -m orca_jax.serve --model {args.destination}")
+    return 0
+
+
+def convert(source: Path, destination: Path, dtype: DType | None = None) -> None:
+    """Write `source` to `destination`. It goes through the memory of one device, whole.
+
+    Args:
+        source: a model directory.
+        destination: made where it is missing; must hold no checkpoint.
+        dtype: of the weights that are written; None: as config.json says, or float32.
+
+    Raises:
+        ConfigError: the source's configuration is wrong, or the destination holds a checkpoint.
+        CheckpointError: the source's weights do not fit its configuration.
+    """
+    if (destination / PARAMS).exists():
+        raise ConfigError(f"{destination / PARAMS} exists; name another destination, or remove it", param="destination")
+    read_model_config(source)  # says what is wrong with it
+    kept = dtype or _stored_dtype(source)
+    mesh = tensor_mesh(jax.local_devices()[:1])
+    decoder = load_decoder(source, dtype=kept, mesh=mesh, progress=progress_bar("Loading", True))
+    destination.mkdir(parents=True, exist_ok=True)
+    for file in sorted(path for pattern in COPIED for path in source.glob(pattern)):
+        if file.name != OF_WEIGHTS:
+            shutil.copy(file, destination)
+    save_decoder(decoder, destination, kept)
+
+
+def _stored_dtype(source: Path) -> DType:
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    name = config.get("dtype") or config.get("torch_dtype")
+    return name if name in get_args(DType) else "float32"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What `scripts/convert_checkpoint.py` writes is the same model, as Orbax has it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder
+from orca_jax.model.tree import flat_parameters
+from scripts.convert_checkpoint import main
+from tests.model.reference import REFERENCE, mesh_of
+
+SOURCE = REFERENCE / "gpt2-untied-sharded"
+
+
+def test_the_same_model_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "models" / "own"
+    assert main([str(SOURCE), str(out)]) == 0
+    assert capsys.readouterr().out == f"wrote {out}; try: python -m orca_jax.serve --model {out}\n"
+    assert {path.name for path in out.iterdir()} == {"config.json", "generation_config.json", "params"}
+    assert read_model_config(out) == read_model_config(SOURCE)
+    ours, theirs = (
+        flat_parameters(nnx.state(load_decoder(each, dtype="float32", mesh=mesh_of(1)))) for each in (out, SOURCE)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(theirs[name]), err_msg=name)
+    assert main([str(SOURCE), str(out)]) == 2, "it is not written over"
+
+
+def test_another_type(tmp_path: Path) -> None:
+    assert main([str(SOURCE), str(tmp_path), "--dtype", "bfloat16"]) == 0
+    rounded = load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1)).embedding.table.get_value()
+    exact = load_decoder(SOURCE, dtype="float32", mesh=mesh_of(1)).embedding.table.get_value()
+    assert 0 < float(abs(rounded - exact).max()) < 0.01
+
+
+def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "config.json is missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
