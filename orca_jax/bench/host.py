@@ -1,0 +1,70 @@
+"""What the host does for an iteration, and for how long the device waits: with a steady number of running requests."""
+
+import argparse
+import dataclasses
+import json
+import random
+import statistics
+
+from orca_jax.bench.measure import hardware, print_table, run_trace, summarize, warm_up
+from orca_jax.bench.traces import TraceRequest
+from orca_jax.build import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+
+HELP = "host time and device idle time of an iteration"
+
+NUM_INPUT, NUM_OUTPUT = 32, 128  # tokens; all requests come and end together, so that nearly all iterations hold all
+SHOWN = (
+    *("mean_batch_size", "iterations", "iteration_ms", "host_ms_per_iteration", "schedule_ms", "pack_ms", "update_ms"),
+    *("dispatch_ms_per_iteration", "device_idle_ms_per_iteration", "device_idle_share"),
+)
+PARTS = ("schedule_seconds", "pack_seconds", "update_seconds")
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Flags of this benchmark and of the engine."""
+    parser.add_argument(
+        "--running", type=int, nargs="+", default=[64, 256], metavar="N", help="running requests (default: 64 256)"
+    )
+    parser.add_argument("--passes", type=int, default=3, metavar="N", help="of which the median counts (default: 3)")
+    add_engine_args(parser, model="preset:gpt2-tiny", scheduler="chunked", max_model_len=NUM_INPUT + NUM_OUTPUT)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure each number of running requests on an engine of its own; print tables and a line of JSON."""
+    if min(args.running) < 1 or args.passes < 1:
+        raise ConfigError("running and passes must be at least 1", param="passes" if args.passes < 1 else "running")
+    config = engine_config_from_args(args)
+    rows = []
+    for running in args.running:
+        row = _measure(dataclasses.replace(config, max_num_seqs=running), args.passes)
+        print_table(f"{config.model}, {running} running requests, {config.scheduler}", row)
+        rows.append({"running": running, **row})
+    print(
+        json.dumps({"rows": rows, "passes": args.passes, "hardware": hardware(), "config": dataclasses.asdict(config)})
+    )
+
+
+def _measure(config: EngineConfig, passes: int) -> dict[str, float]:
+    """Medians over the passes; the ends of the host's time as well."""
+    built = build_engine(config)
+    try:
+        ids = random.Random(config.seed)
+        trace = [
+            TraceRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
+            for _ in range(config.max_num_seqs)
+        ]
+        warm_up(built.engine, trace)
+        found = []
+        for _ in range(passes):
+            done = run_trace(built.engine, trace)
+            figures, iterations = summarize(done), done.figures["iterations"]
+            parts = {name.replace("_seconds", "_ms"): 1e3 * done.figures[name] / iterations for name in PARTS}
+            found.append({**figures, **parts, "iteration_ms": 1e3 * done.wall / iterations})
+    finally:
+        built.engine.executor.close()
+    row = {name: statistics.median([each[name] for each in found]) for name in SHOWN}
+    host = [each["host_ms_per_iteration"] for each in found]
+    return {**row, "host_ms_least": min(host), "host_ms_most": max(host)}
