@@ -62,8 +62,9 @@ def launches(members: Sequence[Member], largest: int, most_scored: int) -> Itera
 def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Iterator[list[Segment]]:
     launch: list[Segment] = []
     room = largest
-    for index in sorted(indices, key=lambda i: members[i].num_tokens > 1):
-        offset, left = 0, members[index].num_tokens
+    sizes = [(index, members[index].num_tokens) for index in indices]
+    for index, left in sorted(sizes, key=lambda pair: pair[1] > 1):
+        offset = 0
         while left:
             size = min(left, room)
             launch.append(Segment(index, offset, size))

@@ -101,9 +101,9 @@ def pack(
     """
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
-    count = np.array([segment.size for segment in segments], np.int32)
-    first = np.array([members[segment.member].start + segment.offset for segment in segments], np.int32)
-    row = np.array([members[segment.member].row for segment in segments], np.int32)
+    count = np.array([size for _, _, size in segments], np.int32)
+    first = np.array([members[index].start + offset for index, offset, _ in segments], np.int32)
+    row = np.array([members[index].row for index, _, _ in segments], np.int32)
     end = np.cumsum(count, dtype=np.int32)
     start, total, used = end - count, int(end[-1]), len(segments)
 

@@ -44,9 +44,11 @@ class ChunkedScheduler:
         """Running requests first, increments before chunks of prompts; then newcomers, if nobody lacks pages."""
         turn = _Turn(kv, self.ordering, self.max_tokens, kv.num_free_pages)
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
-        for request in sorted(running, key=_is_chunk):
-            if request.num_left and turn.budget and request not in turn.preempted:
-                turn.go_on(request, running)
+        left = [(request, request.num_left) for request in running]
+        chunks = [(request, count) for request, count in left if count > 1]
+        for request, count in [each for each in left if each[1] == 1] + chunks:
+            if turn.budget and request not in turn.preempted:
+                turn.go_on(request, count, running)
         if not turn.is_short:
             self._admit(pool, turn)
         return Selection(turn.choices, turn.preempted)
@@ -57,6 +59,8 @@ class ChunkedScheduler:
 
     def _admit(self, pool: RequestPool, turn: "_Turn") -> None:
         rows = min(self.max_bs - len(pool.running), turn.kv.num_free_rows)
+        if not rows or not turn.budget or len(pool) == len(pool.running):
+            return
         promised = sum([turn.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
         spare = turn.free - max(0, promised - turn.taken)
         for request in self.ordering.waiting(pool):
@@ -71,10 +75,6 @@ class ChunkedScheduler:
             turn.choose(request, size, price)
             spare -= price
             rows -= 1
-
-
-def _is_chunk(request: Request) -> bool:
-    return request.num_left > 1
 
 
 @dataclass
@@ -97,14 +97,15 @@ class _Turn:
         self.free -= pages
         self.taken += pages
 
-    def go_on(self, request: Request, running: Sequence[Request]) -> None:
+    def go_on(self, request: Request, num_left: int, running: Sequence[Request]) -> None:
         """Choose a running request for as many tokens as budget and pages allow; less urgent ones give up theirs."""
-        size = min(request.num_left, self.budget)
-        while self.kv.lacking(request.row, request.num_computed + size) > self.free:
+        size = min(num_left, self.budget)
+        while (pages := self.kv.lacking(request.row, request.num_computed + size)) > self.free:
             self.is_short = True
             room = (self._num_held(request) + self.free) * self.kv.page_size - request.num_computed
             if room > 0:  # part of a chunk fits
                 size = min(size, room)
+                pages = self.kv.lacking(request.row, request.num_computed + size)
                 break
             victim = self._least_urgent(running, request)
             if victim is None:
@@ -112,7 +113,7 @@ class _Turn:
             self._preempt(victim)
             if victim is request:
                 return
-        self.choose(request, size, self.kv.lacking(request.row, request.num_computed + size))
+        self.choose(request, size, pages)
 
     def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
         """Who gives way to a request: the last one that is not chosen yet, perhaps itself; nobody before it does.

@@ -120,7 +120,8 @@ class KVManager:
     def lacking(self, row: int | None, num_tokens: int) -> int:
         """Pages that a row, or a request without one, lacks to hold `num_tokens` tokens in all."""
         held = 0 if row is None else len(self._pages_of_row[row])
-        return max(0, -(-num_tokens // self.page_size) - held)
+        needed = -(-num_tokens // self.page_size)
+        return needed - held if needed > held else 0
 
     def allocate(self, row: int, num_tokens: int) -> Sequence[int]:
         """Give a row the pages it lacks to hold `num_tokens` tokens in all; returns the new ones, mostly none."""

@@ -34,7 +34,8 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, is_new: bool) 
     if request.finish_reason is not None:  # ended and kept in its place: the same tokens again
         start -= num_tokens
     end = start + num_tokens
-    samples = end == request.num_tokens + request.num_pending
+    num_known = request.num_tokens
+    samples = end == num_known + request.num_pending
     num_top = request.params.prompt_logprobs
     targets = () if num_top is None else _targets(request, start, end)
     old_pages = len(pool.kv.pages_of(row))
@@ -48,7 +49,7 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, is_new: bool) 
         start=start,
         ids=request.ids_from(start, num_tokens),
         samples=samples,
-        last_on_device=end > request.num_tokens,
+        last_on_device=end > num_known,
         num_old_pages=old_pages,
         new_pages=new_pages,
         sampling=_row_sampling(request) if is_new else None,
