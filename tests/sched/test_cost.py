@@ -1,0 +1,50 @@
+"""What a selection costs does not depend on how many wait: counted in requests that are looked at, not in time."""
+
+from collections import Counter
+
+import pytest
+
+from orca_jax.build import ORDERINGS
+from orca_jax.request import Request, SamplingParams
+from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.planner import make_plan
+from orca_jax.sched.pool import RequestPool
+
+LOOKED_AT = ("row", "in_flight", "state", "arrival_index")
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int) -> int:
+    """Reads of requests' fields in three selections over a batch of 4, after the arrivals were taken in."""
+    pool = RequestPool(KVManager(num_pages, 16, num_rows), vocab_size=9, max_model_len=64)
+    scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), depth=2)
+    for n in range(4 + num_waiting):
+        pool.add(str(n), [1, 2], SamplingParams(max_tokens=20), seed=0, arrival=float(n))
+    counts: Counter[str] = Counter()
+
+    def select(number: int) -> None:
+        selection = scheduler.select(pool, pool.kv)
+        make_plan(number, selection.choices, pool, 0.0)
+
+    select(0)
+    with monkeypatch.context() as patched:
+        for field in LOOKED_AT:
+            slot = getattr(Request, field)
+
+            def read(self: Request, slot=slot, field=field):
+                counts[field] += 1
+                return slot.__get__(self)
+
+            patched.setattr(Request, field, property(read, slot.__set__))
+        for number in (1, 2, 3):
+            select(number)
+    return counts.total()
+
+
+@pytest.mark.parametrize(("num_pages", "num_rows"), [(64, 4), (4, 8)], ids=["for rows", "for pages"])
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_thousands_that_wait_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int
+) -> None:
+    few, many = (looks(monkeypatch, name, num_pages, num_rows, number) for number in (10, 5000))
+    assert 0 < many <= few + 8
