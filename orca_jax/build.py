@@ -15,6 +15,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.places import is_preset, model_directory, ranker_directory
 from orca_jax.progress import progress_bar
+from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -54,6 +55,7 @@ ORDERINGS: dict[str, Callable[[], Ordering]] = {
     "shortest": ShortestFirst,
 }
 PREDICTORS: dict[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
+MAX_STEPS = 256  # more would keep newcomers waiting for seconds on most devices
 WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
 
 _PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
@@ -131,6 +133,8 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(message, param="scheduling_policy")
     if config.scheduler == "chunked":
         _check_chunked(config)
+    if config.check_in_intervals is not None:
+        _check_intervals(config.check_in_intervals, config)
 
 
 def _check_chunked(config: EngineConfig) -> None:
@@ -141,6 +145,17 @@ def _check_chunked(config: EngineConfig) -> None:
     if config.n_slots is not None:
         message = "n_slots must be left out with scheduler chunked, which reserves nothing; give num_pages"
         raise ConfigError(message, param="n_slots")
+
+
+def _check_intervals(intervals: tuple[int, ...], config: EngineConfig) -> None:
+    if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
+        message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
+        raise ConfigError(message, param="check_in_intervals")
+    if config.scheduler != "chunked" or config.overlap:
+        message = (
+            "check_in_intervals needs scheduler chunked without overlap: a device that repeats an iteration by itself"
+        )
+        raise ConfigError(f"{message} leaves nothing to overlap; give --no-overlap", param="check_in_intervals")
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -219,6 +234,7 @@ def _resolve(
         attention_implementation=config.attention_implementation,
         compile_cache=_compile_cache(config.compile_cache),
         strict_compile=config.strict_compile,
+        max_steps=max(config.check_in_intervals or (1,)),
     )
 
 
@@ -308,7 +324,10 @@ def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) ->
             ordering = ORDERINGS[config.scheduling_policy]()
             watermark = int(WATERMARK * cache.num_pages)
             depth = 2 if config.overlap else 1
-            return ChunkedScheduler(config.max_num_seqs, largest_bucket, ordering, depth=depth, watermark=watermark)
+            check_ins = CheckIns(config.check_in_intervals) if config.check_in_intervals else None
+            return ChunkedScheduler(
+                config.max_num_seqs, largest_bucket, ordering, depth=depth, watermark=watermark, check_ins=check_ins
+            )
 
 
 def _build_toy(config: EngineConfig) -> Built:

@@ -91,6 +91,7 @@ class ExecutorConfig:
     attention_implementation: str | None = None  # None: the backend's default
     compile_cache: str | None = None  # directory; None: no persistent cache
     strict_compile: bool = False  # a compile while serving raises
+    max_steps: int = 1  # repetitions of an iteration that one dispatch may make, tokens that a row may keep
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class EngineConfig:
     scheduling_policy: OrderingName = "fcfs"  # chunked: who comes first
     length_predictor: str = "bound"  # how long a request will run: bound, quantiles, demo, or a ranker's directory
     overlap: bool = True  # chunked: select the next iteration while one runs
+    check_in_intervals: tuple[int, ...] | None = None  # chunked: iterations between looks at medium, at long requests
     enable_prefix_caching: bool = True  # chunked: begin with pages of requests whose prompts begin alike
     n_workers: int = 1  # the paper's n_workers: iterations in flight
     n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once

@@ -163,18 +163,18 @@ class Engine:
         """The next iteration, or None when nobody can run."""
         start = time.perf_counter()
         self.observer.selecting()
-        choices, preempted = self.scheduler.select(self.pool, self.pool.kv)
-        for request in preempted:
+        selection = self.scheduler.select(self.pool, self.pool.kv)
+        for request in selection.preempted:
             self.pool.preempt(request)
             self.observer.preempted(request)
-        if not choices:
+        if not selection.choices:
             return None
         number = self._iterations + len(self._in_flight)
-        plan = make_plan(number, choices, self.pool, self._clock())
-        self._scheduled_requests += len(choices)
-        self._scheduled_tokens += sum([choice.num_tokens for choice in choices])
+        plan = make_plan(number, selection, self.pool, self._clock())
+        self._scheduled_requests += len(plan.members)
+        self._scheduled_tokens += sum([choice.num_tokens for choice in selection.choices])
         self._schedule_seconds += time.perf_counter() - start
-        logger.debug("iteration %d: %d requests", number, len(choices))
+        logger.debug("iteration %d: %d requests", number, len(plan.members))
         self.observer.planned()
         return plan
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 MAX_LOGPROBS = 20  # most probable tokens that a request may ask to see; a shape of the compiled sampler
 MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
+MAX_STOP_IDS = 8  # end tokens that a device can look for by itself; a shape of the compiled repetitions
 
 NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
 """Why a request ends that is not to blame; every other reason is what the request asked for."""
@@ -64,6 +65,7 @@ class RowSampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_prompt: int = 0  # tokens of the context that were not generated
     logprobs: int | None = None  # None: not wanted; else how many of the most probable tokens
+    stop_ids: tuple[int, ...] = ()  # that end the request: for a device that repeats an iteration by itself
 
     @property
     def has_extras(self) -> bool:
@@ -83,6 +85,10 @@ class Member(NamedTuple):
     Only a member whose last token is the newest of its request samples; a prompt's earlier chunk does not.
     A sampling member that `is_constrained` waits for its set of allowed ids, which comes by `Executor.constrain`.
 
+    Where the plan repeats, `most_steps` is how many tokens the member may generate in it. A member that is not `told`
+    keeps them on the device, unless it ends there, and the result of a later plan brings them; its `most_steps` are all
+    of the plan's.
+
     `targets` asks for log probabilities of known ids: the i-th one's, given the context up to the member's i-th
     token. They are the ids that follow, so there are `num_tokens` of them, or one fewer where the member samples.
     """
@@ -99,6 +105,8 @@ class Member(NamedTuple):
     is_constrained: bool = False
     targets: Sequence[int] = ()
     num_top_targets: int = 0  # most probable tokens to be told for each target
+    most_steps: int = 1
+    told: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -108,10 +116,18 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One iteration. A row stands in it once, and it is never empty."""
+    """One iteration, or several of the same members in one dispatch. A row stands in it once, and it is never empty.
+
+    With `num_steps` above 1, or a member that is not told, it repeats: every member processes one token and samples,
+    plainly, and the device feeds what was drawn to the next repetition, at most `num_steps` times, until all have
+    stopped or, where it `yields`, the first has. A member ends with one of its `stop_ids` or with logits that are not
+    finite, and stops then or after `most_steps`. The plan must be submitted with nothing else in flight.
+    """
 
     iteration: int
     members: tuple[Member, ...]
+    num_steps: int = 1
+    yields: bool = False  # somebody waits for what the first to end gives back
 
     @property
     def num_tokens(self) -> int:
@@ -123,6 +139,11 @@ class StepPlan:
         """Whether sampling waits for `Executor.constrain`."""
         return any(member.is_constrained for member in self.members)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the device feeds its own tokens on, or keeps some of them for later."""
+        return self.num_steps > 1 or not all([member.told for member in self.members])
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -130,6 +151,10 @@ class StepResult:
 
     `logprobs` is empty where no member wanted any. `scores` holds, for each member with targets in the plan's order,
     one entry for each target.
+
+    `runs` is empty unless the plan repeats or an earlier one left tokens on the device. It then holds all ids that a
+    member generated and nobody was told of, in order, or None where they stay there and the member has not ended;
+    `token_ids` are the last of each, and mean nothing beside a None.
     """
 
     iteration: int
@@ -137,6 +162,8 @@ class StepResult:
     finite: Sequence[bool]  # False: the logits held NaN or infinity and the token means nothing
     logprobs: Sequence[TokenLogprobs | None] = ()
     scores: Sequence[Sequence[TokenLogprobs]] = ()
+    num_steps: int = 1  # how often a plan that repeats was run
+    runs: Sequence[Sequence[int] | None] = ()
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orca_jax.request import Request
+from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
@@ -29,16 +30,27 @@ class ChunkedScheduler:
         ordering: who comes first.
         depth: iterations in flight; 2 overlaps the host's work on one with the device's work on the other.
         watermark: pages that stay free when a request is admitted beside others, so that their next tokens find some.
+        check_ins: repeats iterations in which everybody generates; needs a `depth` of 1.
     """
 
     name = "chunked"
 
-    def __init__(self, max_bs: int, max_tokens: int, ordering: Ordering, *, depth: int = 1, watermark: int = 0) -> None:
+    def __init__(
+        self,
+        max_bs: int,
+        max_tokens: int,
+        ordering: Ordering,
+        *,
+        depth: int = 1,
+        watermark: int = 0,
+        check_ins: CheckIns | None = None,
+    ) -> None:
         self.max_bs = max_bs
         self.max_tokens = max_tokens
         self.ordering = ordering
         self.n_workers = depth
         self.watermark = watermark
+        self.check_ins = check_ins
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Running requests first, increments before chunks of prompts; then newcomers, if nobody lacks pages."""
@@ -51,11 +63,19 @@ class ChunkedScheduler:
                 turn.go_on(request, count, running)
         if not turn.is_short:
             self._admit(pool, turn)
-        return Selection(turn.choices, turn.preempted)
+        selection = Selection(turn.choices, turn.preempted)
+        return selection if self.check_ins is None else self._stretch(selection, self.check_ins, pool)
 
     def may_return(self, request: Request) -> bool:
         """Always: a token leaves as soon as its iteration has returned."""
         return True
+
+    def _stretch(self, selection: Selection, check_ins: CheckIns, pool: RequestPool) -> Selection:
+        selection = check_ins.stretch(selection, pool.kv, len(pool) - len(pool.running))
+        for choice in selection.choices:
+            if choice.most_steps > 1:
+                self.ordering.charge(choice.request, choice.most_steps - 1)
+        return selection
 
     def _admit(self, pool: RequestPool, turn: "_Turn") -> None:
         rows = min(self.max_bs - len(pool.running), turn.kv.num_free_rows)

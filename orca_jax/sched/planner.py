@@ -4,30 +4,34 @@ from collections.abc import Sequence
 
 from orca_jax.request import Request
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice
+from orca_jax.sched.scheduler import Choice, Selection
 from orca_jax.step import Member, RowSampling, StepPlan
 
 
-def make_plan(iteration: int, choices: Sequence[Choice], pool: RequestPool, now: float) -> StepPlan:
+def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: float) -> StepPlan:
     """Give the chosen requests what they need for one iteration, and write down what each does in it.
 
     Args:
         iteration: number of the plan.
-        choices: not empty, each request once.
+        selection: not empty, each request once.
         pool: where the requests live; newcomers are admitted, and all are marked as running.
         now: seconds on the engine's clock.
     """
+    choices = selection.choices
     newcomers = {choice.request.request_id for choice in choices if choice.request.row is None}
     for choice in choices:  # all of them before any page is allocated, which might be one that a newcomer shares
         if choice.request.row is None:
             pool.admit(choice.request, now)
     return StepPlan(
         iteration,
-        tuple([_member(request, count, pool, request.request_id in newcomers) for request, count in choices]),
+        tuple([_member(choice, pool, choice.request.request_id in newcomers) for choice in choices]),
+        selection.num_steps,
+        selection.yields,
     )
 
 
-def _member(request: Request, num_tokens: int, pool: RequestPool, is_new: bool) -> Member:
+def _member(choice: Choice, pool: RequestPool, is_new: bool) -> Member:
+    request, num_tokens = choice.request, choice.num_tokens
     row = request.row
     assert row is not None, f"{request.request_id} was not admitted"
     start = request.num_computed
@@ -39,7 +43,7 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, is_new: bool) 
     num_top = request.params.prompt_logprobs
     targets = () if num_top is None else _targets(request, start, end)
     old_pages = len(pool.kv.pages_of(row))
-    new_pages = pool.kv.allocate(row, end)
+    new_pages = pool.kv.allocate(row, end + choice.most_steps - 1)
     if is_new and old_pages:  # found by their content
         old_pages, new_pages = 0, tuple(pool.kv.pages_of(row))
     pool.launch(request, end, samples)
@@ -56,6 +60,8 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, is_new: bool) 
         is_constrained=samples and request.constraint is not None and request.finish_reason is None,
         targets=targets,
         num_top_targets=num_top or 0,
+        most_steps=choice.most_steps,
+        told=choice.told,
     )
 
 
@@ -81,4 +87,5 @@ def _row_sampling(request: Request) -> RowSampling:
         logit_bias=tuple(params.logit_bias.items()),
         num_prompt=len(request.prompt_ids),
         logprobs=params.logprobs,
+        stop_ids=tuple(sorted(request.stop_ids)),
     )

@@ -18,6 +18,7 @@ from orca_jax.request import (
 from orca_jax.sched.constraint import after, all_tokens, build_constraint
 from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.outcome import Outcome, outcomes
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.prefix import digests_of, may_read
 from orca_jax.step import NOT_FINITE, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
@@ -172,6 +173,7 @@ class RequestPool:
         """Take row and pages from a running request, which waits again and computes its tokens anew.
 
         It may be in flight: the device works in the order of submission, so nobody can write into its pages before.
+        Tokens that were left on the device are lost there, and drawn again from the same seed.
         """
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
@@ -180,6 +182,7 @@ class RequestPool:
         self.num_preemptions += 1
         if not request.in_flight:
             request.state = State.INITIATION
+            request.num_pending = 0
 
     def launch(self, request: Request, num_computed: int, samples: bool) -> None:
         """A plan that brings the request to `num_computed` tokens is about to be submitted (lines 6-7)."""
@@ -197,21 +200,15 @@ class RequestPool:
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what an iteration brought (lines 11-13 of Algorithm 1)."""
-        num_samples = sum([member.samples for member in plan.members])
-        assert len(result.token_ids) == len(result.finite) == num_samples, (
-            f"iteration {plan.iteration} samples {num_samples} tokens, the result has {len(result.token_ids)}"
-        )
-        logprobs = result.logprobs or (None,) * num_samples
-        samples = zip(result.token_ids, result.finite, logprobs, strict=True)
-        scores = iter(result.scores)
-        for member in plan.members:
+        for outcome in outcomes(plan, result):
+            member = outcome.member
             request = self._live[member.request_id]
-            sample = next(samples) if member.samples else None
             if member.targets:
-                _score(request, member, next(scores))
+                _score(request, member, outcome.scores)
             request.in_flight -= 1
-            request.num_pending -= member.samples
-            request.num_iterations += 1
+            if member.samples:
+                _advance(request, outcome, result)
+            request.num_iterations += min(member.most_steps, result.num_steps)
             if not request.in_flight:
                 in_initiation = request.num_computed < len(request.prompt_ids)
                 request.state = State.INITIATION if in_initiation else State.INCREMENT
@@ -221,8 +218,10 @@ class RequestPool:
             elif request.aborted:
                 if not request.in_flight:
                     self._end_aborted(request)
-            elif sample is not None and request.finish_reason is None:  # else: computed past the end, dropped
-                self._append(request, *sample)
+            elif outcome.run and request.finish_reason is None:  # else: computed past the end, dropped
+                for token in outcome.run[:-1]:
+                    self._append(request, token, True, None)
+                self._append(request, outcome.run[-1], outcome.finite, outcome.logprobs)
             if request.row is not None and self.reuses_prefixes:
                 self._remember(request, request.row)
 
@@ -362,6 +361,19 @@ def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) ->
     num_known = len(request.prompt_logprobs) - member.start
     assert num_known >= 0, f"{request.request_id}: scores are missing before position {member.start}"
     request.prompt_logprobs += scores[num_known:]
+
+
+def _advance(request: Request, outcome: Outcome, result: StepResult) -> None:
+    """Count the tokens that an iteration drew, those that it was repeated for included."""
+    if not result.runs:
+        request.num_pending -= 1
+    elif outcome.run is None:
+        num_more = min(outcome.member.most_steps, result.num_steps) - 1
+        request.num_pending += num_more
+        request.num_computed += num_more
+    else:
+        request.num_pending = 0
+        request.num_computed = request.num_tokens + len(outcome.run) - 1  # the last one was drawn and not computed
 
 
 def _metrics(request: Request, now: float) -> RequestMetrics:

@@ -11,18 +11,26 @@ from orca_jax.sched.pool import RequestPool
 class Choice(NamedTuple):
     """A request that runs in the next iteration, and how many of its tokens are processed.
 
-    A request that ended but keeps its place repeats its last processed tokens.
+    A request that ended but keeps its place repeats its last processed tokens. Where the iteration is repeated,
+    `most_steps` and `told` are as in `step.Member`.
     """
 
     request: Request
     num_tokens: int
+    most_steps: int = 1
+    told: bool = True
 
 
 class Selection(NamedTuple):
-    """Who runs in the next iteration, and who gives up row and pages for that; empty when nobody can run."""
+    """Who runs in the next iteration, and who gives up row and pages for that; empty when nobody can run.
+
+    `num_steps` and `yields` are as in `step.StepPlan`.
+    """
 
     choices: Sequence[Choice]
     preempted: Sequence[Request] = ()
+    num_steps: int = 1
+    yields: bool = False
 
 
 class Scheduler(Protocol):

@@ -21,6 +21,8 @@ HELP: Mapping[str, str] = {
     "scheduling_policy": "chunked: who comes first: arrival, priority, tenants' shares, deadline, or predicted length",
     "length_predictor": 'who says how long a request runs: "bound" (max_tokens), "quantiles", "demo", or a directory',
     "overlap": "chunked: select the next iteration while one runs",
+    "check_in_intervals": "chunked without overlap: the device repeats iterations by itself, and the host looks at "
+    "medium and long requests every K1 and K2 of them",
     "enable_prefix_caching": "chunked: begin with the pages of requests whose prompts begin alike",
     "n_workers": "iterations in flight (the paper's n_workers)",
     "n_slots": "tokens of K and V that may be reserved at once (the paper's n_slots); default: what memory holds",

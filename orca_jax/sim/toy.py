@@ -167,15 +167,19 @@ class ToyExecutor:
             self._memory.write(member)
         self.stats.iterations += 1
         self.stats.launches += 1
-        self.stats.tokens += plan.num_tokens
+        scores = tuple([self._score(member) for member in plan.members if member.targets])
+        result = self._repeat(plan) if plan.repeats else None
+        num_steps = 1 if result is None else result.num_steps
+        self.stats.tokens += plan.num_tokens * num_steps
         now = time.perf_counter()
         if self._is_wanted:
             self.stats.idle_seconds += max(0.0, now - self._ready_at)
         self._is_wanted = True
-        self._ready_at = max(now, self._ready_at) + self._latency
-        scores = tuple([self._score(member) for member in plan.members if member.targets])
-        handle = _ToyHandle(plan, scores, self._ready_at)
+        self._ready_at = max(now, self._ready_at) + self._latency * num_steps
+        handle = _ToyHandle(plan, scores, self._ready_at, result)
         self._in_flight.append(handle)
+        if result is not None:
+            return handle
         if plan.is_constrained:
             self._awaiting = handle
         else:
@@ -225,12 +229,45 @@ class ToyExecutor:
         plan, sets = handle.plan, iter(allowed)
         samples = [self._sample(m, next(sets) if m.is_constrained else None) for m in plan.members if m.samples]
         logprobs = [logprob for _, logprob in samples]
+        token_ids = [token or 0 for token, _ in samples]
+        rows = [self._memory.row(member.row) for member in plan.members if member.samples]
+        runs = [row.told(token) for row, token in zip(rows, token_ids, strict=True)]
         handle.result = StepResult(
             iteration=plan.iteration,
-            token_ids=[token or 0 for token, _ in samples],
+            token_ids=token_ids,
             finite=[token is not None for token, _ in samples],
             logprobs=logprobs if any(logprobs) else (),
             scores=handle.scores,
+            runs=runs if any([len(run) > 1 for run in runs]) else (),
+        )
+
+    def _repeat(self, plan: StepPlan) -> StepResult:
+        """A plan that repeats, whose members have been written once: draw, write what was drawn, and so on."""
+        assert not self._in_flight, "a plan that repeats with others in flight"
+        drawing, ended, broken, num_steps = list(plan.members), set[int](), set[int](), 0
+        while drawing and num_steps < plan.num_steps and not (plan.yields and len(drawing) < len(plan.members)):
+            for member in drawing if num_steps else ():
+                self._memory.write_drawn(member.row)
+            num_steps += 1
+            for member in drawing:
+                token, _ = self._sample(member, None)
+                row = self._memory.row(member.row)
+                row.untold.append(token or 0)
+                if token is None:
+                    broken.add(member.row)
+                if token is None or token in row.sampling.stop_ids:
+                    ended.add(member.row)
+            drawing = [m for m in drawing if m.row not in ended and num_steps < m.most_steps]
+        runs = [
+            tuple(self._memory.row(member.row).told()) if member.told or member.row in ended else None
+            for member in plan.members
+        ]
+        return StepResult(
+            iteration=plan.iteration,
+            token_ids=[run[-1] if run else 0 for run in runs],
+            finite=[member.row not in broken for member in plan.members],
+            num_steps=num_steps,
+            runs=runs,
         )
 
     def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:

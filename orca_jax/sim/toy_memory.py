@@ -15,6 +15,12 @@ class ToyRow:
     pages: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
     last_token: int | None = None
+    untold: list[int] = field(default_factory=list)  # drawn, and in no result yet
+
+    def told(self, *newest: int) -> list[int]:
+        """All that is in no result yet, `newest` last; from now on it is."""
+        run, self.untold = [*self.untold, *newest], []
+        return run
 
 
 class ToyMemory:
@@ -54,17 +60,27 @@ class ToyMemory:
         assert member.start <= len(row.sums), (
             f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
         )
-        end = member.start + len(ids)
-        assert end <= len(row.pages) * self._page_size, f"{member.request_id}: {end} tokens in {len(row.pages)} pages"
-        total = row.sums[member.start - 1] if member.start else 0
         del row.sums[member.start :]
-        for position, token in enumerate(ids, start=member.start):
+        self._append(member.row, member.start, ids)
+
+    def _append(self, index: int, start: int, ids: list[int]) -> None:
+        row = self._rows[index]
+        end = start + len(ids)
+        assert end <= len(row.pages) * self._page_size, f"{row.request_id}: {end} tokens in {len(row.pages)} pages"
+        total = row.sums[start - 1] if start else 0
+        for position, token in enumerate(ids, start=start):
             number, slot = divmod(position, self._page_size)
             page = row.pages[number]
-            assert self._readers[page] == {member.row}, f"{member.request_id} writes into page {page}, which is shared"
+            assert self._readers[page] == {index}, f"{row.request_id} writes into page {page}, which is shared"
             self._pages[page][slot] = token
             total += (position + 1) * (token + 1)
             row.sums.append(total)
+
+    def write_drawn(self, index: int) -> None:
+        """Put the row's last token after its context, as a device does that feeds itself."""
+        row = self._rows[index]
+        assert row.last_token is not None, f"row {index} has no token on the device"
+        self._append(index, len(row.sums), [row.last_token])
 
     def ids_of(self, index: int) -> list[int]:
         """A row's whole context, read back through its page table."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import USUAL, Request, RequestUpdate, SamplingParams, Urgency
+from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -30,6 +31,7 @@ class Shape(NamedTuple):
     num_pages: int | None = None  # None: enough for everybody
     reuses_prefixes: bool = True
     ordering: Callable[[], Ordering] = FirstComeFirstServed
+    intervals: tuple[int, int] | None = None  # of check-ins, with a depth of 1
 
 
 class RecordingScheduler:
@@ -91,7 +93,12 @@ class Lab:
         else:
             self.kv = KVManager(shape.num_pages or rows * -(-max_model_len // page_size), page_size, rows)
             scheduler = ChunkedScheduler(
-                max_bs, shape.budget, shape.ordering(), depth=shape.depth, watermark=shape.watermark
+                max_bs,
+                shape.budget,
+                shape.ordering(),
+                depth=shape.depth,
+                watermark=shape.watermark,
+                check_ins=CheckIns(shape.intervals) if shape.intervals else None,
             )
         self.pool = RequestPool(
             self.kv,
@@ -148,7 +155,10 @@ class Lab:
 
     @property
     def batches(self) -> list[str]:
-        """Each iteration as `A5 B1`: who ran and how many tokens; `-` where it did not sample."""
+        """Each plan as `A5 B1`: who ran and how many tokens; `-` where it did not sample.
+
+        One that repeats begins with `4x`, at most so often, or `4!x` where it yields; `~` is a member that is not told.
+        """
         return [" ".join(_shown(plan)) for plan in self.executor.plans]
 
     def expected(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -157,5 +167,7 @@ class Lab:
 
 
 def _shown(plan: StepPlan) -> Iterable[str]:
+    if plan.repeats:
+        yield f"{plan.num_steps}{'!' if plan.yields else ''}x"
     for member in plan.members:
-        yield f"{member.request_id}{member.num_tokens}{'' if member.samples else '-'}"
+        yield f"{member.request_id}{member.num_tokens}{'' if member.samples else '-'}{'' if member.told else '~'}"

@@ -149,7 +149,8 @@ SHAPES = st.builds(
     num_pages=st.integers(26, 40),  # of one slot at least, so that the longest request fits alone
     reuses_prefixes=st.booleans(),
     ordering=st.sampled_from(list(ORDERINGS.values())),
-)
+    intervals=st.sampled_from([None, None, (1, 2), (2, 3)]),
+).map(lambda shape: shape._replace(depth=1) if shape.intervals else shape)
 MANY = settings(max_examples=200, deadline=None)
 
 

@@ -20,20 +20,36 @@ class Machine(RuleBasedStateMachine):
         depth=st.integers(1, 2),
         watermark=st.integers(0, 2),
         spare=st.integers(0, 15),
+        intervals=st.sampled_from([None, (1, 2), (2, 3)]),
     )
-    def start(self, max_bs: int, page_size: int, budget: int, depth: int, watermark: int, spare: int) -> None:
+    def start(
+        self,
+        max_bs: int,
+        page_size: int,
+        budget: int,
+        depth: int,
+        watermark: int,
+        spare: int,
+        intervals: tuple[int, int] | None,
+    ) -> None:
         pages = -(-(30 + spare) // page_size)
         self.lab = Lab(
             max_bs=max_bs, page_size=page_size, max_model_len=30, eos=[EOS],
-            shape=Shape(budget=budget, depth=depth, watermark=watermark, num_pages=pages),
+            shape=Shape(
+                budget=budget,
+                depth=1 if intervals else depth,
+                watermark=watermark,
+                num_pages=pages,
+                intervals=intervals,
+            ),
         )  # fmt: skip
         self.wanted: dict[str, tuple[list[int], SamplingParams]] = {}
         self.aborted: set[str] = set()
 
     @rule(
         stem=st.sampled_from([[], [1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9, 9, 9]]),
-        tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10),
-        max_tokens=st.integers(1, 13),
+        tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8),
+        max_tokens=st.integers(1, 15),
         min_tokens=st.integers(0, 1),
         salt=st.sampled_from(["", "other"]),
         scored=st.booleans(),

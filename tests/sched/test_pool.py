@@ -7,7 +7,7 @@ from orca_jax.request import Request, SamplingParams, State, StructuredOutput
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.planner import make_plan
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice
+from orca_jax.sched.scheduler import Choice, Selection
 from orca_jax.step import RowSampling, StepPlan, StepResult, TokenLogprobs
 
 EOS = 9
@@ -23,7 +23,7 @@ def add(pool: RequestPool, request_id: str = "a", prompt=(1, 2, 3), **params) ->
 
 
 def run_once(pool: RequestPool, request: Request, token: int, finite: bool = True) -> StepPlan:
-    plan = make_plan(0, [Choice(request, request.num_tokens - request.num_computed)], pool, now=2.0)
+    plan = make_plan(0, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0)
     pool.record(plan, StepResult(0, [token], [finite]))
     return plan
 
@@ -170,7 +170,7 @@ def test_abort_of_a_waiting_request() -> None:
 def test_abort_in_flight_waits_for_the_iteration() -> None:
     pool = pool_of()
     request = add(pool)
-    plan = make_plan(0, [Choice(request, 3)], pool, now=2.0)
+    plan = make_plan(0, Selection([Choice(request, 3)]), pool, now=2.0)
     assert pool.abort("a")
     assert not pool.abort("a"), "once"
     assert pool.kv.num_held_rows == 1, "the iteration still writes there"
@@ -184,7 +184,7 @@ def test_abort_in_flight_waits_for_the_iteration() -> None:
 
 def test_results_must_fit_the_plan() -> None:
     pool = pool_of()
-    plan = make_plan(0, [Choice(add(pool), 3)], pool, now=2.0)
+    plan = make_plan(0, Selection([Choice(add(pool), 3)]), pool, now=2.0)
     with pytest.raises(AssertionError, match="samples 1 tokens, the result has 2"):
         pool.record(plan, StepResult(0, [4, 4], [True, True]))
 
@@ -195,7 +195,7 @@ def test_plan_of_a_chunked_prompt() -> None:
     request = add(pool, prompt=[1, 2, 3, 4, 5], max_tokens=3, temperature=0.5, top_k=-1, top_p=0.9)
     plans, tokens = [], []
     for iteration, count in enumerate([2, 3, 1]):
-        plan = make_plan(iteration, [Choice(request, count)], pool, now=2.0)
+        plan = make_plan(iteration, Selection([Choice(request, count)]), pool, now=2.0)
         assert request.state is State.RUNNING
         plans.append(plan.members[0])
         sampled = [6 + iteration] if plan.members[0].samples else []
@@ -208,7 +208,9 @@ def test_plan_of_a_chunked_prompt() -> None:
         (5, [7], True),
     ]
     assert [(m.num_old_pages, len(m.new_pages)) for m in plans] == [(0, 1), (1, 1), (2, 0)]
-    assert [m.sampling for m in plans] == [RowSampling(0.5, 0, 0.9, 5, num_prompt=5), None, None], "told once, -1 as 0"
+    assert [m.sampling for m in plans] == [RowSampling(0.5, 0, 0.9, 5, num_prompt=5, stop_ids=(EOS,)), None, None], (
+        "told once, -1 as 0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,8 +241,8 @@ def test_two_iterations_of_one_request_in_flight() -> None:
     """A prompt in two chunks: the first one's return leaves the request running, and an abort waits for the second."""
     pool = pool_of()
     request = add(pool, prompt=[1, 2, 3, 4, 5])
-    first = make_plan(0, [Choice(request, 2)], pool, now=2.0)
-    second = make_plan(1, [Choice(request, 3)], pool, now=2.0)
+    first = make_plan(0, Selection([Choice(request, 2)]), pool, now=2.0)
+    second = make_plan(1, Selection([Choice(request, 3)]), pool, now=2.0)
     assert [plan.members[0].start for plan in (first, second)] == [0, 2]
     pool.record(first, StepResult(0, [], []))
     assert (request.state, request.in_flight) == (State.RUNNING, 1)
@@ -263,8 +265,8 @@ def test_plan_of_a_request_with_everything() -> None:
         "logprobs": 2,
     }
     request = add(pool, temperature=0.5, **fields)
-    sampling = make_plan(0, [Choice(request, 3)], pool, now=2.0).members[0].sampling
-    expected = {**fields, "logit_bias": ((3, 2.0),), "num_prompt": 3}
+    sampling = make_plan(0, Selection([Choice(request, 3)]), pool, now=2.0).members[0].sampling
+    expected = {**fields, "logit_bias": ((3, 2.0),), "num_prompt": 3, "stop_ids": (EOS,)}
     assert sampling == RowSampling(0.5, 0, 1.0, 5, **expected)
     assert sampling is not None and sampling.has_extras
 
@@ -278,7 +280,9 @@ def test_log_probabilities_go_out_with_their_ids() -> None:
     request = add(pool, max_tokens=3, logprobs=0)
     told = []
     for iteration, held in enumerate([False, True, False]):
-        plan = make_plan(iteration, [Choice(request, request.num_tokens - request.num_computed)], pool, now=2.0)
+        plan = make_plan(
+            iteration, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0
+        )
         pool.record(plan, StepResult(iteration, [4 + iteration], [True], [score_of(iteration)]))
         told += [(u.new_ids, u.logprobs, u.prompt_logprobs) for u in pool.deliver(lambda _, held=held: not held, 3.0)]
     assert told == [((4,), (score_of(0),), None), ((5, 6), (score_of(1), score_of(2)), None)]
@@ -287,7 +291,7 @@ def test_log_probabilities_go_out_with_their_ids() -> None:
 def test_members_that_want_no_log_probabilities_get_none() -> None:
     pool = pool_of()
     requests = [add(pool, "a", max_tokens=1), add(pool, "b", max_tokens=1, logprobs=1)]
-    plan = make_plan(0, [Choice(request, 3) for request in requests], pool, now=2.0)
+    plan = make_plan(0, Selection([Choice(request, 3) for request in requests]), pool, now=2.0)
     pool.record(plan, StepResult(0, [4, 5], [True, True], [None, score_of(7)]))
     updates = pool.deliver(lambda _: True, 3.0)
     assert [update.logprobs for update in updates] == [(), (score_of(7),)]
@@ -295,7 +299,7 @@ def test_members_that_want_no_log_probabilities_get_none() -> None:
 
 def score(pool: RequestPool, request: Request, iteration: int, count: int) -> list[int]:
     """Run one chunk, with a score of n for the n-th id of the prompt; returns its targets."""
-    plan = make_plan(iteration, [Choice(request, count)], pool, now=2.0)
+    plan = make_plan(iteration, Selection([Choice(request, count)]), pool, now=2.0)
     [member] = plan.members
     scores = [score_of(member.start + 1 + n) for n in range(len(member.targets))]
     sampled = [4] if member.samples else []
@@ -342,10 +346,10 @@ def test_sets_are_asked_for_where_a_member_samples() -> None:
     pool = pool_of()
     free = add(pool, "a", prompt=[1, 2, 3])
     bound = add(pool, "b", prompt=[1, 2, 3], allowed_token_ids=(4, 5))
-    chunk = make_plan(0, [Choice(bound, 2)], pool, now=2.0)
+    chunk = make_plan(0, Selection([Choice(bound, 2)]), pool, now=2.0)
     assert not chunk.is_constrained
     pool.record(chunk, StepResult(0, [], []))
-    plan = make_plan(1, [Choice(free, 3), Choice(bound, 1)], pool, now=2.0)
+    plan = make_plan(1, Selection([Choice(free, 3), Choice(bound, 1)]), pool, now=2.0)
     assert [member.is_constrained for member in plan.members] == [False, True]
     assert pool.allowed(plan) == [1 << 4 | 1 << 5]
 
