@@ -8,6 +8,7 @@ can do. Everything that lives on the device between iterations is donated from p
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +24,17 @@ from orca_jax.exec.draws import draws_layout, extras_layout, pack_draws, pack_ex
 from orca_jax.exec.extras import WORD
 from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.iteration import Hidden, flatten_module, make_forward
-from orca_jax.exec.launch import Launch, read_results
+from orca_jax.exec.launch import Launch, read_repeated, read_results
 from orca_jax.exec.pack import Layout, pack
+from orca_jax.exec.repeat import Repeated, limits_layout, make_repeat, pack_limits
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampler import Drawn, make_full_sampler, make_plain_sampler
+from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult, TokenSet
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("plain", places) or ("full", places)."""
+"""("layers", bucket), ("repeat", bucket), ("plain", places) or ("full", places)."""
 
 
 @dataclass(slots=True)
@@ -41,11 +44,13 @@ class JaxHandle:
     plan: StepPlan
     launches: list[Launch]
     is_complete: bool  # False: `constrain` has yet to start the samplers that wait for it
+    repeated: Repeated | None = None  # of a plan that repeats, which has no launches
+    untold: jax.Array | None = None  # with it, or where members have tokens there from earlier plans
 
     @property
     def newest(self) -> Pending:
         """Is there when the iteration is done."""
-        return self.launches[-1].newest
+        return self.launches[-1].newest if self.repeated is None else cast(Pending, self.repeated.num_steps)
 
 
 class JaxExecutor:
@@ -83,8 +88,10 @@ class JaxExecutor:
         self._pages = allocate_cache(model, config.cache, mesh)
         self._history = allocate_history(config.num_rows, config.max_model_len, mesh)
         self._last_token = self._put(np.zeros(config.num_rows, np.int32))
+        self._untold = self._put(np.zeros((config.num_rows, config.max_steps), np.int32))
         self._no_masks = {n: self._put(pack_masks((), n, self._columns)) for n in self._places}
         self._idle = IdleWatch()
+        self._num_in_flight = 0
         self._counter = CompileCounter()
         with compile_cache(config.compile_cache):
             self.programs: dict[ProgramName, jax.stages.Compiled] = compile_all(self._lower_all(mesh), progress)
@@ -96,7 +103,13 @@ class JaxExecutor:
         """Pack and launch an iteration; returns before the device is done."""
         self._idle.look()
         self._rows.update(plan.members)
+        self.stats.iterations += 1
+        self._num_in_flight += 1
+        if plan.repeats:
+            return self._repeat(plan)
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
+        if self.config.max_steps > 1 and self._rows.num_untold.any():
+            handle.untold = self._untold
         for segments in launches(plan.members, self.config.buckets[-1], self._places[-1]):
             start = time.perf_counter()
             num_tokens = sum([segment.size for segment in segments])
@@ -112,7 +125,6 @@ class JaxExecutor:
             handle.launches.append(launch)
             if not launch.is_constrained(plan):
                 self._draw(launch, ())
-        self.stats.iterations += 1
         return handle
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
@@ -138,7 +150,8 @@ class JaxExecutor:
         assert handle.is_complete, "a constrained plan, and nobody said what its members may draw"
         start = time.perf_counter()
         self._idle.wait(handle.newest)
-        result = read_results(handle.plan, handle.launches, self._model.vocab_size)
+        result = self._read(handle)
+        self._num_in_flight -= 1
         self.stats.wait_seconds += time.perf_counter() - start
         self._count_compiles()
         return result
@@ -150,9 +163,48 @@ class JaxExecutor:
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
         self._counter.close()
-        for array in (*jax.tree.leaves(self._pages), self._history, self._last_token, *self._no_masks.values()):
+        kept = (self._history, self._last_token, self._untold, *self._no_masks.values())
+        for array in (*jax.tree.leaves(self._pages), *kept):
             array.delete()
         self.programs = {}
+
+    def _repeat(self, plan: StepPlan) -> JaxHandle:
+        """Start a plan that repeats: one launch, since its members are no more than rows."""
+        assert self._num_in_flight == 1, "a plan that repeats with others in flight"
+        start = time.perf_counter()
+        bucket = bucket_for(self.config.buckets, len(plan.members))
+        (segments,) = launches(plan.members, self.config.buckets[-1], self._places[-1])
+        vector, kept = pack(plan.members, segments, self._rows, self._layouts[bucket])
+        draws = pack_draws(kept, self._rows, draws_layout(bucket))
+        limits = pack_limits(plan, kept, self._rows, limits_layout(bucket))
+        packed = time.perf_counter()
+        self._idle.begin()
+        self._pages, self._history, self._last_token, self._untold, repeated = self.programs["repeat", bucket](
+            self._weights, self._unembedding, *self._carried, self._untold, vector, draws, limits
+        )
+        self._idle.handed_over(repeated.num_steps)
+        self.stats.idle_seconds = self._idle.seconds
+        self.stats.pack_seconds += packed - start
+        self.stats.dispatch_seconds += time.perf_counter() - packed
+        self.stats.launches += 1
+        return JaxHandle(plan, [], is_complete=True, repeated=repeated, untold=self._untold)
+
+    def _read(self, handle: JaxHandle) -> StepResult:
+        """Wait for results, those that earlier plans left on the device included."""
+        plan, rows = handle.plan, self._rows
+        if handle.repeated is not None and handle.untold is not None:
+            result, num_drawn = read_repeated(plan, handle.repeated, handle.untold, rows)
+            bucket = bucket_for(self.config.buckets, len(plan.members))
+            self.stats.tokens += num_drawn
+            self.stats.padding_tokens += bucket * result.num_steps - num_drawn
+            return result
+        if handle.untold is None:
+            return read_results(plan, handle.launches, self._model.vocab_size)
+        ids = np.asarray(handle.untold)
+        sampling = [member.row for member in plan.members if member.samples]
+        untold = [ids[row, : rows.num_untold[row]].tolist() for row in sampling]
+        rows.num_untold[sampling] = 0
+        return read_results(plan, handle.launches, self._model.vocab_size, untold)
 
     def _run_layers(self, bucket: int, vector: np.ndarray) -> Hidden:
         self._idle.begin()
@@ -205,7 +257,28 @@ class JaxExecutor:
         for places in self._places:
             lowered["plain", places] = self._lower_sampler(places, mesh, is_full=False)
             lowered["full", places] = self._lower_sampler(places, mesh, is_full=True)
+        if self.config.max_steps > 1:
+            most = bucket_for(self.config.buckets, min(self.config.num_rows, self.config.buckets[-1]))
+            lowered |= {
+                ("repeat", size): self._lower_repeat(size, mesh) for size in self.config.buckets if size <= most
+            }
         return lowered
+
+    def _lower_repeat(self, bucket: int, mesh: Mesh) -> jax.stages.Lowered:
+        layout = self._layouts[bucket]
+        program = jax.jit(
+            make_repeat(self._structure, self._unembed, self._model, self.config, layout, mesh),
+            donate_argnums=(2, 3, 4),
+            out_shardings=(jax.tree.map(lambda pool: pool.sharding, self._pages), *(self._replicated,) * 4),
+        )
+        sizes = layout.size, draws_layout(bucket).size, limits_layout(bucket).size
+        vectors = [self._abstract((size,)) for size in sizes]
+        return program.lower(self._weights, self._unembedding, *self._carried, self._untold, *vectors)
+
+    @property
+    def _carried(self) -> tuple[KVPages, jax.Array, jax.Array]:
+        """What lives on the device between iterations."""
+        return self._pages, self._history, self._last_token
 
     def _lower_layers(self, bucket: int, mesh: Mesh) -> jax.stages.Lowered:
         layout = self._layouts[bucket]

@@ -55,20 +55,42 @@ def make_forward(
         layout: of `vector`.
         mesh: of weights and pages.
     """
+    layers = make_layers(structure, model, config, mesh)
 
     def forward(
         weights: Weights, pages: KVPages, history: jax.Array, last_token: jax.Array, vector: jax.Array
     ) -> tuple[KVPages, jax.Array, Hidden]:
         batch = layout.unpack(vector)
-        decoder = structure(weights)
-        ids = jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
-        history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
-        attend = _make_attend(batch, model, config, mesh)
-        hidden, pages = decoder(ids, batch.positions, attend, pages, keep=batch.kept_token)
+        pages, history, hidden = layers(weights, pages, history, batch, first_ids(batch, last_token))
         hidden = jnp.pad(hidden, ((0, num_places(config.num_rows) - layout.num_kept), (0, 0)))
         return pages, history, Hidden(hidden[:FEW_PLACES], hidden)
 
     return forward
+
+
+def first_ids(batch: Batch, last_token: Int[Array, " R"]) -> Int[Array, " T"]:
+    """The ids that a launch begins with, those that only the device knows included."""
+    return jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
+
+
+Layers = Callable[[Weights, KVPages, jax.Array, Batch, jax.Array], tuple[KVPages, jax.Array, Float[Array, "K E"]]]
+"""`(weights, pages, history, batch, ids [T]) -> (pages, history, hidden)`, the latter of the kept tokens."""
+
+
+def make_layers(
+    structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, mesh: Mesh
+) -> Layers:
+    """All layers over one batch; the arguments are `make_forward`'s."""
+
+    def layers(
+        weights: Weights, pages: KVPages, history: jax.Array, batch: Batch, ids: jax.Array
+    ) -> tuple[KVPages, jax.Array, Float[Array, "K E"]]:
+        history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
+        attend = _make_attend(batch, model, config, mesh)
+        hidden, pages = structure(weights)(ids, batch.positions, attend, pages, keep=batch.kept_token)
+        return pages, history, hidden
+
+    return layers
 
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:

@@ -6,11 +6,14 @@ from typing import cast
 
 import jax
 import numpy as np
+from jaxtyping import Array, Int
 
 from orca_jax.exec.idle import Pending
 from orca_jax.exec.iteration import Hidden
 from orca_jax.exec.logprobs import LogprobReader
 from orca_jax.exec.pack import Kept
+from orca_jax.exec.repeat import Repeated
+from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampler import Drawn
 from orca_jax.step import StepPlan, StepResult, TokenLogprobs, TokenSet
 
@@ -48,8 +51,13 @@ class Launch:
         return [sets.get(index) if target is None else None for index, target in drawing]
 
 
-def read_results(plan: StepPlan, launches: Sequence[Launch], vocab_size: int) -> StepResult:
-    """Wait for the device and put results in the plan's order."""
+def read_results(
+    plan: StepPlan, launches: Sequence[Launch], vocab_size: int, untold: Sequence[Sequence[int]] = ()
+) -> StepResult:
+    """Wait for the device and put results in the plan's order.
+
+    `untold` are tokens of the sampling members that earlier plans left on the device, where there are any.
+    """
     drawn: dict[int, tuple[int, bool, TokenLogprobs | None]] = {}
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
     for launch in launches:
@@ -73,7 +81,30 @@ def read_results(plan: StepPlan, launches: Sequence[Launch], vocab_size: int) ->
         [finite for _, finite, _ in in_order],
         [told for _, _, told in in_order] if any([told is not None for _, _, told in in_order]) else (),
         list(scores.values()),
+        runs=[[*earlier, drawn[index][0]] for earlier, index in zip(untold, sorted(drawn), strict=True)]
+        if untold
+        else (),
     )
+
+
+def read_repeated(
+    plan: StepPlan, repeated: Repeated, untold: Int[Array, "R K"], rows: RowTable
+) -> tuple[StepResult, int]:
+    """Wait for a plan that repeats: what its members are told, and how many tokens they drew in all.
+
+    `rows` learns how many tokens of each member stay on the device.
+    """
+    number = len(plan.members)
+    ids, taken = np.asarray(untold), np.asarray(repeated.taken)[:number]
+    ended, finite = np.asarray(repeated.ended)[:number].tolist(), np.asarray(repeated.finite)[:number].tolist()
+    row = [member.row for member in plan.members]
+    counts = rows.num_untold[row] + taken
+    told = [member.told or has_ended for member, has_ended in zip(plan.members, ended, strict=True)]
+    rows.num_untold[row] = np.where(told, 0, counts)
+    runs = [ids[row[i], : counts[i]].tolist() if told[i] else None for i in range(number)]
+    newest = [run[-1] if run else 0 for run in runs]
+    result = StepResult(plan.iteration, newest, finite, num_steps=int(repeated.num_steps), runs=runs)
+    return result, int(taken.sum())
 
 
 def _reader(launch: Launch, vocab_size: int) -> LogprobReader | None:

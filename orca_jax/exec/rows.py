@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orca_jax.step import MAX_LOGIT_BIAS, Member, RowSampling
+from orca_jax.step import MAX_LOGIT_BIAS, MAX_STOP_IDS, Member, RowSampling
+
+NO_ID = -1
+"""Fills the places of stop ids that a request does not have."""
 
 
 class RowTable:
@@ -29,6 +32,8 @@ class RowTable:
         self.num_prompt = np.zeros(rows, np.int32)
         self.bias_id = np.zeros((rows, MAX_LOGIT_BIAS), np.int32)
         self.bias = np.zeros((rows, MAX_LOGIT_BIAS), np.float32)
+        self.stop_ids = np.full((rows, MAX_STOP_IDS), NO_ID, np.int32)
+        self.num_untold = np.zeros(rows, np.int32)  # tokens that are on the device and in no result
         self.has_extras = [False] * rows
         self.logprobs: list[int | None] = [None] * rows
 
@@ -51,4 +56,7 @@ class RowTable:
         self.bias[row] = 0  # adds nothing to whatever id stands beside it
         for place, (token, bias) in enumerate(sampling.logit_bias):
             self.bias_id[row, place], self.bias[row, place] = token, bias
+        stop_ids = sampling.stop_ids[:MAX_STOP_IDS]  # with more of them a request is never repeated on the device
+        self.stop_ids[row, : len(stop_ids)], self.stop_ids[row, len(stop_ids) :] = stop_ids, NO_ID
+        self.num_untold[row] = 0
         self.has_extras[row], self.logprobs[row] = sampling.has_extras, sampling.logprobs
