@@ -162,7 +162,7 @@ def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, p
         scheduler.check_ins = check_ins
         before = replace(engine.executor.stats)
         assert [run(engine, [job])[0] for job in jobs] == expected, "alone"
-        assert engine.executor.stats.launches - before.launches < before.launches / 2, "it was repeated"
+        assert engine.executor.stats.launches - before.launches < 2 / 3 * before.launches, "it was repeated"
         assert run(engine, jobs) == expected, "together"
         assert run(engine, late) == expected, "joining while others run"
         assert num_pages == 60 or engine.pool.num_preemptions > 0
