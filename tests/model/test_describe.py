@@ -13,6 +13,7 @@ from orca_jax.model.describe import config_from_hf, preset_names, read_model_con
 
 # name: layers, embed, heads, KV heads, MLP, vocabulary, positions
 PRESETS = {
+    "gpt2-tiny": (2, 64, 2, 2, 256, 512, 1024),
     "gpt2": (12, 768, 12, 12, 3072, 50257, 1024),
     "gpt2-medium": (24, 1024, 16, 16, 4096, 50257, 1024),
     "gpt2-large": (36, 1280, 20, 20, 5120, 50257, 1024),
