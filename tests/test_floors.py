@@ -30,7 +30,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "llm": FACTS | {"build", "engine", "text", "progress"},
     "serve": FACTS | {"build", "engine", "text", "progress"},
     "batch": FACTS | {"build", "progress", "serve"},
-    "bench": BELOW_BUILD | {"build", "llm", "serve", "batch"},
+    "bench": BELOW_BUILD | {"build", "llm", "serve", "batch", "trace"},
     "trace": BELOW_BUILD | {"build", "serve", "bench"},
     "__init__": FACTS | {"llm"},
 }

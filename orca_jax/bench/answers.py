@@ -1,0 +1,174 @@
+"""Logged word problems through an engine or a simulation of it, each request as long as its answer wants to be."""
+
+import json
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from orca_jax.build import Built, build_scheduling
+from orca_jax.config import EngineConfig, OrderingName
+from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
+from orca_jax.request import SamplingParams
+from orca_jax.sched.observer import Observer
+from orca_jax.sched.predict import Predictor
+from orca_jax.sched.trace import TRACE_VERSION, Head, TraceWriter
+from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.executor import SimExecutor, VirtualClock
+from orca_jax.step import Executor
+from orca_jax.trace.run import Run, parse_run
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was asked, and how many tokens the answers had; request n is named str(n)."""
+
+    prompts: Sequence[Sequence[int]]
+    lengths: Sequence[int]
+    max_tokens: int  # everybody's
+
+    def draw(self, count: int, seed: int) -> "Answers":
+        """So many of them, some perhaps twice."""
+        which = random.Random(f"answers-{seed}").choices(range(len(self.prompts)), k=count)
+        return Answers([self.prompts[i] for i in which], [self.lengths[i] for i in which], self.max_tokens)
+
+    def by_name(self) -> dict[str, int]:
+        """Lengths, for an oracle."""
+        return {str(n): length for n, length in enumerate(self.lengths)}
+
+
+@dataclass(frozen=True)
+class Served:
+    """One pass. Latencies are seconds from when a request was due to its last token."""
+
+    latencies: Sequence[float]
+    lengths: Sequence[int]
+    wall: float
+
+    @property
+    def mean(self) -> float:
+        """Of the latencies."""
+        return float(np.mean(self.latencies))
+
+
+def read_answers(path: str, max_tokens: int) -> Answers:
+    """What `scripts/log_lengths.py` has written. Raises ConfigError: the file is not that, or holds fewer than 8."""
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        answers = Answers([line["prompt_ids"] for line in lines], [line["generated"] for line in lines], max_tokens)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="log") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path!r} is not what scripts/log_lengths.py writes: {error!r}", param="log") from error
+    if len(answers.prompts) < 8 or max(answers.lengths) > max_tokens:
+        message = f"{path!r} must hold at least 8 answers, none longer than {max_tokens} tokens (--max-tokens)"
+        raise ConfigError(message, param="log")
+    return answers
+
+
+def poisson(count: int, rate: float, seed: int) -> list[float]:
+    """Arrivals in seconds; the first is at 0."""
+    gaps = random.Random(f"gaps-{seed}")
+    return [0.0, *np.cumsum([gaps.expovariate(rate) for _ in range(count - 1)]).tolist()]
+
+
+class Stage:
+    """A built engine whose ordering and predictor are exchanged for every pass; executor and model stay."""
+
+    def __init__(self, built: Built, config: EngineConfig) -> None:
+        assert built.executor_config is not None, "the toy has no answers"
+        self._built = built
+        self._resolved = built.executor_config
+        self._config = config
+
+    def real(
+        self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor
+    ) -> tuple[Served, Run]:
+        """On the device, in real time, with the demo's own way of sampling; and what it wrote into its trace."""
+        parts: list[bytes] = []
+        writer = TraceWriter(self._head(policy), msgspec.json.Encoder().encode_lines, parts.append)
+        engine = self._engine(policy, predictor, self._built.engine.executor, time.monotonic, writer)
+        served = _serve(engine, answers, arrivals, time.monotonic, _sleep_until)
+        writer.flush()
+        return served, parse_run(b"".join(parts))
+
+    def simulated(
+        self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor, cost: LinearCost
+    ) -> Served:
+        """On a virtual clock; answers are as long as they were."""
+        clock = VirtualClock()
+        executor = SimExecutor(cost, clock, answers.by_name())
+        engine = self._engine(policy, predictor, executor, clock, None)
+
+        def wait(until: float) -> None:
+            clock.now = max(clock.now, until)
+
+        return _serve(engine, answers, arrivals, clock, wait)
+
+    def _engine(
+        self,
+        policy: OrderingName,
+        predictor: Predictor,
+        executor: Executor,
+        clock: Callable[[], float],
+        observer: Observer | None,
+    ) -> Engine:
+        config, resolved = replace(self._config, scheduling_policy=policy), self._resolved
+        model, length = self._built.model_config, self._built.max_model_len
+        scheduler, pool = build_scheduling(config, model, length, resolved.cache, resolved.buckets[-1], predictor)
+        return Engine(executor, scheduler, pool, clock=clock, observer=observer)
+
+    def _head(self, policy: OrderingName) -> Head:
+        config, resolved = replace(self._config, scheduling_policy=policy), self._resolved
+        buckets = resolved.buckets
+        return Head(TRACE_VERSION, config, resolved.cache, self._built.max_model_len, buckets[-1], buckets, 0.0)
+
+
+def _sleep_until(when: float) -> None:
+    time.sleep(max(0.0, when - time.monotonic()))
+
+
+def _serve(
+    engine: Engine,
+    answers: Answers,
+    arrivals: Sequence[float],
+    clock: Callable[[], float],
+    wait: Callable[[float], None],
+) -> Served:
+    """Feed requests as they fall due, and step until all have ended."""
+    start = clock()
+    coming = deque(enumerate(arrivals))
+    ends: dict[str, float] = {}
+    lengths: dict[str, int] = {str(n): 0 for n in range(len(arrivals))}
+    while len(ends) < len(arrivals):
+        if coming and not engine.has_work:
+            wait(start + coming[0][1])
+        while coming and start + coming[0][1] <= clock():
+            n, _ = coming.popleft()
+            params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
+            engine.add(str(n), answers.prompts[n], params)
+        for update in engine.step():
+            lengths[update.request_id] += len(update.new_ids)
+            if update.finish_reason is not None:
+                assert update.error is None, update.error
+                ends[update.request_id] = clock() - start
+    latencies = [ends[str(n)] - due for n, due in enumerate(arrivals)]
+    return Served(latencies, [lengths[str(n)] for n in range(len(arrivals))], clock() - start)
+
+
+def figures(served: Sequence[Served]) -> Mapping[str, float]:
+    """Of several passes: the mean of means and its spread over passes, and the 99th percentile of all requests."""
+    means = [one.mean for one in served]
+    every = [latency for one in served for latency in one.latencies]
+    return {
+        "mean_latency_s": float(np.mean(means)),
+        "spread_s": float(np.std(means)),
+        "p99_latency_s": float(np.percentile(every, 99, method="inverted_cdf")),
+        "max_latency_s": max(every),
+    }
