@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from orca_jax.build import Built, build_scheduling
-from orca_jax.config import EngineConfig, OrderingName
+from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
@@ -20,7 +20,7 @@ from orca_jax.sched.observer import Observer
 from orca_jax.sched.predict import Predictor
 from orca_jax.sched.trace import TRACE_VERSION, Head, TraceWriter
 from orca_jax.sim.cost import LinearCost
-from orca_jax.sim.executor import SimExecutor, VirtualClock
+from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor
 from orca_jax.trace.run import Run, parse_run
 
@@ -93,7 +93,9 @@ class Stage:
         """On the device, in real time, with the demo's own way of sampling; and what it wrote into its trace."""
         parts: list[bytes] = []
         writer = TraceWriter(self._head(policy), msgspec.json.Encoder().encode_lines, parts.append)
-        engine = self._engine(policy, predictor, self._built.engine.executor, time.monotonic, writer)
+        engine = self._engine(
+            policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, writer
+        )
         served = _serve(engine, answers, arrivals, time.monotonic, _sleep_until)
         writer.flush()
         return served, parse_run(b"".join(parts))
@@ -104,7 +106,8 @@ class Stage:
         """On a virtual clock; answers are as long as they were."""
         clock = VirtualClock()
         executor = SimExecutor(cost, clock, answers.by_name())
-        engine = self._engine(policy, predictor, executor, clock, None)
+        ends = replace(self._built.model_config, eos_token_ids=(END_ID,))
+        engine = self._engine(policy, predictor, ends, executor, clock)
 
         def wait(until: float) -> None:
             clock.now = max(clock.now, until)
@@ -115,13 +118,15 @@ class Stage:
         self,
         policy: OrderingName,
         predictor: Predictor,
+        model: ModelConfig,
         executor: Executor,
         clock: Callable[[], float],
-        observer: Observer | None,
+        observer: Observer | None = None,
     ) -> Engine:
         config, resolved = replace(self._config, scheduling_policy=policy), self._resolved
-        model, length = self._built.model_config, self._built.max_model_len
-        scheduler, pool = build_scheduling(config, model, length, resolved.cache, resolved.buckets[-1], predictor)
+        scheduler, pool = build_scheduling(
+            config, model, self._built.max_model_len, resolved.cache, resolved.buckets[-1], predictor
+        )
         return Engine(executor, scheduler, pool, clock=clock, observer=observer)
 
     def _head(self, policy: OrderingName) -> Head:
