@@ -129,7 +129,7 @@ class Engine:
             return self._deliver()  # aborted while they waited
         plan, handle = self._in_flight.popleft()  # 15
         result = self.executor.collect(handle)  # 9, 10
-        self.observer.collected()
+        self.observer.collected(plan, result)
         start = time.perf_counter()
         self.pool.record(plan, result)  # 11-13
         self._constrain()  # the next iteration, where that has waited for these tokens

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from orca_jax.request import Request, RequestUpdate
 from orca_jax.sched.pool import RequestPool
-from orca_jax.step import ExecutorStats, StepPlan
+from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
 
 class Observer:
@@ -25,7 +25,7 @@ class Observer:
     def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
         """The executor has it; a device works, so that here is the time to do what takes some."""
 
-    def collected(self) -> None:
+    def collected(self, plan: StepPlan, result: StepResult) -> None:
         """The oldest submitted iteration has come back."""
 
     def delivered(self, updates: Sequence[RequestUpdate]) -> None:

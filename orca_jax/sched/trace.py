@@ -20,7 +20,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.request import FinishReason, Request, RequestUpdate
 from orca_jax.sched.observer import Observer
 from orca_jax.sched.pool import RequestPool
-from orca_jax.step import ExecutorStats, StepPlan
+from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
 TRACE_VERSION = 1
 FLUSH_LINES = 128  # lines that are made and written together, in half a millisecond
@@ -80,6 +80,8 @@ class Iteration:
     device: float = 0.0  # seconds from `planned`, or from the previous one's `collected`, to `collected`
     idle: float = 0.0  # seconds in which the device had nothing to do since the previous one was submitted, at most
     update: float = 0.0  # seconds of the host, to record and hand out the result
+    steps: int = 1  # how often it was run in one dispatch; tokens, padding and positions are of the first time
+    told: list[tuple[int, int]] | None = None  # (request, ids) that came with it; None: one of each that samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +208,16 @@ class TraceWriter(Observer):
         if len(self._finished) >= FLUSH_LINES or now - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
-    def collected(self) -> None:
-        """Take the time."""
+    def collected(self, plan: StepPlan, result: StepResult) -> None:
+        """Take the time, and what cannot be known before of a plan that repeats."""
         now = self._clock()
         self._current = record = self._in_flight.popleft()
         record.collected = now
+        if result.runs:
+            record.steps = result.num_steps
+            sampling = [self._requests[member.request_id] for member in plan.members if member.samples]
+            told = zip(sampling, result.runs, strict=True)
+            record.told = [(request.arrival_index, len(run)) for request, run in told if run]
         record.device = now - max(record.planned, self._collected)
         self._collected = now
 

@@ -20,10 +20,12 @@ class LinearCost:
     host: float = 0.0  # seconds for each iteration, before it is submitted
     buckets: tuple[int, ...] = ()  # ascending; empty: nothing is padded
 
-    def seconds(self, plan: StepPlan) -> float:
-        """The device's time for a plan."""
+    def seconds(self, plan: StepPlan, num_steps: int = 1) -> float:
+        """The device's time for a plan that is run so many times, each a token further; nobody leaves in between."""
         num_pairs = pairs((member.start, member.num_tokens) for member in plan.members)
-        return self.of(padded(plan.num_tokens, self.buckets), num_pairs)
+        further = len(plan.members) * num_steps * (num_steps - 1) / 2
+        once = self.of(padded(plan.num_tokens, self.buckets), num_pairs)
+        return num_steps * once + self.per_pair * further
 
     def of(self, num_tokens: float, num_pairs: float) -> float:
         """The same from numbers."""

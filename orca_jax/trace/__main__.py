@@ -25,7 +25,7 @@ from orca_jax.trace.run import Run, figures, load_run
 
 REPLAY_FLAGS = (
     "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
-    "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
+    "check_in_intervals", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
 )  # fmt: skip
 REPLAY_HELP = (
     "Runs the recorded arrivals through a scheduler on a virtual clock. An iteration costs what a line fitted to the "

@@ -42,7 +42,8 @@ def fit_cost(run: Run) -> Fit:
 def _work(iteration: Iteration) -> tuple[int, int, int]:
     """What each coefficient of a cost is multiplied with."""
     spans = [(start, size) for _, start, size in members(iteration)]
-    return 1, iteration.tokens + iteration.padding, pairs(spans)
+    num, further = iteration.steps, len(spans) * iteration.steps * (iteration.steps - 1) // 2
+    return num, num * (iteration.tokens + iteration.padding), num * pairs(spans) + further
 
 
 def _non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:

@@ -83,13 +83,22 @@ def token_times(run: Run) -> dict[int, list[float]]:
     """When each generated token of the requests that ended was handed out; what came past an end is left out."""
     times: dict[int, list[float]] = {n: [] for n in run.ends}
     for iteration in run.iterations:
-        sampled = [n for n, _ in iteration.increments] + [n for n, _, _, samples in iteration.chunks if samples]
-        for n in sampled:
-            if n in times and len(times[n]) < run.ends[n].generated:
-                times[n].append(iteration.collected)
+        for n, count in _told(iteration):
+            if n in times:
+                count = min(count, run.ends[n].generated - len(times[n]))
+                times[n] += [iteration.collected] * count
     if run.head.config.scheduler == "request_level":  # nothing is handed out before the whole batch has ended
         return {n: [run.ends[n].at] * len(each) for n, each in times.items()}
     return times
+
+
+def _told(iteration: Iteration) -> Iterator[tuple[int, int]]:
+    """(request, ids) that came with it."""
+    if iteration.told is not None:
+        yield from iteration.told
+        return
+    yield from ((n, 1) for n, _ in iteration.increments)
+    yield from ((n, 1) for n, _, _, samples in iteration.chunks if samples)
 
 
 def figures(run: Run) -> Mapping[str, float]:
