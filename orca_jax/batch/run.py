@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -125,21 +125,23 @@ class _Run:
 
     async def run(self, answerer: Answerer, output: OutputFile) -> None:
         """Answer what is left. Raises as `run_batch` does."""
-        start = time.monotonic()
-        loop = asyncio.get_running_loop()
-        self._writer = Writer(output.descriptor, partial(loop.call_soon_threadsafe, self._changed.set))
+        wakes = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._answerer = answerer
-        try:
-            async with answerer, _ended_by_sigterm(), _beside(self._display.say_lines()):
-                try:
-                    await self._answer_all()
-                finally:
-                    self._summary.figures.update(answerer.figures())
-        finally:
+        async with AsyncExitStack() as stack:
+            with self._summary.timed("load_s"):
+                await stack.enter_async_context(answerer)
+            await stack.enter_async_context(_ended_by_sigterm())
+            await stack.enter_async_context(_beside(self._display.say_lines()))
+            start = time.monotonic()
+            self._writer = Writer(output.descriptor, wakes)
             try:
-                await asyncio.to_thread(self._writer.finish)
+                await self._answer_all()
             finally:
-                self._summary.end(time.monotonic() - start, self._writer.seconds)
+                self._summary.figures.update(answerer.figures())
+                try:
+                    await asyncio.to_thread(self._writer.finish)
+                finally:
+                    self._summary.end(time.monotonic() - start, self._writer.seconds)
 
     async def _answer_all(self) -> None:
         try:

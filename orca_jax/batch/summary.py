@@ -31,10 +31,10 @@ class Summary:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Time a part of the run beside the answering."""
+        """Time a part of the run beside the answering; several of one name add up."""
         start = time.monotonic()
         yield
-        self._around[name] = time.monotonic() - start
+        self._around[name] = self._around.get(name, 0.0) + time.monotonic() - start
 
     def add(self, outcome: Outcome) -> None:
         """A row."""

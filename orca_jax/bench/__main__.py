@@ -1,9 +1,9 @@
-"""`python -m orca_jax.bench {foresight,host,offline,online,prefix,schedulers,tracing} [flags]`."""
+"""`python -m orca_jax.bench {batch,batch_memory,foresight,host,offline,online,prefix,schedulers,tracing} [flags]`."""
 
 import argparse
 import sys
 
-from orca_jax.bench import foresight, host, offline, online, prefix, schedulers, tracing
+from orca_jax.bench import batch, batch_memory, foresight, host, offline, online, prefix, schedulers, tracing
 from orca_jax.errors import OrcaError
 
 
@@ -11,7 +11,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one benchmark; 2 where a flag is wrong."""
     parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (foresight, host, offline, online, prefix, schedulers, tracing):
+    for module in (batch, batch_memory, foresight, host, offline, online, prefix, schedulers, tracing):
         name = module.__name__.rpartition(".")[2]
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_args(command)

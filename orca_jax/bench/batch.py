@@ -1,0 +1,92 @@
+"""A trace as a batch file against the same trace straight into the engine: what files, text and rows cost.
+
+Both run on one engine in one process, in turn, so that what else the machine does hits both alike.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orca_jax.batch.config import BatchConfig, server_config
+from orca_jax.batch.run import run_batch
+from orca_jax.bench.measure import hardware, print_table, run_trace, warm_up
+from orca_jax.bench.traces import TraceRequest, add_trace_args, make_trace
+from orca_jax.build import Built, build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError, EngineError
+from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+
+HELP = "a batch file against the same requests straight into the engine"
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Flags of this benchmark and of the engine."""
+    add_trace_args(parser)
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="passes of each kind (default: 3)")
+    add_engine_args(parser, model="demo")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run it and print a table and a line of JSON."""
+    if args.rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, got {args.rounds}", param="rounds")
+    config = engine_config_from_args(args)
+    built = build_engine(config)
+    try:
+        vocab_size = built.model_config.vocab_size
+        trace = make_trace(args.trace, num_requests=args.num_requests, vocab_size=vocab_size, seed=args.seed, rate=None)
+        warm_up(built.engine, trace)
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "in.jsonl"
+            source.write_bytes(b"".join(_line(config.model, number, one) for number, one in enumerate(trace)))
+            offline, batch, last = _rounds(config, built, trace, source, args.rounds)
+    finally:
+        built.engine.executor.close()
+    tokens = sum(request.num_output for request in trace)
+    result = {
+        "offline_tokens_per_s": tokens / statistics.median(offline),
+        "batch_tokens_per_s": tokens / statistics.median(batch),
+        "batch_to_offline": statistics.median(one / other for one, other in zip(offline, batch, strict=True)),
+        "offline_wall_s": offline,
+        "batch_wall_s": batch,
+    }
+    print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {args.rounds} rounds", result)
+    whole = {**result, "last_batch": last, "hardware": hardware(), "config": dataclasses.asdict(config)}
+    print(json.dumps({**whole, "trace": args.trace, "num_requests": args.num_requests}))
+
+
+def _rounds(
+    config: EngineConfig, built: Built, trace: Sequence[TraceRequest], source: Path, rounds: int
+) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Seconds of each pass, straight and by file, which of the two comes first in turn; and the last file's summary."""
+    settings = dataclasses.replace(config, progress=False)
+    offline: list[float] = []
+    batch: list[float] = []
+    last: dict[str, Any] = {}
+    for number, is_batch in itertools.product(range(rounds), (False, True)):
+        if is_batch == (number % 2 == 0):
+            output = source.with_name(f"out-{number}.jsonl")
+            last = run_batch(BatchConfig(source, output, server_config(settings)), built).result
+            if last["errors"]:
+                raise EngineError(f"rows became errors: {last['errors']}")
+            # What a user waits for beside the loading of the model: the look at the input, too.
+            batch.append(last["wall_s"] + last["examine_s"] + last["resume_s"])
+        else:
+            offline.append(run_trace(built.engine, trace).wall)
+    return offline, batch, last
+
+
+def _line(model: str, number: int, request: TraceRequest) -> bytes:
+    """The request that `run_trace` makes of it, as a row."""
+    body = {"model": model, "prompt": request.prompt_ids, "max_tokens": request.num_output, "temperature": 0}
+    body |= {"seed": number, "ignore_eos": True}
+    row = {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+    return msgspec.json.encode(row) + b"\n"

@@ -1,0 +1,56 @@
+"""Peak memory of batch runs of different lengths, each in a process of its own, on the toy model."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from orca_jax.bench.measure import cpu_name, print_table
+from orca_jax.build import TOY
+from orca_jax.errors import ConfigError, EngineError
+
+HELP = "peak memory of batch runs of different lengths"
+MIB = 2**20
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Flags of this benchmark."""
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[10_000, 100_000], metavar="N", help="lengths (default: 10000 100000)"
+    )
+    parser.add_argument("--order", choices=("input", "finished"), default="input", help="of the output")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run each, and print a table and a line of JSON."""
+    if min(args.rows) < 1:
+        raise ConfigError(f"rows must be at least 1, got {min(args.rows)}", param="rows")
+    runs = []
+    for num_rows in args.rows:
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            runs.append(_measure(Path(folder), num_rows, args.order))
+        print_table(f"{num_rows:,} rows", runs[-1])
+    print(json.dumps({"runs": runs, "order": args.order, "cpu": cpu_name()}))
+
+
+def _measure(folder: Path, num_rows: int, order: str) -> dict[str, float]:
+    source, output = folder / "in.jsonl", folder / "out.jsonl"
+    with source.open("w", encoding="utf-8") as file:
+        for number in range(num_rows):
+            body = {"model": TOY, "prompt": f"p {number}", "max_tokens": 1 + number % 4, "temperature": 0}
+            row = {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(row) + "\n")
+    command = [sys.executable, "-m", "orca_jax.batch", "-i", str(source), "-o", str(output), "--model", TOY]
+    start = time.monotonic()
+    process = subprocess.Popen([*command, "--order", order], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.monotonic() - start
+    with output.open("rb") as file:
+        written = sum(1 for _ in file)
+    if status or written != num_rows:
+        raise EngineError(f"{written} of {num_rows} rows were written; the run ended with status {status}")
+    return {"rows": num_rows, "peak_mib": usage.ru_maxrss * 1024 / MIB, "wall_s": wall, "rows_per_s": num_rows / wall}
