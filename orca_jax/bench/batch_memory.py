@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,7 +14,7 @@ from orca_jax.build import TOY
 from orca_jax.errors import ConfigError, EngineError
 
 HELP = "peak memory of batch runs of different lengths"
-MIB = 2**20
+POLL_SECONDS = 0.1
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +46,23 @@ def _measure(folder: Path, num_rows: int, order: str) -> dict[str, float]:
             file.write(json.dumps(row) + "\n")
     command = [sys.executable, "-m", "orca_jax.batch", "-i", str(source), "-o", str(output), "--model", TOY]
     start = time.monotonic()
-    process = subprocess.Popen([*command, "--order", order], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    peak = 0.0
+    with subprocess.Popen([*command, "--order", order], stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, _peak_mib(process.pid))
+            time.sleep(POLL_SECONDS)
     wall = time.monotonic() - start
     with output.open("rb") as file:
         written = sum(1 for _ in file)
-    if status or written != num_rows:
-        raise EngineError(f"{written} of {num_rows} rows were written; the run ended with status {status}")
-    return {"rows": num_rows, "peak_mib": usage.ru_maxrss * 1024 / MIB, "wall_s": wall, "rows_per_s": num_rows / wall}
+    if process.returncode or written != num_rows:
+        raise EngineError(f"{written} of {num_rows} rows were written; exit code {process.returncode}")
+    return {"rows": num_rows, "peak_mib": peak, "wall_s": wall, "rows_per_s": num_rows / wall}
+
+
+def _peak_mib(pid: int) -> float:
+    """The most memory that a process has had so far; 0 where it ends just now.
+
+    `getrusage` would not do: what it says of a child begins with the memory of the parent that it was forked from.
+    """
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    return int(found[1]) / 1024 if found else 0.0

@@ -1,6 +1,7 @@
 """Lines: what is a row, and what is said of those that are none."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orca_jax.batch import rows
 from orca_jax.batch import source as source_module
 from orca_jax.batch.rows import MAX_CUSTOM_ID, BadLine, Row, RowReader
 from orca_jax.batch.source import examine, read_lines
 from orca_jax.errors import ConfigError
+from tests.source import ROOT
 
 READER = RowReader("jsonl", "m", {"max_tokens": 5})
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "x"}}
@@ -107,3 +110,14 @@ def test_a_long_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_bytes(b"x\n")
     with pytest.raises(ConfigError, match="became shorter"):
         list(read_lines(source))
+
+
+def test_the_documentation_shows_rows_and_names_the_errors() -> None:
+    text = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
+    block = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert block
+    for shown in block[1].splitlines():
+        assert isinstance(READER.read(3, shown.encode()), Row), shown
+    written = Path(rows.__file__).read_text(encoding="utf-8")
+    codes = {*re.findall(r'_Wrong\("(\w+)"', written), *re.findall(r'row.custom_id, "(\w+)"', written)}
+    assert codes == set(re.findall(r"`([a-z0-9]+_[a-z_0-9]+)`", text[text.index("Codes are") :].split("\n- ")[0]))

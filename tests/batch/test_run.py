@@ -34,7 +34,8 @@ from tests.batch.world import (
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "every", "num_kills"), [(400, 20, 2), pytest.param(10_000, 100, 20, marks=pytest.mark.slow)]
+    ("num_rows", "every", "num_kills"),
+    [(400, 20, 2), pytest.param(10_000, 100, 20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 def test_killed_and_resumed(tmp_path: Path, num_rows: int, every: int, num_kills: int) -> None:
     lines = mixed_lines(num_rows, every)

@@ -1,0 +1,23 @@
+"""The batch benchmarks on the toy engine: both ways run the same tokens, and every row is counted."""
+
+import json
+
+import pytest
+
+from orca_jax.bench.__main__ import main
+
+
+def test_batch_against_offline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "--model", "preset:toy", "--num-requests", "6", "--rounds", "2", "--no-progress"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(result["batch_wall_s"]) == len(result["offline_wall_s"]) == 2
+    assert (result["last_batch"]["rows"], result["last_batch"]["errors"]) == (6, {})
+    assert result["batch_to_offline"] > 0
+    assert main(["batch", "--rounds", "0"]) == 2
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch_memory", "--rows", "3000", "30000", "--order", "finished"]) == 0
+    short, long = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+    assert long["peak_mib"] - short["peak_mib"] < 20
