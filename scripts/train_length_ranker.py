@@ -38,6 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--epochs", type=int, default=defaults.epochs, metavar="N", help=f"(default: {defaults.epochs})"
     )
+    parser.add_argument("--about", default="", metavar="TEXT", help="for the card: what was logged, and its licence")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of initial values and draws (default: 0)")
     return parser.parse_args()
 
@@ -58,7 +59,9 @@ def main(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     scorer = scorer_of(ranker, calibrate(scores, held_out.lengths))
     save_scorer(scorer, args.out)
-    write_card(args.out / "README.md", scorer, result, args.model, [path.name for path in args.data], args.epochs)
+    write_card(
+        args.out / "README.md", scorer, result, args.model, [path.name for path in args.data], args.epochs, args.about
+    )
     print(
         f"Kendall's tau on {result.held_out} held-out requests: {result.tau:.3f}; by length of prompt {by_prompt:.3f}"
     )

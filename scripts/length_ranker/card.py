@@ -23,7 +23,7 @@ Learnt from {learnt} requests in {data}, {epochs} times each, by ListMLE. Scores
 
     python scripts/train_length_ranker.py --data {files} --model {model} --epochs {epochs} --out DIR
 
-It knows one model, one kind of prompt and one way of sampling. Where any of these changes, train it again.
+{about}It knows one model, one kind of prompt and one way of sampling. Where any of these changes, train it again.
 """
 
 
@@ -37,8 +37,10 @@ class Result:
     by_prompt: float  # of the prompts' lengths
 
 
-def write_card(path: Path, scorer: Scorer, result: Result, model: str, files: Sequence[str], epochs: int) -> None:
-    """Write it."""
+def write_card(
+    path: Path, scorer: Scorer, result: Result, model: str, files: Sequence[str], epochs: int, about: str
+) -> None:
+    """Write it. `about` says what was logged."""
     arrays = (
         scorer.table,
         scorer.queries,
@@ -51,6 +53,7 @@ def write_card(path: Path, scorer: Scorer, result: Result, model: str, files: Se
         model=model, size=f"{sum(array.size for array in arrays):,}", width=scorer.table.shape[1],
         vocab=f"{scorer.vocab_size:,}", queries=scorer.queries.shape[1], hidden=len(scorer.hidden_bias),
         learnt=f"{result.learnt:,}", held_out=f"{result.held_out:,}", epochs=epochs, tau=result.tau,
-        by_prompt=result.by_prompt, data=", ".join(f"`{name}`" for name in files), files=" ".join(files),
+        by_prompt=result.by_prompt,
+        about=f"{about}\n\n" if about else "", data=", ".join(f"`{name}`" for name in files), files=" ".join(files),
     )  # fmt: skip
     path.write_text(text, encoding="utf-8")
