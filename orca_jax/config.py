@@ -105,7 +105,7 @@ class EngineConfig:
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs
-    scheduler: SchedulerName = "orca"
+    scheduler: SchedulerName = "chunked"
     scheduling_policy: OrderingName = "fcfs"  # chunked: who comes first
     length_predictor: str = "bound"  # how long a request will run: bound, quantiles, demo, or a ranker's directory
     overlap: bool = True  # chunked: select the next iteration while one runs

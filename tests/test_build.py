@@ -30,7 +30,7 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"max_model_len": 65}, "max_model_len", "64 positions"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),
         ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
-        ({"num_pages": 3, "n_slots": 10_000}, "num_pages", "raise num_pages"),
+        ({"scheduler": "orca", "num_pages": 3, "n_slots": 10_000}, "num_pages", "raise num_pages"),
         ({"attention_implementation": "magic"}, "attention_implementation", "reference, xla"),
         ({"model": "no/such/directory"}, "model", "no directory"),
         ({"model": "preset:toy", "scheduler": "chunked", "n_workers": 2}, "n_workers", "overlaps"),
@@ -55,7 +55,7 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert resolved.buckets[-1] == 4
     kv = built.engine.pool.kv
     assert kv.num_rows == 4
-    assert kv.n_slots >= 4 * 48, "every row can hold a request of full length"
+    assert kv.capacity >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
     built.engine.executor.close()
 
