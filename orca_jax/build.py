@@ -5,31 +5,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout, SchedulerName
+from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.places import is_preset, model_directory, ranker_directory
+from orca_jax.places import is_preset, model_directory
 from orca_jax.progress import progress_bar
-from orca_jax.sched.check_in import CheckIns
-from orca_jax.sched.chunked import ChunkedScheduler
-from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orca import OrcaScheduler
-from orca_jax.sched.orderings.base import Ordering
-from orca_jax.sched.orderings.deadline import EarliestDeadline
-from orca_jax.sched.orderings.fair import FairShare
-from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
-from orca_jax.sched.orderings.priority import Priority
-from orca_jax.sched.orderings.shortest import ShortestFirst
-from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles, Scored
-from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sched.trace import TRACE_VERSION, Head, TraceFile, TraceWriter
+from orca_jax.scheduling import build_scheduling, check_settings, num_rows
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.text.grammar import GrammarFactory
@@ -45,18 +32,6 @@ TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds for an iteration of the toy, so that a busy one leaves the processor to others
 TOY_PAGE_SIZE = 16
 TOY_BUDGET = 2048
-
-SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
-ORDERINGS: dict[str, Callable[[], Ordering]] = {
-    "fcfs": FirstComeFirstServed,
-    "priority": Priority,
-    "fair": FairShare,
-    "deadline": EarliestDeadline,
-    "shortest": ShortestFirst,
-}
-PREDICTORS: dict[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
-MAX_STEPS = 256  # more would keep newcomers waiting for seconds on most devices
-WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
 
 _PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
 _LARGEST_BUCKET = {"cpu": 512}  # where a matrix product on a CPU reaches its speed
@@ -83,7 +58,7 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
-    _check(config)
+    check_settings(config)
     if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
         return _build_toy(config)
     source = model_directory(config.model) or config.model
@@ -110,52 +85,6 @@ def _built(
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
     return Built(engine, tokenizer, grammars, model, head.max_model_len, head, resolved)
-
-
-def _check(config: EngineConfig) -> None:
-    """Refuse numbers that cannot be meant, by name."""
-    names = ("max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "page_size", "num_pages")
-    for name in (*names, "max_num_batched_tokens"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
-    if not 0 < config.gpu_memory_utilization <= 1:
-        message = f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}"
-        raise ConfigError(message, param="gpu_memory_utilization")
-    if config.scheduler not in SCHEDULERS:
-        message = f"scheduler must be one of {', '.join(SCHEDULERS)}, got {config.scheduler!r}"
-        raise ConfigError(message, param="scheduler")
-    if config.scheduling_policy not in ORDERINGS:
-        message = f"scheduling_policy must be one of {', '.join(ORDERINGS)}, got {config.scheduling_policy!r}"
-        raise ConfigError(message, param="scheduling_policy")
-    if config.scheduling_policy != "fcfs" and config.scheduler != "chunked":
-        message = f"scheduling_policy {config.scheduling_policy} needs scheduler chunked, got {config.scheduler}"
-        raise ConfigError(message, param="scheduling_policy")
-    if config.scheduler == "chunked":
-        _check_chunked(config)
-    if config.check_in_intervals is not None:
-        _check_intervals(config.check_in_intervals, config)
-
-
-def _check_chunked(config: EngineConfig) -> None:
-    """Refuse what belongs to the paper's schedulers."""
-    if config.n_workers != 1:
-        message = f"n_workers must be 1 with scheduler chunked, which overlaps two iterations, got {config.n_workers}"
-        raise ConfigError(message, param="n_workers")
-    if config.n_slots is not None:
-        message = "n_slots must be left out with scheduler chunked, which reserves nothing; give num_pages"
-        raise ConfigError(message, param="n_slots")
-
-
-def _check_intervals(intervals: tuple[int, ...], config: EngineConfig) -> None:
-    if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
-        message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
-        raise ConfigError(message, param="check_in_intervals")
-    if config.scheduler != "chunked" or config.overlap:
-        message = (
-            "check_in_intervals needs scheduler chunked without overlap: a device that repeats an iteration by itself"
-        )
-        raise ConfigError(f"{message} leaves nothing to overlap; give --no-overlap", param="check_in_intervals")
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -213,22 +142,22 @@ def _resolve(
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     largest = config.max_num_batched_tokens or default_tokens(config, platform)
     page_size = config.page_size or _PAGE_SIZE
-    num_rows = _num_rows(config)
+    rows = num_rows(config)
     layout: PageLayout = "head_major" if platform == "cpu" else "packed"
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     else:
-        workspace = workspace_bytes(model, largest, num_rows, max_model_len)
+        workspace = workspace_bytes(model, largest, rows, max_model_len)
         memory = free_memory(devices, config.gpu_memory_utilization, workspace)
         cache = size_cache(
-            model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=num_rows, max_model_len=max_model_len
+            model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
         )
         cache = replace(cache, layout=layout)
     return ExecutorConfig(
         dtype=dtype,
         tensor_parallel_size=len(devices),
         buckets=default_buckets(largest),
-        num_rows=num_rows,
+        num_rows=rows,
         max_model_len=max_model_len,
         cache=cache,
         attention_implementation=config.attention_implementation,
@@ -236,40 +165,6 @@ def _resolve(
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
     )
-
-
-def build_scheduling(
-    config: EngineConfig,
-    model: ModelConfig,
-    max_model_len: int,
-    cache: CacheConfig,
-    budget: int,
-    predictor: Predictor | None = None,
-) -> tuple[Scheduler, RequestPool]:
-    """Who decides, and over what. `budget` is the largest launch in tokens; `predictor` is in place of the setting's.
-
-    Raises:
-        ConfigError: a setting is wrong; `param` names it.
-    """
-    _check(config)
-    predictor = predictor or _predictor(config, model)
-    return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
-
-
-def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
-    name = config.length_predictor
-    if name in PREDICTORS:
-        return PREDICTORS[name]()
-    directory = ranker_directory(name)
-    from orca_jax.foresight.saved import load_scorer
-
-    scorer = load_scorer(directory)
-    if scorer.vocab_size != model.vocab_size:
-        message = (
-            f"length_predictor {name} knows {scorer.vocab_size} ids, the model has {model.vocab_size}; train another"
-        )
-        raise ConfigError(message, param="length_predictor")
-    return Scored(scorer)
 
 
 def _head(
@@ -284,50 +179,11 @@ def _observer(head: Head) -> TraceWriter | None:
     return None if path is None else TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(path))
 
 
-def _pool(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, predictor: Predictor
-) -> RequestPool:
-    """The pool of requests, and the K/V manager in it."""
-    num_rows = _num_rows(config)
-    n_slots = config.n_slots
-    if config.scheduler != "chunked" and n_slots is None:
-        n_slots = max(1, cache.num_slots - num_rows * (cache.page_size - 1))
-    return RequestPool(
-        KVManager(cache.num_pages, cache.page_size, num_rows, n_slots),
-        vocab_size=model.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        reuses_prefixes=config.scheduler == "chunked" and config.enable_prefix_caching,
-        predictor=predictor,
-    )
-
-
 def default_tokens(config: EngineConfig, platform: str) -> int:
     """Tokens of the largest launch, which are those of an iteration of `chunked`: half of them stay for prompts."""
     if config.scheduler == "chunked" and platform == "cpu":
         return max(_CPU_BUDGET, 2 * config.max_num_seqs)
     return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
-
-
-def _num_rows(config: EngineConfig) -> int:
-    """Requests that can hold rows."""
-    return config.max_num_seqs * config.n_workers
-
-
-def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) -> Scheduler:
-    match config.scheduler:
-        case "orca":
-            return OrcaScheduler(config.max_num_seqs, config.n_workers)
-        case "request_level":
-            return RequestLevelScheduler(config.max_num_seqs, config.n_workers)
-        case "chunked":
-            ordering = ORDERINGS[config.scheduling_policy]()
-            watermark = int(WATERMARK * cache.num_pages)
-            depth = 2 if config.overlap else 1
-            check_ins = CheckIns(config.check_in_intervals) if config.check_in_intervals else None
-            return ChunkedScheduler(
-                config.max_num_seqs, largest_bucket, ordering, depth=depth, watermark=watermark, check_ins=check_ins
-            )
 
 
 def _build_toy(config: EngineConfig) -> Built:
@@ -336,7 +192,7 @@ def _build_toy(config: EngineConfig) -> Built:
     latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
     max_model_len = _max_model_len(config, TOY_MODEL)
     page_size = config.page_size or TOY_PAGE_SIZE
-    rows = _num_rows(config)
+    rows = num_rows(config)
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or TOY_BUDGET

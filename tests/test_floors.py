@@ -26,12 +26,13 @@ FLOORS: dict[str, frozenset[str]] = {
     "sim": FACTS,
     "progress": frozenset(),
     "engine": FACTS | {"sched"},
-    "build": BELOW_BUILD,
+    "scheduling": FACTS | {"sched", "foresight"},
+    "build": BELOW_BUILD | {"scheduling"},
     "llm": FACTS | {"build", "engine", "text", "progress"},
     "serve": FACTS | {"build", "engine", "text", "progress"},
     "batch": FACTS | {"build", "progress", "serve"},
-    "bench": BELOW_BUILD | {"build", "llm", "serve", "batch", "trace"},
-    "trace": BELOW_BUILD | {"build", "serve", "bench"},
+    "bench": BELOW_BUILD | {"scheduling", "build", "llm", "serve", "batch", "trace"},
+    "trace": BELOW_BUILD | {"scheduling", "build", "serve", "bench"},
     "__init__": FACTS | {"llm"},
 }
 STANDARD_LIBRARY_ONLY = FACTS | {"sched", "engine"}

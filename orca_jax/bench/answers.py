@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from orca_jax.build import Built, build_scheduling
+from orca_jax.build import Built
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
@@ -19,6 +19,7 @@ from orca_jax.request import SamplingParams
 from orca_jax.sched.observer import Observer
 from orca_jax.sched.predict import Predictor
 from orca_jax.sched.trace import TRACE_VERSION, Head, TraceWriter
+from orca_jax.scheduling import build_scheduling
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor

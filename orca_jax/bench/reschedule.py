@@ -1,8 +1,9 @@
 """Other scheduling over an engine that is built, so that a comparison is of nothing else."""
 
-from orca_jax.build import TOY_BUDGET, Built, build_scheduling, default_tokens
+from orca_jax.build import TOY_BUDGET, Built, default_tokens
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
+from orca_jax.scheduling import build_scheduling
 
 
 def reschedule(built: Built, config: EngineConfig) -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import msgspec
 
-from orca_jax.build import PREDICTORS, build_scheduling
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sched.trace import Arrival, Head, TraceWriter
+from orca_jax.scheduling import PREDICTORS, build_scheduling
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL

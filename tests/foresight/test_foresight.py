@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from orca_jax.build import build_scheduling
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.foresight.ranker import Ranker, list_mle
@@ -22,6 +21,7 @@ from orca_jax.foresight.scorer import Calibration, Scorer, calibrate
 from orca_jax.foresight.tau import kendall_tau
 from orca_jax.model.describe import read_model_config
 from orca_jax.places import demo_directory, ranker_directory
+from orca_jax.scheduling import build_scheduling
 from orca_jax.sim.toy import TOY_MODEL
 
 VOCAB = 20

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orca_jax.build import ORDERINGS
 from orca_jax.config import EngineConfig
 from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
+from orca_jax.scheduling import ORDERINGS
 from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.connection import MAX_HEADER_BYTES
 from orca_jax.serve.metrics import END_REASONS, ENGINE_STATES, Metrics
