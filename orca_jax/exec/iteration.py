@@ -98,7 +98,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     num_pages = config.cache.num_pages
     scale = model.head_dim**-0.5
     # The mesh knows its devices also where programs are compiled for devices that are not there.
-    platform = mesh.devices.flat[0].platform
+    device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
 
     def on_shard(
@@ -111,7 +111,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         requests = batch.page_table + layer * num_pages, batch.query_start, batch.query_len, batch.context_len
         pages = write_kv(pages, k, v, *requests)
-        implementation = config.attention_implementation or default_implementation(platform, pages)
+        implementation = config.attention_implementation or default_implementation(device, q, pages)
         out = ragged_attention(q, pages, *requests, scale=scale, implementation=implementation)
         return out, pages
 

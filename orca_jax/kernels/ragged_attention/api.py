@@ -22,19 +22,36 @@ def _tpu(*args: Any, **options: Any) -> jax.Array:
     return ragged_attention_tpu(*args, **options)
 
 
+def _gpu(*args: Any, **options: Any) -> jax.Array:
+    from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
+
+    return ragged_attention_gpu(*args, **options)
+
+
 _IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "reference": ragged_attention_reference,
     "xla": ragged_attention_xla,
     "tpu": _tpu,
+    "gpu": _gpu,
 }
-_PLATFORMS = {"tpu": "tpu"}  # of implementations that do not run everywhere
+_PLATFORMS = {"tpu": "tpu", "gpu": "gpu"}  # of implementations that do not run everywhere
+_HOPPER = "9.0"  # compute capability
 
 
-def default_implementation(platform: str, pages: KVPages) -> str:
-    """The name that None stands for, on devices of a platform ("cpu", "tpu", "gpu") and with such pages."""
-    if platform == "tpu" and isinstance(pages, PackedPages) and not pages.is_quantised:
+def default_implementation(device: jax.Device, q: Float[Array, "T H D"], pages: KVPages) -> str:
+    """The name that None stands for: the first of the device's implementations that can do these shapes."""
+    if device.platform == "tpu" and isinstance(pages, PackedPages) and not pages.is_quantised:
         return "tpu"
+    if device.platform == "gpu":
+        return _default_of_gpu(device, q, pages)
     return "xla"
+
+
+def _default_of_gpu(device: jax.Device, q: Array, pages: KVPages) -> str:
+    from orca_jax.kernels.ragged_attention.gpu import refusal
+
+    is_hopper = getattr(device, "compute_capability", None) == _HOPPER
+    return "gpu" if is_hopper and refusal(q, pages) is None else "xla"
 
 
 def implementations(platform: str | None = None) -> tuple[str, ...]:
@@ -80,7 +97,7 @@ def ragged_attention(
     Raises:
         NotImplementedError: the implementation does not exist or cannot do these shapes.
     """
-    name = implementation or default_implementation(jax.default_backend(), pages)
+    name = implementation or default_implementation(jax.devices()[0], q, pages)
     if name not in _IMPLEMENTATIONS:
         raise NotImplementedError(f"no attention implementation {name!r}; there are {', '.join(_IMPLEMENTATIONS)}")
     if q.shape[1] % num_kv_heads(pages, q.shape[2]):

@@ -1,0 +1,101 @@
+"""The work of an iteration, cut for the thread blocks of `gpu.py`: pieces of contexts and tiles of queries.
+
+Both lists have room for the most that there can be, and say how many there are: shapes depend on T and R alone.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+_FAR = 2**30  # tokens; no window is as wide
+_SHORTEST_PIECE = 128  # tokens; below, a piece's partial result costs more than a tenth of its K and V
+
+
+class Pieces(NamedTuple):
+    """Contexts of increments, cut so that there is work for every thread block."""
+
+    fields: Int[Array, "4 I"]  # row, first token, end, first token that the query sees
+    total: Int[Array, " 1"]  # how many of the I pieces there are
+    begin: Int[Array, " R"]  # first piece of a row
+    number: Int[Array, " R"]  # of pieces; 0 for rows that are no increments
+
+
+def cut_contexts(
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    *,
+    num_pieces: int,
+    block: int,
+    sliding_window: int | None,
+) -> Pieces:
+    """Pieces of one length for all rows: the shortest `_SHORTEST_PIECE * 2**i` of which `num_pieces` are enough.
+
+    Args:
+        query_len: as for `ragged_attention`; rows with one query are cut.
+        context_len: tokens of each row.
+        num_pieces: at most, and at least R.
+        block: pieces begin at multiples of this.
+        sliding_window: tokens before it are in no piece.
+    """
+    rows = query_len.shape[0]
+    assert num_pieces >= rows, "every row needs a piece"
+    low = jnp.maximum(context_len - (sliding_window or _FAR), 0)
+    base = low - low % block
+    lengths = _SHORTEST_PIECE * 2 ** jnp.arange(24, dtype=jnp.int32)
+    counts = jnp.where(query_len == 1, _ceil_div(context_len - base, lengths[:, None]), 0)  # [24, R]
+    choice = jnp.argmax(counts.sum(axis=1) <= num_pieces)
+    length, count = lengths[choice], counts[choice]
+    end = jnp.cumsum(count, dtype=jnp.int32)
+    piece = jnp.arange(num_pieces, dtype=jnp.int32)
+    row = jnp.minimum((end <= piece[:, None]).sum(axis=1, dtype=jnp.int32), rows - 1)
+    first = base[row] + (piece - (end - count)[row]) * length
+    fields = jnp.stack([row, first, jnp.minimum(first + length, context_len[row]), low[row]])
+    return Pieces(fields, end[-1:], end - count, count)
+
+
+class Tiles(NamedTuple):
+    """Queries of chunks, cut into tiles of one request each."""
+
+    fields: Int[Array, "6 I"]  # row, first query, number of queries, position of the first, first token, context length
+    total: Int[Array, " 1"]
+
+
+def cut_queries(
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    *,
+    size: int,
+    num_tokens: int,
+    block: int,
+    sliding_window: int | None,
+) -> Tiles:
+    """Tiles of up to `size` consecutive queries, of requests with more than one.
+
+    Args:
+        query_start: as for `ragged_attention`.
+        query_len: likewise.
+        context_len: likewise.
+        size: queries in a tile.
+        num_tokens: T.
+        block: the first token that a tile reads is a multiple of this.
+        sliding_window: tokens before every query's are not read.
+    """
+    rows = query_len.shape[0]
+    count = jnp.where(query_len > 1, _ceil_div(query_len, size), 0)
+    end = jnp.cumsum(count, dtype=jnp.int32)
+    tile = jnp.arange(num_tokens // size + min(rows, num_tokens), dtype=jnp.int32)
+    row = jnp.minimum((end <= tile[:, None]).sum(axis=1, dtype=jnp.int32), rows - 1)
+    offset = (tile - (end - count)[row]) * size
+    position = (context_len - query_len)[row] + offset
+    low = jnp.maximum(position + 1 - (sliding_window or _FAR), 0)
+    number = jnp.minimum(query_len[row] - offset, size)
+    fields = [row, query_start[row] + offset, number, position, low - low % block, context_len[row]]
+    return Tiles(jnp.stack(fields), end[-1:])
+
+
+def _ceil_div(a: jax.Array, b: int | jax.Array) -> jax.Array:
+    """a / b rounded up."""
+    return (a + b - 1) // b
