@@ -7,7 +7,7 @@ from typing import NamedTuple
 from orca_jax.step import Member
 
 FEW_PLACES = 8
-"""Places of the small sampler. A launch of prompts has few rows that sample, and unembedding all would cost it 5 %."""
+"""Places of the smallest samplers."""
 
 _FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _LEAST_PLACES = 64
@@ -29,8 +29,17 @@ def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
 
 
 def num_places(num_rows: int) -> int:
-    """B, the places of the large sampler: one for each row, and enough that a prompt is scored in few launches."""
+    """B, the places of the largest samplers: one for each row, and enough that a prompt is scored in few launches."""
     return max(num_rows, _LEAST_PLACES)
+
+
+def sampler_places(num_rows: int) -> tuple[int, ...]:
+    """Places of the plain samplers, each twice the one before: unembedding 64 rows takes GPT-2 twice as long as 16."""
+    largest = num_places(num_rows)
+    sizes = [FEW_PLACES]
+    while 2 * sizes[-1] < largest:
+        sizes.append(2 * sizes[-1])
+    return (*sizes, largest)
 
 
 class Segment(NamedTuple):

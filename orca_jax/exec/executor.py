@@ -1,6 +1,6 @@
 """The executor: runs plans on a mesh of devices, each launch by programs that were compiled at start.
 
-A launch is two programs: the layers, one program for each bucket, and a sampler, of which there are four. Which one
+A launch is two programs: the layers, one program for each bucket, and a sampler, of which there are a few. Which one
 draws is decided on the host, from how many tokens are kept and whether a row among them wants more than the plain one
 can do. Everything that lives on the device between iterations is donated from program to program.
 """
@@ -17,13 +17,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
-from orca_jax.exec.buckets import FEW_PLACES, bucket_for, launches, num_places
+from orca_jax.exec.buckets import bucket_for, launches, sampler_places
 from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache
 from orca_jax.exec.draws import draws_layout, extras_layout, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.extras import WORD
 from orca_jax.exec.idle import IdleWatch, Pending
-from orca_jax.exec.iteration import Hidden, flatten_module, make_forward
+from orca_jax.exec.iteration import flatten_module, make_forward
 from orca_jax.exec.launch import Launch, read_repeated, read_results
 from orca_jax.exec.pack import Layout, pack
 from orca_jax.exec.repeat import Repeated, limits_layout, make_repeat, pack_limits
@@ -79,9 +79,10 @@ class JaxExecutor:
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self._rows = RowTable(config.num_rows, pages_per_row)
         self._layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
-        self._places = (FEW_PLACES, num_places(config.num_rows))
+        self._places = sampler_places(config.num_rows)
+        self._full_places = self._places[0], self._places[-1]
         self._draws_layouts = {places: draws_layout(places) for places in self._places}
-        self._extras_layouts = {places: extras_layout(places) for places in self._places}
+        self._extras_layouts = {places: extras_layout(places) for places in self._full_places}
         self._structure, self._weights = flatten_module(decoder)
         self._unembed, self._unembedding = flatten_module(decoder.unembedding)
         self._columns = self._unembedding[0].shape[0]
@@ -89,7 +90,7 @@ class JaxExecutor:
         self._history = allocate_history(config.num_rows, config.max_model_len, mesh)
         self._last_token = self._put(np.zeros(config.num_rows, np.int32))
         self._untold = self._put(np.zeros((config.num_rows, config.max_steps), np.int32))
-        self._no_masks = {n: self._put(pack_masks((), n, self._columns)) for n in self._places}
+        self._no_masks = {n: self._put(pack_masks((), n, self._columns)) for n in self._full_places}
         self._idle = IdleWatch()
         self._num_in_flight = 0
         self._counter = CompileCounter()
@@ -206,13 +207,13 @@ class JaxExecutor:
         rows.num_untold[sampling] = 0
         return read_results(plan, handle.launches, self._model.vocab_size, untold)
 
-    def _run_layers(self, bucket: int, vector: np.ndarray) -> Hidden:
+    def _run_layers(self, bucket: int, vector: np.ndarray) -> jax.Array:
         self._idle.begin()
         # A program takes an array of the host in a tenth of the time that `jax.device_put` takes before it.
         self._pages, self._history, hidden = self.programs["layers", bucket](
             self._weights, self._pages, self._history, self._last_token, vector
         )
-        self._idle.handed_over(hidden.few)
+        self._idle.handed_over(hidden)
         self.stats.idle_seconds = self._idle.seconds
         return hidden
 
@@ -222,8 +223,8 @@ class JaxExecutor:
             return
         start = time.perf_counter()
         number, rows = len(launch.kept.members), self._rows
-        places = self._places[number > self._places[0]]
         is_full = bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row])
+        places = bucket_for(self._full_places if is_full else self._places, number)
         draws = pack_draws(launch.kept, rows, self._draws_layouts[places])
         extras = pack_extras(launch.kept, rows, self._extras_layouts[places]) if is_full else None
         mask = pack_masks(masks, places, self._columns) if masks else None
@@ -233,10 +234,9 @@ class JaxExecutor:
         self.stats.dispatch_seconds += time.perf_counter() - packed
 
     def _run_sampler(
-        self, places: int, hidden: Hidden, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
+        self, places: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
     ) -> Drawn:
-        vectors = hidden.few if places == self._places[0] else hidden.all
-        plain = self._unembedding, self._last_token, vectors, draws
+        plain = self._unembedding, self._last_token, hidden, draws
         self._idle.begin()
         if extras is None:
             self._last_token, drawn = self.programs["plain", places](*plain)
@@ -256,6 +256,7 @@ class JaxExecutor:
         lowered = {("layers", bucket): self._lower_layers(bucket, mesh) for bucket in self.config.buckets}
         for places in self._places:
             lowered["plain", places] = self._lower_sampler(places, mesh, is_full=False)
+        for places in self._full_places:
             lowered["full", places] = self._lower_sampler(places, mesh, is_full=True)
         if self.config.max_steps > 1:
             most = bucket_for(self.config.buckets, min(self.config.num_rows, self.config.buckets[-1]))
@@ -295,7 +296,8 @@ class JaxExecutor:
         make = make_full_sampler if is_full else make_plain_sampler
         sampler = make(self._unembed, places, self._model.vocab_size, mesh)
         program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
-        hidden = jax.ShapeDtypeStruct((places, self._model.embed_dim), jnp.float32, sharding=self._replicated)
+        shape = self._places[-1], self._model.embed_dim
+        hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         draws = self._abstract((self._draws_layouts[places].size,))
         plain = self._unembedding, self._last_token, hidden, draws
         if not is_full:
@@ -314,9 +316,11 @@ class JaxExecutor:
         launch = Launch.of_nothing(self._run_layers(bucket, vector))
         for places in self._places:
             draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])
+            jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, None, None))
+        for places in self._full_places:
+            draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])
             extras = pack_extras(launch.kept, self._rows, self._extras_layouts[places])
-            for wanted in (None, extras):
-                jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, wanted, None))
+            jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, extras, None))
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self.stats.compiles

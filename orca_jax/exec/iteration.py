@@ -6,7 +6,6 @@ their own (`sampler.py`).
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
-from orca_jax.exec.buckets import FEW_PLACES, num_places
+from orca_jax.exec.buckets import num_places
 from orca_jax.exec.cache import cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
@@ -30,14 +29,7 @@ HEADS_SPEC = PartitionSpec(None, MESH_AXES["heads"], None)
 Weights = Sequence[jax.Array]
 
 
-class Hidden(NamedTuple):
-    """Hidden vectors of the kept tokens, padded to the places of each sampler."""
-
-    few: Float[Array, "F E"]
-    all: Float[Array, "B E"]
-
-
-Forward = Callable[[Weights, KVPages, jax.Array, jax.Array, jax.Array], tuple[KVPages, jax.Array, Hidden]]
+Forward = Callable[[Weights, KVPages, jax.Array, jax.Array, jax.Array], tuple[KVPages, jax.Array, jax.Array]]
 """Pages and history stay on the device between iterations, donated from one to the next."""
 
 
@@ -46,7 +38,8 @@ def make_forward(
 ) -> Forward:
     """The program of one bucket: `(weights, pages, history, last_token, vector) -> (pages, history, hidden)`.
 
-    `history [R, L]` holds the ids of each row's context by position, as far as the iterations have come.
+    `hidden [B, E]` are those of the kept tokens, padded to the places of the largest sampler. `history [R, L]` holds the
+    ids of each row's context by position, as far as the iterations have come.
 
     Args:
         structure: puts a decoder together from its weights.
@@ -59,11 +52,11 @@ def make_forward(
 
     def forward(
         weights: Weights, pages: KVPages, history: jax.Array, last_token: jax.Array, vector: jax.Array
-    ) -> tuple[KVPages, jax.Array, Hidden]:
+    ) -> tuple[KVPages, jax.Array, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
         pages, history, hidden = layers(weights, pages, history, batch, first_ids(batch, last_token))
         hidden = jnp.pad(hidden, ((0, num_places(config.num_rows) - layout.num_kept), (0, 0)))
-        return pages, history, Hidden(hidden[:FEW_PLACES], hidden)
+        return pages, history, hidden
 
     return forward
 

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from orca_jax.exec.idle import Pending
-from orca_jax.exec.iteration import Hidden
 from orca_jax.exec.logprobs import LogprobReader
 from orca_jax.exec.pack import Kept
 from orca_jax.exec.repeat import Repeated
@@ -23,17 +22,17 @@ class Launch:
     """Results of a launch, still on the device."""
 
     kept: Kept
-    hidden: Hidden
+    hidden: jax.Array
     logprobs: list[int | None]  # that the row of each kept token wants
     drawn: Drawn | None = None  # None: nothing is kept, or the sampler waits to be told what is allowed
 
     @property
     def newest(self) -> Pending:
         """Is there when the launch is done."""
-        return cast(Pending, self.hidden.few if self.drawn is None else self.drawn.tokens)
+        return cast(Pending, self.hidden if self.drawn is None else self.drawn.tokens)
 
     @classmethod
-    def of_nothing(cls, hidden: Hidden) -> "Launch":
+    def of_nothing(cls, hidden: jax.Array) -> "Launch":
         """No token is kept."""
         nobody = np.zeros(0, np.int32)
         return cls(Kept([], [], nobody, nobody), hidden, [])
@@ -62,7 +61,7 @@ def read_results(
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
     for launch in launches:
         if launch.drawn is None:
-            jax.block_until_ready(launch.hidden.few)  # so that nobody runs ahead of the device
+            jax.block_until_ready(launch.hidden)  # so that nobody runs ahead of the device
             continue
         tokens, finite = np.asarray(launch.drawn.tokens).tolist(), np.asarray(launch.drawn.finite).tolist()
         reader = _reader(launch, vocab_size)

@@ -1,8 +1,8 @@
-"""The samplers: programs that take hidden vectors to tokens. They are four, whatever the buckets.
+"""The samplers: programs that take hidden vectors to tokens. They are a handful, whatever the buckets.
 
-One has few places and one has a place for each row; each exists plain and full. The full one can all that a request
-may ask for beyond temperature, filters and seed, so a launch where nobody asks pays nothing. Since samplers are apart
-from the layers, the host may still be computing what a grammar allows while the layers run.
+Plain ones have 8, 16, ... places, up to one for each row; the full one, which can all that a request may ask for beyond
+temperature, filters and seed, exists with the fewest and with the most. A launch where nobody asks pays nothing. Since
+samplers are apart from the layers, the host may still be computing what a grammar allows while the layers run.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,9 @@ class Drawn(NamedTuple):
 def make_plain_sampler(
     unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh
 ) -> Callable[[Weights, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Drawn]]:
-    """`(weights, last_token [R], hidden [B, E], draws) -> (last_token, drawn)`; `last_token` is updated in place.
+    """`(weights, last_token [R], hidden, draws) -> (last_token, drawn)`; `last_token` is updated in place.
+
+    Of the hidden vectors the first `num_places` are used.
 
     Args:
         unembed: puts the unembedding together from its weights.
@@ -51,7 +53,7 @@ def make_plain_sampler(
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws = unpack_draws(layout, vector)
-            logits = unembed(weights).scores(hidden)
+            logits = unembed(weights).scores(hidden[:num_places])
             drawn = Drawn(*sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh))
             return _keep(last_token, draws, drawn), drawn
 
@@ -75,7 +77,7 @@ def make_full_sampler(
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws, extras = unpack_draws(layout, vector), Extras(**more.unpack(extras_vector))
-            logits = unembed(weights).scores(hidden)
+            logits = unembed(weights).scores(hidden[:num_places])
             context = Context(history, draws.row, draws.parameters.position)
             drawn = sample_full(logits, draws.parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh)
             return _keep(last_token, draws, drawn), drawn
