@@ -38,7 +38,7 @@ def make_forward(
 ) -> Forward:
     """The program of one bucket: `(weights, pages, history, last_token, vector) -> (pages, history, hidden)`.
 
-    `hidden [B, E]` are those of the kept tokens, padded to the places of the largest sampler. `history [R, L]` holds the
+    `hidden [B, E]` are of the kept tokens, padded to the places of the largest sampler. `history [R, L]` holds the
     ids of each row's context by position, as far as the iterations have come.
 
     Args:
