@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import NoReturn
@@ -25,7 +25,10 @@ from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
 
 HELP = "schedulers side by side, over a sweep of arrival rates"
 DEFAULT = ("request_level", "orca", "chunked")
-MAY_DIFFER = ("scheduler", "scheduling_policy", "overlap", "enable_prefix_caching", "max_num_batched_tokens", "n_slots")
+MAY_DIFFER = (
+    "scheduler", "scheduling_policy", "overlap", "check_in_intervals", "enable_prefix_caching",
+    "max_num_batched_tokens", "n_slots",
+)  # fmt: skip
 COLUMNS = {
     "output_tokens_per_s": "tokens/s",
     "requests_per_s": "requests/s",
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
     contestants = parse_contestants(args.schedulers, config)
-    built = build_engine(dataclasses.replace(config, scheduler="orca"))
+    built = build_engine(_shared(config, contestants.values()))
     try:
         _touch(built, _trace(built, args, None))
         loads = [_measure(built, contestants, args, None, None)]
@@ -105,6 +108,14 @@ def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, E
     if len(contestants) < len(words):
         raise ConfigError("a scheduler takes part twice", param="schedulers")
     return contestants
+
+
+def _shared(config: EngineConfig, contestants: Iterable[EngineConfig]) -> EngineConfig:
+    """What the one executor is built for. Where a contestant has it repeat, its largest launch is `chunked`'s."""
+    intervals = [each.check_in_intervals for each in contestants if each.check_in_intervals]
+    if not intervals:
+        return dataclasses.replace(config, scheduler="orca")
+    return dataclasses.replace(config, scheduler="chunked", overlap=False, check_in_intervals=max(intervals, key=max))
 
 
 class _Parser(argparse.ArgumentParser):
