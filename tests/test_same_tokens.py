@@ -15,6 +15,8 @@ from orca_jax.request import RequestUpdate, SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
+# For what does not judge numbers; `generate` and log probabilities are compared with the programs that users run.
+quick = pytest.mark.usefixtures("quick_compiles")
 SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level", "chunked")
 
 
@@ -91,6 +93,7 @@ def test_greedy_tokens_equal_generate(name: str, devices: int, scheduler: Schedu
         assert run(engine, late) == answers, "joining while others run"
 
 
+@quick
 @pytest.mark.parametrize("name", ["gpt2-25-heads", "gpt2-untied-sharded", "llama-25-heads", "llama-biases-sharded"])
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
@@ -98,6 +101,7 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
         assert run(engine, jobs) == answers
 
 
+@quick
 @pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, {"page_size": 32}])
 def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache: str) -> None:
     jobs, answers = greedy_jobs("gpt2-12-heads")
@@ -105,6 +109,7 @@ def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache
         assert run(engine, jobs) == answers
 
 
+@quick
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
     jobs, answers = greedy_jobs("llama-12-heads-3-groups")
@@ -113,6 +118,7 @@ def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
         assert run(engine, late) == answers
 
 
+@quick
 def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None:
     """33 + 12 tokens need 45 slots, 6 pages of 8; barely more are there."""
     jobs, answers = greedy_jobs("gpt2-12-heads")
@@ -120,6 +126,7 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
         assert run(engine, jobs) == answers
 
 
+@quick
 @pytest.mark.parametrize("budget", [5, 64])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_pages", [7, 60])
@@ -176,6 +183,7 @@ EXTRAS = (
 )
 
 
+@quick
 @pytest.mark.parametrize("devices", [1, 2])
 def test_sampling_and_extras_do_not_depend_on_mates_or_scheduler(devices: int, program_cache: str) -> None:
     prompts = [job.prompt for job in greedy_jobs("gpt2-12-heads")[0]]

@@ -62,7 +62,7 @@ import orca_jax
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
-llm = LLM(model="demo", max_num_seqs=2, tensor_parallel_size=1, compile_cache=None)
+llm = LLM(model="demo", max_num_seqs=2, max_num_batched_tokens=4, tensor_parallel_size=1, compile_cache=None)
 (output,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 print(orca_jax.__file__)
 print(len(output.outputs[0].token_ids))
