@@ -93,7 +93,6 @@ def test_greedy_tokens_equal_generate(name: str, devices: int, scheduler: Schedu
         assert run(engine, late) == answers, "joining while others run"
 
 
-@quick
 @pytest.mark.parametrize("name", ["gpt2-25-heads", "gpt2-untied-sharded", "llama-25-heads", "llama-biases-sharded"])
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
@@ -152,6 +151,7 @@ REPEATED = (
 )
 
 
+@quick
 @pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), (2, 60), (4, 60)])
 def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, program_cache: str) -> None:
     """Greedy and drawn, ended by length or by an id, joined by others and, with few pages, preempted in between."""
