@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import queue
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
@@ -11,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from starlette.types import Message as Event
 
 from orca_jax.batch.answers import Answer
+from orca_jax.batch.engine_thread import EngineThread
 from orca_jax.batch.rows import CHATS, COMPLETIONS, Row
 from orca_jax.build import Built
 from orca_jax.errors import EngineError
@@ -20,14 +19,13 @@ from orca_jax.serve.chat_shape import ChatShape
 from orca_jax.serve.completion_shape import CompletionShape
 from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.engine_client import EngineClient
-from orca_jax.serve.engine_loop import EngineLoop, Inbox, Pulse, ready_message
+from orca_jax.serve.engine_loop import ready_message
 from orca_jax.serve.generation import Generation, Job
 from orca_jax.serve.observe import Observer
 from orca_jax.serve.schema import chat_parser, completion_parser
 from orca_jax.serve.schema.parse import Parser
 from orca_jax.serve.service import Service
 from orca_jax.serve.streaming import Shape, whole_answer
-from orca_jax.serve.wire import Abort, FromEngine, Message, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class LocalEngine:
         ready = ready_message(self._built, self._config.engine.model)
         await self._service.set_ready(ready)
         self._before = _totals(self._built)
-        self._thread = _EngineThread(self._built, client)
+        self._thread = EngineThread(self._built, client)
         client.attach(self._thread)
         client.serve(ready)
         return self
@@ -134,46 +132,13 @@ class LocalEngine:
             raise ApiError(400, "stream must be false or left out: a batch has whole answers", "stream")
         job = await endpoint.prepare(service, call, row_id)
         shape = endpoint.shape(service.model.tokenizer, job, call)
+        self._thread.reads_at_once = bool(job.stops)  # the call is sent before anybody else has a turn
         return await whole_answer(Generation(service, job), shape, _nothing)
 
 
 async def _nothing() -> Event:
     """What a caller sends who never hangs up."""
     return await asyncio.get_running_loop().create_future()
-
-
-class _EngineThread:
-    """The engine's thread, and the link to it."""
-
-    def __init__(self, built: Built, client: EngineClient) -> None:
-        self.failure: Exception | None = None
-        self._client = client
-        self._loop = asyncio.get_running_loop()
-        self._inbox: Inbox = queue.SimpleQueue()
-        engine_loop = EngineLoop(built.engine, self._inbox, self._tell, Pulse(), built.grammars.compile)
-        self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
-        self._thread.start()
-
-    def send(self, message: Submit | Abort) -> None:
-        """To the engine."""
-        self._inbox.put(message)
-
-    async def stop(self) -> None:
-        """Let the engine's step end, and no other begin."""
-        self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    def _run(self, engine_loop: EngineLoop) -> None:
-        try:
-            engine_loop.run()
-        except Exception as error:
-            logger.exception("the engine failed")
-            self.failure = error
-            self._loop.call_soon_threadsafe(self._client.lose, "dead")
-
-    def _tell(self, message: Message) -> None:
-        assert isinstance(message, FromEngine)
-        self._loop.call_soon_threadsafe(self._client.take, message)
 
 
 def _totals(built: Built) -> dict[str, float]:
