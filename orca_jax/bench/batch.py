@@ -9,9 +9,10 @@ import itertools
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +26,13 @@ from orca_jax.errors import ConfigError, EngineError
 from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
 
 HELP = "a batch file against the same requests straight into the engine"
+
+
+class Pass(NamedTuple):
+    """Seconds of one pass, by the clock and of all its threads together."""
+
+    wall: float
+    cpu: float
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +59,15 @@ def run(args: argparse.Namespace) -> None:
     finally:
         built.engine.executor.close()
     tokens = sum(request.num_output for request in trace)
+    pairs = list(zip(offline, batch, strict=True))
     result = {
-        "offline_tokens_per_s": tokens / statistics.median(offline),
-        "batch_tokens_per_s": tokens / statistics.median(batch),
-        "batch_to_offline": statistics.median(one / other for one, other in zip(offline, batch, strict=True)),
-        "offline_wall_s": offline,
-        "batch_wall_s": batch,
+        "offline_tokens_per_s": tokens * len(offline) / sum(one.wall for one in offline),
+        "batch_tokens_per_s": tokens * len(batch) / sum(one.wall for one in batch),
+        "batch_to_offline": sum(one.wall for one in offline) / sum(one.wall for one in batch),
+        "median_batch_to_offline": statistics.median(one.wall / other.wall for one, other in pairs),
+        "cpu_batch_to_offline": sum(one.cpu for one in batch) / sum(one.cpu for one in offline),
+        "offline_wall_s": [one.wall for one in offline],
+        "batch_wall_s": [one.wall for one in batch],
     }
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {args.rounds} rounds", result)
     whole = {**result, "last_batch": last, "hardware": hardware(), "config": dataclasses.asdict(config)}
@@ -65,22 +76,25 @@ def run(args: argparse.Namespace) -> None:
 
 def _rounds(
     config: EngineConfig, built: Built, trace: Sequence[TraceRequest], source: Path, rounds: int
-) -> tuple[list[float], list[float], dict[str, Any]]:
-    """Seconds of each pass, straight and by file, which of the two comes first in turn; and the last file's summary."""
+) -> tuple[list[Pass], list[Pass], dict[str, Any]]:
+    """Each pass, straight and by file, which of the two comes first in turn; and the last file's summary."""
     settings = dataclasses.replace(config, progress=False)
-    offline: list[float] = []
-    batch: list[float] = []
+    offline: list[Pass] = []
+    batch: list[Pass] = []
     last: dict[str, Any] = {}
     for number, is_batch in itertools.product(range(rounds), (False, True)):
+        start = time.process_time()
         if is_batch == (number % 2 == 0):
             output = source.with_name(f"out-{number}.jsonl")
             last = run_batch(BatchConfig(source, output, server_config(settings)), built).result
             if last["errors"]:
                 raise EngineError(f"rows became errors: {last['errors']}")
             # What a user waits for beside the loading of the model: the look at the input, too.
-            batch.append(last["wall_s"] + last["examine_s"] + last["resume_s"])
+            wall = last["wall_s"] + last["examine_s"] + last["resume_s"]
+            batch.append(Pass(wall, time.process_time() - start))
         else:
-            offline.append(run_trace(built.engine, trace).wall)
+            wall = run_trace(built.engine, trace).wall
+            offline.append(Pass(wall, time.process_time() - start))
     return offline, batch, last
 
 
