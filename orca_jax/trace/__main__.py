@@ -103,7 +103,7 @@ def _burst(words: list[str]) -> None:
             help=f"tokens {what}, uniform between both (default: {bounds[0]} {bounds[1]})",
         )  # fmt: skip
     _add_plot(parser)
-    add_engine_args(parser, max_num_seqs=4, max_num_batched_tokens=128)
+    add_engine_args(parser, scheduler="orca", max_num_seqs=4, max_num_batched_tokens=128)
     args = parser.parse_args(words)
     config = engine_config_from_args(args)
     prompt, output = tuple(args.prompt_tokens), tuple(args.output_tokens)
