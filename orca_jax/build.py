@@ -117,7 +117,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         seed=config.seed,
         progress=progress_bar("Loading", config.progress),
     )
-    if devices[0].platform == "cpu":
+    if devices[0].platform != "tpu":
         decoder.unstack()  # where a scan over layers would copy every layer's weights
     return decoder, mesh
 

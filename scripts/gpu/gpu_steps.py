@@ -39,8 +39,7 @@ def load(model: ModelConfig, dry_run: bool) -> Decoder:
     """Random weights; in bf16 on a GPU."""
     dtype: DType = "float32" if dry_run else "bfloat16"
     decoder = random_decoder(model, dtype=dtype, mesh=tensor_mesh(jax.devices()[:1]))
-    if dry_run:
-        decoder.unstack()
+    decoder.unstack()  # as `build.py` does
     return decoder
 
 

@@ -600,6 +600,7 @@ def _launch(
     return launch
 
 
+@partial(jax.jit, static_argnames=("scale", "sliding_window", "soft_cap", "multiprocessors", "interpret"))
 def ragged_attention_gpu(
     q: Float[Array, "T H D"],
     pages: KVPages,
