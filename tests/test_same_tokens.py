@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from orca_jax.build import build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.request import USUAL, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.scheduling import ORDERINGS
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 # For what does not judge numbers; `generate` and log probabilities are compared with the programs that users run.
@@ -25,6 +26,7 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     at_step: int = 0
+    urgency: Urgency = USUAL
 
 
 def greedy_jobs(name: str) -> tuple[list[Job], list[list[int]]]:
@@ -68,7 +70,7 @@ def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]
     while open_jobs:
         for index, job in enumerate(jobs):
             if job.at_step == step:
-                engine.add(str(index), job.prompt, job.params)
+                engine.add(str(index), job.prompt, job.params, urgency=job.urgency)
         for update in engine.step():
             updates[int(update.request_id)].append(update)
             open_jobs -= update.finish_reason is not None
@@ -77,6 +79,16 @@ def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]
     while engine.has_work:  # what overlap computes past an end
         assert not engine.step()
     return updates
+
+
+def check_orderings(engine: Engine, jobs: Sequence[Job], answers: list[list[int]]) -> None:
+    """Whoever comes first: those who come late are urgent in every way."""
+    scheduler = engine.scheduler
+    assert isinstance(scheduler, ChunkedScheduler)
+    urgent = [replace(job, urgency=Urgency(-i, f"tenant {i % 2}", 100.0 / (1 + i))) for i, job in enumerate(jobs)]
+    for ordering in ORDERINGS.values():
+        scheduler.ordering = ordering()
+        assert run(engine, urgent) == answers, scheduler.ordering.name
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -141,6 +153,7 @@ def test_chunks_preemption_prefixes_and_overlap_do_not_matter(
         assert run(engine, late) == answers, "warm: full pages of the prompts are there, if there is room for them"
         assert num_pages == 7 or not engine.pool.num_preemptions
         assert num_pages == 7 or engine.pool.num_cache_hits > 0
+        check_orderings(engine, late, answers)
 
 
 REPEATED = (
@@ -173,6 +186,7 @@ def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, p
         assert run(engine, jobs) == expected, "together"
         assert run(engine, late) == expected, "joining while others run"
         assert num_pages == 60 or engine.pool.num_preemptions > 0
+        check_orderings(engine, late, expected)
 
 
 EXTRAS = (
