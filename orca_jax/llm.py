@@ -309,8 +309,8 @@ class LLM:
             self._reap()
 
     def _reap(self) -> None:
-        """Abort what was abandoned. With nothing else open, the engine is left without work."""
-        if not self._abandoned or self._unusable is not None:
+        """Abort what was abandoned. With nothing open, an iteration still on the device is awaited: no work is left."""
+        if self._unusable is not None:
             return
         while self._abandoned:
             request_id = self._abandoned.pop()

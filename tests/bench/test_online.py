@@ -71,7 +71,9 @@ def test_online_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     (figures,) = result["passes"]
     assert figures["model"] == "preset:clock-5"
-    assert 0 < figures["tokens_per_s"] <= 8 / 0.005, "no faster than the pace"
+    assert 0 < figures["tokens_per_s"] <= 1.05 * 8 / 0.005, (
+        "no faster than the pace, by the clock of clients that wake late"
+    )
     assert 0 < figures["p50_age_ms"] <= figures["p99_age_ms"] < 10_000
     assert result["config"]["clients"] == 8 and result["hardware"]["cores"]
 

@@ -24,7 +24,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: 
 
     def select(number: int) -> None:
         selection = scheduler.select(pool, pool.kv)
-        make_plan(number, selection.choices, pool, 0.0)
+        make_plan(number, selection, pool, 0.0)
 
     select(0)
     with monkeypatch.context() as patched:

@@ -120,7 +120,9 @@ class _Shape:
 class _Rows:
     """The scalars of a call, in scalar memory, and what follows from them."""
 
-    def __init__(self, shape: _Shape, span: Any, first_row: Any, end_row: Any, start: Any, length: Any, context: Any):
+    def __init__(
+        self, shape: _Shape, span: Any, first_row: Any, end_row: Any, start: Any, length: Any, context: Any
+    ) -> None:
         self.shape = shape
         self.first_block, self.end_block = span[0], span[1]
         self.first_row, self.end_row = first_row, end_row
@@ -175,7 +177,7 @@ class _Pages:
 
     def __init__(
         self, shape: _Shape, rows: _Rows, lists: Any, kv: Any, list_buf: Any, kv_buf: Any, list_sem: Any, kv_sem: Any
-    ):
+    ) -> None:
         self.shape, self.rows = shape, rows
         self.lists, self.kv = lists, kv
         self.list_buf, self.kv_buf = list_buf, kv_buf
