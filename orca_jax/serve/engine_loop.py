@@ -123,7 +123,7 @@ class EngineLoop:
                 pulse.step_begins()
                 updates = engine.step()
                 pulse.step_ended(engine)
-                if updates:
+                if updates or not engine.has_work:  # rows of ends that were found late are free without an update
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)

@@ -35,6 +35,7 @@ from orca_jax.serve.wire import (
     decode_to_engine,
     encode,
 )
+from orca_jax.sim.toy import toy_generate
 from orca_jax.step import ExecutorStats, TokenLogprobs, TokenSet
 
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
@@ -169,6 +170,23 @@ def test_engine_loop() -> None:
     beat = pulse.beat()
     assert (beat.phase, beat.busy_seconds) == ("loading", 0) and beat.engine is not None
     assert beat.engine.free_pages == beat.engine.num_pages
+
+
+def test_the_engine_says_when_the_row_of_an_end_found_late_is_free() -> None:
+    engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2, overlap=True)).engine
+    (stop, *_) = toy_generate([1], SamplingParams(1, temperature=0), vocab_size=257)
+    inbox: Inbox = queue.SimpleQueue()
+    sent: list[Updates] = []
+
+    def send(message: Message) -> None:
+        assert isinstance(message, Updates)
+        sent.append(message)
+        if message.running == 0:
+            inbox.put(None)
+
+    inbox.put(Submit("r", [1], SamplingParams(9, temperature=0, stop_token_ids=(stop,))))
+    EngineLoop(engine, inbox, send, Pulse(), lambda _: Anything()).run()
+    assert [(len(message.updates), message.running) for message in sent] == [(1, 1), (0, 0)]
 
 
 def parse(*flags: str, **defaults: Any) -> EngineConfig:
