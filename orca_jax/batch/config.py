@@ -104,7 +104,8 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
         ConfigError: a value, or a combination of values, is wrong; `param` names the flag.
     """
     name = "python -m orca_jax.batch"
-    parser = argparse.ArgumentParser(name, f"{name} -i INPUT -o OUTPUT [flags]", None, DESCRIPTION, allow_abbrev=False)
+    usage = f"{name} -i INPUT -o OUTPUT [flags]"
+    parser = argparse.ArgumentParser(name, usage, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("-i", "--input", type=Path, required=True, metavar="FILE", help="requests, one a line")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="answers, one a line")
     add_field_args(parser, BatchConfig, _own_fields())
