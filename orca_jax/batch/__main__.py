@@ -25,8 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         flag = "" if error.param is None else f"--{error.param.replace('_', '-')}: "
         print(f"error: {flag}{error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except (EngineError, OSError) as error:
+    except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_STOPPED
+    except OSError as error:
+        place = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {place}{error.strerror or error}; mend that, and the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)

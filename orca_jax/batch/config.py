@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
+
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -167,8 +169,7 @@ def _check_place(config: BatchConfig) -> None:
         for name in _OF_REMOTE:
             _require(_is_default(config, name), name, "is for a server; it needs --base-url")
         return
-    is_url = config.base_url.startswith(("http://", "https://"))
-    _require(is_url, "base_url", "must begin with http:// or https://")
+    _require(_is_base_url(config.base_url), "base_url", "must be an address such as http://localhost:8000")
     for name in _model_names():
         holds = name == "served_model_name" or _is_default(config.server, name)
         _require(holds, name, "is for an engine in this process; leave it out with --base-url")
@@ -176,6 +177,15 @@ def _check_place(config: BatchConfig) -> None:
         if one.name not in ("model", "progress"):
             holds = _is_default(config.server.engine, one.name)
             _require(holds, one.name, "is for an engine in this process; leave it out with --base-url")
+
+
+def _is_base_url(text: str) -> bool:
+    """Whether a path can be put behind it."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and url.host != "" and not url.query and not url.fragment
 
 
 def _own_fields() -> list[dataclasses.Field[Any]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ class Ledger:
     """A private database in the system's directory for temporary files, gone with the process however that ends.
 
     Ids are held as 16 bytes of their hash: among a thousand million of them two collide with probability 1e-21.
+    Methods raise OSError where there is no room for it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class Ledger:
 
     def mark_done(self, line: int, custom_id: str | None) -> bool:
         """Note a row of the output; False where its line has one already."""
-        found = self._db.execute("INSERT OR IGNORE INTO done VALUES (?, ?)", (line, _hashed(custom_id)))
+        found = self._execute("INSERT OR IGNORE INTO done VALUES (?, ?)", (line, _hashed(custom_id)))
         self.num_done += found.rowcount
         return found.rowcount == 1
 
@@ -40,7 +42,7 @@ class Ledger:
         """
         if not self.num_done:
             return False
-        found = self._db.execute("SELECT id FROM done WHERE line = ?", (line,)).fetchone()
+        found = self._execute("SELECT id FROM done WHERE line = ?", (line,)).fetchone()
         if found is not None and found[0] != _hashed(custom_id):
             message = f"it answers line {line} under another custom_id; {REMEDY}"
             raise ConfigError(message, param="output")
@@ -49,10 +51,16 @@ class Ledger:
     def first_line(self, line: int, custom_id: str) -> int:
         """The line that an id came in first, which is this one where the id is new."""
         key = _hashed(custom_id)
-        if self._db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, line)).rowcount:
+        if self._execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, line)).rowcount:
             return line
-        (first,) = self._db.execute("SELECT line FROM ids WHERE id = ?", (key,)).fetchone()
+        (first,) = self._execute("SELECT line FROM ids WHERE id = ?", (key,)).fetchone()
         return int(first)
+
+    def _execute(self, statement: str, values: Sequence[object]) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise OSError(f"ids cannot be noted in the directory for temporary files ($TMPDIR): {error}") from None
 
     def close(self) -> None:
         """Let go of the disk."""

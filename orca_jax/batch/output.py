@@ -97,7 +97,7 @@ class Writer:
     What has come since the last time goes out in one write and is then forced onto the disk.
 
     Args:
-        descriptor: of the file.
+        output: the file, which stays open.
         on_progress: called in the writer's thread after every write, and when it fails.
 
     Attributes:
@@ -106,11 +106,11 @@ class Writer:
         backlog: bytes that were put and are not on the disk.
     """
 
-    def __init__(self, descriptor: int, on_progress: Callable[[], object]) -> None:
+    def __init__(self, output: OutputFile, on_progress: Callable[[], object]) -> None:
         self.error: OSError | None = None
         self.seconds = 0.0
         self.backlog = 0
-        self._descriptor = descriptor
+        self._output = output
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -147,10 +147,10 @@ class Writer:
         try:
             view = memoryview(data)
             while view:
-                view = view[os.write(self._descriptor, view) :]
-            os.fsync(self._descriptor)
+                view = view[os.write(self._output.descriptor, view) :]
+            os.fsync(self._output.descriptor)
         except OSError as error:
-            self.error = error
+            self.error = OSError(error.errno, error.strerror, str(self._output.path))
         self.seconds += time.perf_counter() - start
         with self._lock:
             self.backlog -= len(data)

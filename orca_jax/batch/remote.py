@@ -65,7 +65,12 @@ class RemoteServer:
         await self._http.aclose()
 
     async def answer(self, row: Row, row_id: str) -> Answer:
-        """The server's. Raises EngineError where it has gone."""
+        """The server's.
+
+        Raises:
+            ConfigError: it refuses the key, and so would refuse every row.
+            EngineError: it has gone.
+        """
         start = time.monotonic()
         for attempt in range(self._max_retries + 1):
             if attempt:
@@ -79,6 +84,10 @@ class RemoteServer:
                 await self._wait(attempt, None)
                 continue
             self._last_answer = time.monotonic()
+            if response.status_code == 401:
+                told = " ".join(response.text.split())[:200]
+                message = f"must name a file with a key that {self._base_url} takes, which says 401: {told}"
+                raise ConfigError(message, param="api_key_file")
             if is_last or not _may_pass(response):
                 return _answer(response)
             await self._wait(attempt, response.headers.get("retry-after"))

@@ -18,7 +18,7 @@ from orca_jax.batch.record import REMEDY, Record, check_same, record_of, record_
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.show import Display
-from orca_jax.batch.source import Source, examine, read_lines
+from orca_jax.batch.source import Source, check_readable, examine, read_lines
 from orca_jax.batch.summary import Summary
 from orca_jax.build import Built, build_engine
 from orca_jax.errors import ConfigError, EngineError
@@ -44,6 +44,7 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     """
     shows = config.server.engine.progress
     summary = Summary()
+    check_readable(config.input)
     with OutputFile(config.output) as output, Ledger() as ledger:
         with summary.timed("examine_s"):
             source = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
@@ -133,7 +134,7 @@ class _Run:
             await stack.enter_async_context(_ended_by_sigterm())
             await stack.enter_async_context(_beside(self._display.say_lines()))
             start = time.monotonic()
-            self._writer = Writer(output.descriptor, wakes)
+            self._writer = Writer(output, wakes)
             try:
                 await self._answer_all()
             finally:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,25 @@ class Source:
     num_lines: int  # a last one without a line break counts
 
 
+def check_readable(path: Path) -> None:
+    """Refuse what cannot be read, at once and before there is an output. Raises ConfigError."""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            path.open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path} is no regular file; it is read twice, so name one on a disk", param="input")
+    if status.st_size == 0:
+        raise ConfigError(f"{path} is empty; it needs a request a line", param="input")
+
+
 def examine(path: Path, progress: Progress) -> Source:
     """Read the file once, in constant memory, for its fingerprint and its number of lines.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: it cannot be read.
     """
     digest, size, num_lines, last = hashlib.sha256(), 0, 0, b"\n"
     try:
@@ -43,8 +58,6 @@ def examine(path: Path, progress: Progress) -> Source:
                 progress(min(size, total), total)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
-    if size == 0:
-        raise ConfigError(f"{path} is empty", param="input")
     return Source(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
 
 

@@ -1,6 +1,7 @@
 """Flags: what contradicts itself is refused by name. And what a run shows while it works."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ from orca_jax.errors import ConfigError
         (["--body", '{"max_token": 5}'], "body"),
         (["--max-retries", "2"], "max_retries"),
         (["--api-key-file", "key"], "api_key_file"),
-        (["--base-url", "localhost:8000"], "base_url"),
+        *[
+            (["--base-url", url], "base_url")
+            for url in ("localhost:8000", "ftp://h", "http://", "http://h:port", "http://h?key=1")
+        ],
         (["--base-url", "http://h", "--max-num-seqs", "8"], "max_num_seqs"),
         (["--base-url", "http://h", "--chat-template", "t"], "chat_template"),
         (["--base-url", "http://h", "--served-model-name", "m", "--no-progress", "--max-retries", "0"], None),
@@ -45,6 +49,9 @@ def test_flags(flags: list[str], param: str | None) -> None:
 def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.txt"
     source.write_text("hi\n")
+    empty, pipe = tmp_path / "empty", tmp_path / "pipe"
+    empty.touch()
+    os.mkfifo(pipe)
     for given, made, told in [
         (source, source, "error: --output: is the input; name another file\n"),
         (
@@ -52,10 +59,17 @@ def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             tmp_path / "out",
             f"error: --input: {tmp_path}/no cannot be read: No such file or directory\n",
         ),
+        (empty, tmp_path / "out", f"error: --input: {empty} is empty; it needs a request a line\n"),
+        (
+            pipe,
+            tmp_path / "out",
+            f"error: --input: {pipe} is no regular file; it is read twice, so name one on a disk\n",
+        ),
         (source, tmp_path, f"error: --output: {tmp_path} cannot be written: Is a directory\n"),
     ]:
         assert main(["-i", str(given), "-o", str(made), "--model", "preset:toy"]) == 2
         assert capsys.readouterr().err == told
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_line_says_how_far_it_is_and_how_fast() -> None:

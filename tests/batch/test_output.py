@@ -1,6 +1,5 @@
 """The output: order, half rows, a full disk; and the ledger of what is done."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def test_half_a_row_is_cut_off(tmp_path: Path, size: int) -> None:
     path.write_bytes(whole + b"\0" * size)
     with OutputFile(path) as output:
         assert [row.id for row in output.recover()] == ["id"]
-        writer = Writer(output.descriptor, lambda: None)
+        writer = Writer(output, lambda: None)
         writer.put(b"next\n")
         writer.finish()
     assert path.read_bytes() == whole + b"next\n"
@@ -39,16 +38,13 @@ def test_half_a_row_is_cut_off(tmp_path: Path, size: int) -> None:
 
 def test_a_disk_that_is_full_ends_the_writer() -> None:
     told = threading.Event()
-    descriptor = os.open("/dev/full", os.O_WRONLY)
-    try:
-        writer = Writer(descriptor, told.set)
+    with OutputFile(Path("/dev/full")) as output:
+        writer = Writer(output, told.set)
         writer.put(b"row\n")
         assert told.wait(10)
         writer.put(b"row\n")
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
             writer.finish()
-    finally:
-        os.close(descriptor)
 
 
 def test_what_is_written_can_be_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from orca_jax.batch import remote
 from orca_jax.batch.run import run_batch
-from orca_jax.errors import EngineError
+from orca_jax.errors import ConfigError, EngineError
 from tests.batch.world import MODEL, run, settings, write
 from tests.serve.running import running
 
@@ -151,6 +151,17 @@ def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> No
         rows = run(source, tmp_path / "out.jsonl", "--base-url", url, "--max-retries", "1")
     assert [row["response"]["status_code"] for row in rows] == [503, 200]
     assert rows[0]["response"]["body"]["error"]["code"] == "connection_lost"
+
+
+def test_a_key_that_is_refused_ends_the_run(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", prompts("1", "2")), tmp_path / "out.jsonl"
+    (tmp_path / "key").write_text("secret\n")
+    with (
+        playing(lambda count, body: (401, {}, b'{"error":\n "who?"}')) as (url, _),
+        pytest.raises(ConfigError, match=r'which says 401: \{"error": "who') as error,
+    ):
+        run(source, output, "--base-url", url, "--api-key-file", str(tmp_path / "key"))
+    assert error.value.param == "api_key_file" and output.read_bytes() == b""
 
 
 def test_a_server_that_is_gone_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:

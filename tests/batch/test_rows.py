@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orca_jax.batch import rows
 from orca_jax.batch import source as source_module
 from orca_jax.batch.rows import MAX_CUSTOM_ID, BadLine, Row, RowReader
-from orca_jax.batch.source import examine, read_lines
+from orca_jax.batch.source import check_readable, examine, read_lines
 from orca_jax.errors import ConfigError
 from tests.source import ROOT
 
@@ -93,7 +93,7 @@ def test_lines_are_those_of_the_file(tmp_path_factory: pytest.TempPathFactory, l
     path.write_bytes(data)
     if not data:
         with pytest.raises(ConfigError, match="is empty"):
-            examine(path, lambda done, total: None)
+            check_readable(path)
         return
     source = examine(path, lambda done, total: None)
     whole = data.removesuffix(b"\n").removeprefix(b"\xef\xbb\xbf")
