@@ -79,6 +79,13 @@ def test_head_major_pages_are_refused() -> None:
         ragged_attention_tpu(*jax.tree.map(jnp.asarray, make_arrays(CASES[0])), scale=1.0)
 
 
+def test_pages_that_are_no_whole_registers_are_refused() -> None:
+    case = Case("pages of 8 in bfloat16", ((1, 1),), page_dtype="bfloat16")
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    with pytest.raises(NotImplementedError, match="multiple of 16, not 8"):
+        ragged_attention_tpu(*arrays, scale=1.0)
+
+
 def test_it_is_offered_on_tpus_alone() -> None:
     assert implementations("cpu") == ("reference", "xla")
     assert "tpu" in implementations("tpu")

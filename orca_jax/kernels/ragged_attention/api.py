@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
@@ -40,11 +40,17 @@ _HOPPER = "9.0"  # compute capability
 
 def default_implementation(device: jax.Device, q: Float[Array, "T H D"], pages: KVPages) -> str:
     """The name that None stands for: the first of the device's implementations that can do these shapes."""
-    if device.platform == "tpu" and isinstance(pages, PackedPages) and not pages.is_quantised:
-        return "tpu"
+    if device.platform == "tpu":
+        return _default_of_tpu(pages)
     if device.platform == "gpu":
         return _default_of_gpu(device, q, pages)
     return "xla"
+
+
+def _default_of_tpu(pages: KVPages) -> str:
+    from orca_jax.kernels.ragged_attention.tpu import refusal
+
+    return "tpu" if refusal(pages) is None else "xla"
 
 
 def _default_of_gpu(device: jax.Device, q: Array, pages: KVPages) -> str:

@@ -29,6 +29,7 @@ with the others' queries masked, which leaves their sums alone; nothing is writt
 Scores and sums are float32. Pages in bfloat16 are multiplied as they are, with the weights rounded to bfloat16.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -47,6 +48,7 @@ from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks, Heads, choose_b
 _LANES = 128
 _SUBLANES = 8
 _VMEM_LIMIT = 32 << 20  # bytes of one kernel; chips have 64 MiB or more, and half is left to what XLA keeps there
+_LOG2E = math.log2(math.e)
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 
 Item = tuple[jax.Array, jax.Array, jax.Array]
@@ -232,19 +234,22 @@ class _Softmax:
         self.total[...] = jnp.zeros_like(self.total)
         self.values[...] = jnp.zeros_like(self.values)
 
-    def add(self, index: int, q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> None:
-        """Take `k` and `v` `[tokens, lanes]` into the sums of the queries `q [M, lanes]`."""
+    def add(self, index: int, q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array | None) -> None:
+        """Take `k` and `v` `[tokens, lanes]` into the sums of the queries `q [M, lanes]`; None sees everything."""
         shape = self.shape
         k, v = k.astype(shape.compute_dtype), v.astype(shape.compute_dtype)
         product = partial(lax.dot_general, precision=shape.precision, preferred_element_type=jnp.float32)
         scores = product(q, k, (((1,), (1,)), ((), ())))
         if shape.soft_cap is not None:
-            scores = shape.soft_cap * jnp.tanh(scores / shape.soft_cap)
-        scores = jnp.where(visible, scores, _MASKED)
+            scores = shape.soft_cap * _LOG2E * jnp.tanh(scores / shape.soft_cap)
+        if visible is not None:
+            scores = jnp.where(visible, scores, _MASKED)
         before = self.top[index][:, :1]
         top = jnp.maximum(before, scores.max(axis=1, keepdims=True))
-        weights = jnp.where(visible, jnp.exp(scores - top), 0.0)
-        shrink = jnp.exp(before - top)
+        weights = jnp.exp2(scores - top)
+        if visible is not None:
+            weights = jnp.where(visible, weights, 0.0)
+        shrink = jnp.exp2(before - top)
         weighted = product(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())))
         lanes = v.shape[1]
         self.values[index, :, :lanes] = self.values[index, :, :lanes] * shrink + weighted
@@ -374,15 +379,31 @@ def _chunks_kernel(*refs: Any, shape: _Shape) -> None:
         before = rows.context[row] - length
 
         def use(tokens: Any, first: jax.Array, _: jax.Array) -> None:
-            size = (q.shape[1], shape.compute_tokens)
-            index = begin_of_block - start + lax.broadcasted_iota(jnp.int32, size, 0) // shape.groups
-            key = first + lax.broadcasted_iota(jnp.int32, size, 1)
-            visible = (index >= 0) & (index < length) & (key <= before + index)
+            first_query, last_key = begin_of_block - start, first + shape.compute_tokens - 1
+            last_query = first_query + shape.query_block - 1
+            is_whole = (first_query >= 0) & (last_query < length) & (last_key <= before + first_query)
             if shape.sliding_window is not None:
-                visible &= key > before + index - shape.sliding_window
-            for head in range(shape.num_kv_heads):
-                k, v = shape.kv_lanes(2 * shape.head_dim * head, 1)
-                softmax.add(head, q[head], tokens[:, k], tokens[:, v], visible)
+                is_whole &= first > before + last_query - shape.sliding_window
+
+            def add(visible: jax.Array | None) -> None:
+                for head in range(shape.num_kv_heads):
+                    k, v = shape.kv_lanes(2 * shape.head_dim * head, 1)
+                    softmax.add(head, q[head], tokens[:, k], tokens[:, v], visible)
+
+            # Of a long prompt nearly all is seen whole, and masks would cost as much as the products.
+            @pl.when(is_whole)
+            def whole() -> None:
+                add(None)
+
+            @pl.when(jnp.logical_not(is_whole))
+            def masked() -> None:
+                size = (q.shape[1], shape.compute_tokens)
+                index = first_query + lax.broadcasted_iota(jnp.int32, size, 0) // shape.groups
+                key = first + lax.broadcasted_iota(jnp.int32, size, 1)
+                visible = (index >= 0) & (index < length) & (key <= before + index)
+                if shape.sliding_window is not None:
+                    visible &= key > before + index - shape.sliding_window
+                add(visible)
 
         _parts(shape, rows, pages, item, slot, use)
 
@@ -483,13 +504,10 @@ def ragged_attention_tpu(
     Raises:
         NotImplementedError: the pages are not packed, or are quantised.
     """
-    if not isinstance(pages, PackedPages):
-        raise NotImplementedError("attention 'tpu' reads packed pages only")
-    if pages.is_quantised:
-        raise NotImplementedError("attention 'tpu' reads float32 and bfloat16 pages; 'xla' reads quantised ones")
-    least = _SUBLANES * 4 // pages.dtype.itemsize
-    if pages.page_size % least:
-        raise NotImplementedError(f"attention 'tpu' needs a page_size that is a multiple of {least}")
+    reason = refusal(pages)
+    if reason is not None:
+        raise NotImplementedError(reason)
+    assert isinstance(pages, PackedPages), "the only layout that is not refused"
     is_exact = q.dtype == jnp.float32 and pages.dtype == jnp.float32
     dtype = jnp.float32 if is_exact else jnp.bfloat16
     blocks = blocks or choose_blocks(_heads(q, pages))
@@ -506,7 +524,9 @@ def ragged_attention_tpu(
         compute_dtype=dtype,
     )
     rows = _RowArrays(_page_lists(page_table), query_start, query_len, context_len)
-    scaled = (q.astype(jnp.float32) * scale).astype(dtype)
+    # Weights are powers of two, which spares a product for each score.
+    factor = scale if soft_cap is not None else scale * _LOG2E
+    scaled = (q.astype(jnp.float32) * factor).astype(dtype)
     options: dict[str, Any] = {"out_dtype": q.dtype, "interpret": interpret}
     out = _attend_increments(shape, scaled, pages, rows, **options)
     token = jnp.arange(q.shape[0])[:, None, None]
@@ -516,6 +536,18 @@ def ragged_attention_tpu(
         out = jnp.where(token < rows.num_increments, out, chunks)
     # Blocks without a request are not visited, and what stands there may be anything.
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
+
+
+def refusal(pages: KVPages) -> str | None:
+    """Why the kernels cannot read such pages; None where they can."""
+    if not isinstance(pages, PackedPages):
+        return "attention 'tpu' reads packed pages only"
+    if pages.is_quantised:
+        return "attention 'tpu' reads float32 and bfloat16 pages; 'xla' reads quantised ones"
+    least = _SUBLANES * 4 // pages.dtype.itemsize
+    if pages.page_size % least:
+        return f"attention 'tpu' needs a page_size that is a multiple of {least}, not {pages.page_size}"
+    return None
 
 
 class _RowArrays(NamedTuple):
