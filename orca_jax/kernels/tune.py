@@ -1,0 +1,141 @@
+"""Measure block sizes of the TPU kernels and keep the best: `python -m orca_jax.kernels.tune [flags]`, on a TPU.
+
+Each candidate runs one batch of increments and one prompt; the sum of both times decides. The result goes into the
+table that ships with the package, so a checkout that was tuned is one to commit.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+from orca_jax.kernels.ragged_attention.tpu_blocks import TABLE, Blocks, Heads, read_table, rule, write_table
+
+
+@dataclass(frozen=True)
+class Load:
+    """Equal requests: so many, each with so many queries at the end of so long a context."""
+
+    requests: int
+    queries: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a load must move and multiply at least."""
+
+    kv_bytes: int
+    flops: int
+
+    @classmethod
+    def of(cls, load: Load, heads: Heads) -> "Cost":
+        """K and V of every context once; two products for each pair of a query and a token that it sees."""
+        seen = load.queries * (2 * load.context - load.queries + 1) // 2
+        slot = heads.num_kv_heads * 2 * heads.head_dim * heads.itemsize
+        return cls(
+            load.requests * load.context * slot,
+            load.requests * seen * 4 * heads.num_kv_heads * heads.groups * heads.head_dim,
+        )
+
+
+def seconds(load: Load, heads: Heads, blocks: Blocks, *, repeats: int, interpret: bool = False) -> float:
+    """Time of one call in a chain of `repeats`, each taking the last one's output as queries: nothing else is timed."""
+    pages_per_row = -(-load.context // heads.page_size)
+    num_pages = load.requests * pages_per_row
+    dtype = jnp.bfloat16 if heads.itemsize == 2 else jnp.float32
+    shape = (num_pages, heads.page_size, heads.num_kv_heads * 2 * heads.head_dim)
+    pages = PackedPages(jax.random.normal(jax.random.key(0), shape, dtype))
+    table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(load.requests, -1)
+    start = np.arange(load.requests, dtype=np.int32) * load.queries
+    length, context = (np.full(load.requests, n, np.int32) for n in (load.queries, load.context))
+    queries = load.requests * load.queries, heads.num_kv_heads * heads.groups, heads.head_dim
+    q = jax.random.normal(jax.random.key(1), queries, dtype)
+
+    @jax.jit
+    def chain(q: jax.Array, pages: PackedPages, *rows: jax.Array) -> jax.Array:
+        def call(_: jax.Array, q: jax.Array) -> jax.Array:
+            scale = heads.head_dim**-0.5
+            return ragged_attention_tpu(q, pages, *rows, scale=scale, blocks=blocks, interpret=interpret)
+
+        return jax.lax.fori_loop(0, repeats, call, q)
+
+    args = q, pages, *map(jnp.asarray, (table, start, length, context))
+    chain(*args).block_until_ready()
+    begin = time.perf_counter()
+    chain(*args).block_until_ready()
+    return (time.perf_counter() - begin) / repeats
+
+
+def candidates(heads: Heads) -> Iterator[Blocks]:
+    """The rule's sizes, and others around them."""
+    first = rule(heads)
+    yield first
+    seen = {first}
+    for fetch in (first.fetch_pages // 2, first.fetch_pages, 2 * first.fetch_pages):
+        for compute in (first.compute_pages // 2, first.compute_pages, 2 * first.compute_pages):
+            for query_block in (max(16, first.query_block // 2), first.query_block):
+                sizes = Blocks(first.increment_rows, query_block, fetch, compute)
+                if 1 <= compute <= fetch <= 128 and sizes not in seen:
+                    seen.add(sizes)
+                    yield sizes
+
+
+def tune(heads: Heads, loads: Sequence[Load], *, repeats: int, interpret: bool, most: int | None = None) -> Blocks:
+    """Print the time of each candidate, and return the best."""
+    best: tuple[float, Blocks] | None = None
+    for sizes in list(candidates(heads))[:most]:
+        try:
+            times = [seconds(load, heads, sizes, repeats=repeats, interpret=interpret) for load in loads]
+        except jax.errors.JaxRuntimeError as error:  # it does not fit into a memory of the chip
+            print(f"{sizes}: {str(error).splitlines()[0][:80]}")
+            continue
+        print(f"{sizes}: {', '.join(f'{x * 1e6:.0f} us' for x in times)}", flush=True)
+        if best is None or sum(times) < best[0]:
+            best = sum(times), sizes
+    if best is None:
+        raise SystemExit("error: no candidate fits; use a smaller page_size")
+    return best[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tune one shape of heads; 2 without a TPU."""
+    parser = argparse.ArgumentParser(prog="python -m orca_jax.kernels.tune", description=__doc__)
+    add: Any = parser.add_argument
+    add("--num-heads", type=int, default=32, metavar="H", help="query heads of one device (default: 32)")
+    add("--num-kv-heads", type=int, default=8, metavar="K", help="KV heads of one device (default: 8)")
+    add("--head-dim", type=int, default=128, metavar="D")
+    add("--page-size", type=int, default=128, metavar="S")
+    add(
+        "--out", type=Path, default=TABLE, metavar="FILE", help="the table to bring up to date (default: the package's)"
+    )
+    add("--dry-run", action="store_true", help="interpret two candidates at a small size, without a TPU")
+    args = parser.parse_args(argv)
+    if not args.dry_run and jax.default_backend() != "tpu":
+        print("error: there is no TPU here; --dry-run shows what would be done", file=sys.stderr)
+        return 2
+    groups = args.num_heads // args.num_kv_heads
+    heads = Heads(jax.devices()[0].device_kind, args.num_kv_heads, groups, args.head_dim, args.page_size, 2)
+    small = [Load(2, 1, 2 * args.page_size), Load(1, 32, 64)]
+    full = [Load(64, 1, 4096), Load(1, 4096, 4096)]
+    loads, repeats, most = (small, 1, 2) if args.dry_run else (full, 20, None)
+    best = tune(heads, loads, repeats=repeats, interpret=args.dry_run, most=most)
+    table = read_table(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    if args.dry_run:
+        print(f"would write {asdict(best)} for {asdict(heads)}")
+        return 0
+    args.out.write_text(write_table({**table, heads: best}), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
