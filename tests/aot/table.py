@@ -1,0 +1,37 @@
+"""The table that a run writes into a page of the documentation: rows that it did not compile stay as they were."""
+
+from pathlib import Path
+
+BEGIN, END = "<!-- {name}: written by the tests -->", "<!-- {name}: end -->"
+
+
+def merge_table(text: str, name: str, header: list[str], keys: int, rows: list[list[str]]) -> str:
+    """`text` with the table between the marks of `name` brought up to date.
+
+    Args:
+        text: the page; it has both marks.
+        name: of the table.
+        header: names of the columns.
+        keys: so many of the first columns name a row.
+        rows: what was found now; the others are kept.
+    """
+    begin, end = BEGIN.format(name=name), END.format(name=name)
+    before, rest = text.split(begin)
+    old, after = rest.split(end)
+    found = {tuple(cells[:keys]): cells for cells in map(_cells, old.strip().splitlines()[2:])}
+    found |= {tuple(row[:keys]): row for row in rows}
+    lines = [_line(header), _line(["---"] * len(header)), *(_line(found[key]) for key in sorted(found))]
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+
+
+def write_table(page: Path, name: str, header: list[str], keys: int, rows: list[list[str]]) -> None:
+    """The same to a file."""
+    page.write_text(merge_table(page.read_text(encoding="utf-8"), name, header, keys, rows), encoding="utf-8")
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

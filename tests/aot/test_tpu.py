@@ -1,0 +1,107 @@
+"""Kernels and whole steps compile for TPUs, keep the cache in place, and stay within a chip's memories.
+
+    .venv/bin/python -m pip install libtpu
+    .venv/bin/python -m pytest -m aot tests/aot/test_tpu.py
+
+takes some 15 minutes on two cores, and brings the table in docs/kernels.md up to date.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from orca_jax.kernels.ragged_attention.cases import Case
+from orca_jax.model.describe import read_model_config
+from tests.aot.table import write_table
+from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_step
+from tests.source import ROOT
+
+pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
+
+pytestmark = [pytest.mark.aot, pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+VMEM_BUDGET = 32 * MIB
+HEADER = ["program", "for", "T", "in place, MiB", "temporary, MiB", "VMEM, MiB"]
+STEPS = [
+    (generation, chips, preset, tokens)
+    for generation in TOPOLOGIES
+    for preset in ("gpt2", "llama-3-8b")
+    for chips in (1, 4)
+    for tokens in (64, 512)
+    if (generation, preset, chips) != ("v5e", "llama-3-8b", 1)  # 15 GiB of weights on a chip of 16
+]
+NAMED = ((1, 1),)  # requests of a case are not compiled for
+HEADS = [
+    Case("12 heads of 64", NAMED, 12, 12, 64, 128),
+    Case("25 heads of 64", NAMED, 25, 25, 64, 16),
+    Case("32 over 8 heads of 64", NAMED, 32, 8, 64, 64),
+    Case("4 heads of 80", NAMED, 4, 4, 80, 16),
+    Case("8 over 2 heads of 96", NAMED, 8, 2, 96, 32),
+    Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 128),
+    Case("32 heads of 128", NAMED, 32, 32, 128, 128),
+    Case("4 over 1 heads of 128", NAMED, 4, 1, 128, 256),
+    Case("16 over 8 heads of 256", NAMED, 16, 8, 256, 64, sliding_window=4096, soft_cap=50.0),
+]
+
+
+KERNELS = [(generation, case) for generation in TOPOLOGIES for case in HEADS]
+QUICK = [("v6e", HEADS[7]), ("v5e", 4, "gpt2", 64)]  # of the default tests: some seconds together
+
+
+def slow_but_quick_ones(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The cases; all but `QUICK` are left out of the default tests."""
+    return [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> Iterator[list[list[str]]]:
+    """What this run found; a run of these tests alone writes it to the page at its end."""
+    found: list[list[str]] = []
+    yield found
+    if request.config.getoption("markexpr") == "aot":
+        write_table(ROOT / "docs" / "kernels.md", "tpu", HEADER, 3, found)
+
+
+def name_of(value: Any) -> str:
+    return value.name if isinstance(value, Case) else str(value)
+
+
+def mib(size: int) -> str:
+    return f"{size / MIB:.1f}"
+
+
+@pytest.mark.parametrize(("generation", "case"), slow_but_quick_ones(KERNELS), ids=name_of)
+def test_kernels(generation: str, case: Case, rows: list[list[str]]) -> None:
+    found = compile_attention(generation, case, "bfloat16", rows=64, tokens=256, pages_per_row=64)
+    assert found.temp < 16 * MIB, "the cache of 256 MiB was copied"
+    assert 0 < found.vmem <= VMEM_BUDGET
+    rows.append([f"attention, {case.name}", generation, "256", "-", mib(found.temp), mib(found.vmem)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", TOPOLOGIES)
+def test_scalar_memory_does_not_grow_with_the_context(generation: str, rows: list[list[str]]) -> None:
+    """1,024 rows of 128k tokens: a page table of 4 MiB, where scalar memory has one."""
+    case = Case("1,024 rows of 128k", NAMED, 8, 2, 128, 128)
+    found = compile_attention(generation, case, "bfloat16", rows=1024, tokens=1024, pages_per_row=1024)
+    assert found.temp < 32 * MIB
+    rows.append([f"attention, {case.name}", generation, "1024", "-", mib(found.temp), mib(found.vmem)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HEADS[:1] + HEADS[5:6], ids=name_of)
+def test_float32(case: Case) -> None:
+    assert compile_attention("v5e", case, "float32", rows=64, tokens=256, pages_per_row=64).temp < 16 * MIB
+
+
+@pytest.mark.parametrize(("generation", "chips", "preset", "tokens"), slow_but_quick_ones(STEPS))
+def test_whole_step(generation: str, chips: int, preset: str, tokens: int, rows: list[list[str]]) -> None:
+    model = read_model_config(f"preset:{preset}")
+    found, kv_bytes = compile_step(generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256)
+    assert found.alias >= kv_bytes, "the cache is not updated in place"
+    assert not found.copies_of_pages
+    assert 0 < found.vmem <= VMEM_BUDGET
+    chip = generation if chips == 1 else f"{generation} x {chips}"
+    rows.append([f"step, {preset}", chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])

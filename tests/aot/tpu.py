@@ -1,0 +1,136 @@
+"""Compiles for TPUs that are not there: libtpu holds the compiler of every generation, and needs no chip for it."""
+
+import os
+import re
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.iteration import make_forward
+from orca_jax.exec.pack import Layout
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, pages_shape
+from orca_jax.kernels.ragged_attention.cases import Case
+from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+from orca_jax.model.load import abstract_decoder, tensor_mesh
+
+TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+
+# libtpu looks for a machine around it, and locks it against a second process, unless it is told.
+LIBTPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+
+
+def mesh_of(generation: str, chips: int) -> Mesh:
+    """A mesh of devices that can be compiled for and nothing else."""
+    os.environ.update(LIBTPU)
+    topology = topologies.get_topology_desc(topology_name=TOPOLOGIES[generation], platform="tpu")
+    return tensor_mesh(list(topology.devices[:chips]))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiled program tells of its memory, in bytes on one device."""
+
+    alias: int  # results that are arguments
+    temp: int
+    vmem: int  # of the kernel that takes most
+    copies_of_pages: list[str]  # instructions
+
+
+def read(program: jax.stages.Compiled, pages: KVPages) -> Compiled:
+    """Memory of a program whose pages have, on one device, the shape of `pages`."""
+    memory, text = program.memory_analysis(), program.as_text()
+    assert memory is not None
+    assert text is not None
+    assert isinstance(pages, PackedPages)
+    shape = f"[{','.join(map(str, pages.kv.shape))}]"
+    copies = [line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)]
+    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies)
+
+
+def _vmem(text: str) -> int:
+    """XLA tells where the scoped memory of a kernel begins, and where what it uses of that ends."""
+    kernels = [line for line in text.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    used = [0]
+    for line in kernels:
+        begin = re.search(r'"scoped_memory_configs":\[{"memory_space":"1","offset":"(\d+)"', line)
+        end = re.search(r'"used_scoped_memory_configs":\[{"memory_space":"1","offset":"0","size":"(\d+)"', line)
+        if begin and end:
+            used.append(int(end[1]) - int(begin[1]))
+    return max(used)
+
+
+def compile_attention(
+    generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int
+) -> Compiled:
+    """One call of the kernels with the heads and pages of a case, over a cache of 256 MiB."""
+    mesh = mesh_of(generation, 1)
+    here = NamedSharding(mesh, PartitionSpec())
+    slot = case.num_kv_heads * 2 * case.head_dim * jnp.dtype(dtype).itemsize
+    num_pages = (256 << 20) // (slot * case.page_size)
+    page = case.num_kv_heads, case.head_dim, case.page_size
+    pages = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+        pages_shape("packed", num_pages, *page, jnp.dtype(dtype)),
+    )
+
+    def array(*shape: int, of: str = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(of), sharding=here)
+
+    arrays = array(tokens, case.num_heads, case.head_dim, of=dtype), pages, array(rows, pages_per_row)
+    attend = jax.jit(lambda *args: ragged_attention_tpu(*args, **case.options))
+    with jax.set_mesh(mesh):  # Pallas asks it for the generation
+        return read(attend.lower(*arrays, *[array(rows)] * 3).compile(), pages)
+
+
+def compile_step(
+    generation: str, chips: int, model: ModelConfig, *, tokens: int, rows: int, max_model_len: int, num_pages: int
+) -> tuple[Compiled, int]:
+    """The program of all layers, as the executor compiles it; and the bytes of K and V on one device."""
+    mesh = mesh_of(generation, chips)
+    page_size = 128
+    cache = CacheConfig(num_pages, page_size, "bfloat16", "packed")
+    config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
+    layout = Layout(tokens, rows, -(-max_model_len // page_size))
+    here = NamedSharding(mesh, PartitionSpec())
+    graph, state = abstract_decoder(model, "bfloat16", mesh)
+    weights, tree = jax.tree.flatten(state)
+
+    def structure(weights: list[jax.Array]) -> object:
+        from flax import nnx
+
+        return nnx.merge(graph, jax.tree.unflatten(tree, weights))
+
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
+    pages = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        cache_shape(model, cache),
+        shardings,
+    )
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=here)
+
+    program = jax.jit(
+        make_forward(structure, model, config, layout, mesh),
+        donate_argnums=(1, 2),
+        out_shardings=(shardings, here, here),
+    )
+    lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
+    kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
+    shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
+    return read(lowered.compile(), shard), kv_bytes
