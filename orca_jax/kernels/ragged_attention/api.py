@@ -28,14 +28,21 @@ def _gpu(*args: Any, **options: Any) -> jax.Array:
     return ragged_attention_gpu(*args, **options)
 
 
+def _triton(*args: Any, **options: Any) -> jax.Array:
+    from orca_jax.kernels.ragged_attention.triton import ragged_attention_triton
+
+    return ragged_attention_triton(*args, **options)
+
+
 _IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "reference": ragged_attention_reference,
     "xla": ragged_attention_xla,
     "tpu": _tpu,
     "gpu": _gpu,
+    "triton": _triton,
 }
-_PLATFORMS = {"tpu": "tpu", "gpu": "gpu"}  # of implementations that do not run everywhere
-_HOPPER = "9.0"  # compute capability
+_PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "triton": "gpu"}  # of implementations that do not run everywhere
+_HOPPER, _AMPERE = 9, 8  # compute capability, its first number
 
 
 def default_implementation(device: jax.Device, q: Float[Array, "T H D"], pages: KVPages) -> str:
@@ -43,7 +50,7 @@ def default_implementation(device: jax.Device, q: Float[Array, "T H D"], pages: 
     if device.platform == "tpu":
         return _default_of_tpu(pages)
     if device.platform == "gpu":
-        return _default_of_gpu(device, q, pages)
+        return default_of_gpu(str(getattr(device, "compute_capability", "")), q, pages)
     return "xla"
 
 
@@ -53,11 +60,21 @@ def _default_of_tpu(pages: KVPages) -> str:
     return "tpu" if refusal(pages) is None else "xla"
 
 
-def _default_of_gpu(device: jax.Device, q: Array, pages: KVPages) -> str:
-    from orca_jax.kernels.ragged_attention.gpu import refusal
+def default_of_gpu(capability: str, q: Float[Array, "T H D"], pages: KVPages) -> str:
+    """Hopper has kernels of its own; Ampere and later get Triton's, since older tensor cores know no bfloat16.
 
-    is_hopper = getattr(device, "compute_capability", None) == _HOPPER
-    return "gpu" if is_hopper and refusal(q, pages) is None else "xla"
+    Args:
+        capability: CUDA's number, such as "9.0"; devices of others have words.
+        q: queries.
+        pages: K and V.
+    """
+    from orca_jax.kernels.ragged_attention import gpu, triton
+
+    first, _, _ = capability.partition(".")
+    generation = int(first) if first.isdigit() else 0
+    if generation == _HOPPER and gpu.refusal(q, pages) is None:
+        return "gpu"
+    return "triton" if generation >= _AMPERE and triton.refusal(q, pages) is None else "xla"
 
 
 def implementations(platform: str | None = None) -> tuple[str, ...]:

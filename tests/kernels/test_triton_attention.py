@@ -1,0 +1,125 @@
+"""The Triton kernels without a GPU, by Pallas' interpreter; and which GPU gets which kernels."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.kernels.kv_pages import KVPages, pages_shape
+from orca_jax.kernels.ragged_attention import implementations, ragged_attention
+from orca_jax.kernels.ragged_attention.api import default_of_gpu
+from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.triton import PARTS, ragged_attention_triton, refusal
+
+MIXED = Case(
+    "both phases, two parts of a head, a window and a cap",
+    ((1, 9), (1, 300), (70, 200)),
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=80,
+    padding_tokens=5,
+    padding_rows=2,
+    sliding_window=150,
+    soft_cap=2.0,
+)
+PREFIX = Case("blocks without masks, fp8 pages", ((1, 290), (140, 300)), 2, 1, 64, 16, page_dtype="float8_e4m3fn")
+
+
+def fitted(case: Case) -> Case:
+    """The case with the nearest head dim that these kernels take."""
+    return replace(case, head_dim=min(dim for dim in PARTS if dim >= case.head_dim))
+
+
+def check(case: Case) -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    expected = ragged_attention(*arrays, **case.options, implementation="reference")
+    actual = ragged_attention_triton(*arrays, **case.options, multiprocessors=2, interpret=True)
+    used = sum(count for count, _ in case.requests)
+    wanted, found = (np.asarray(x, np.float32) for x in (expected, actual))
+    np.testing.assert_allclose(found[:used], wanted[:used], rtol=1e-5, atol=case.tolerance)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize("case", [MIXED, PREFIX], ids=lambda case: case.name)
+def test_both_phases(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case(case: Case) -> None:
+    check(fitted(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", PARTS)
+def test_every_page_size_and_head_dim(head_dim: int, page_size: int) -> None:
+    case = Case(
+        "", ((1, 257), (1, 31), (9, 140)), 4, 2, head_dim, page_size, 3, dtype="bfloat16", page_dtype="bfloat16"
+    )
+    check(case)
+
+
+def shapes(case: Case, num_pages: int = 8) -> tuple[Any, KVPages]:
+    """Queries and pages of a case without memory."""
+    page = case.num_kv_heads, case.head_dim, case.page_size
+    q = jax.ShapeDtypeStruct((8, case.num_heads, case.head_dim), case.dtype)
+    return q, pages_shape("packed", num_pages, *page, jnp.dtype(case.page_dtype))
+
+
+@pytest.mark.parametrize(
+    ("change", "num_pages", "reason"),
+    [
+        ({"head_dim": 72}, 8, "head dims"),
+        ({"num_heads": 65, "num_kv_heads": 1}, 8, "at most 64 query heads"),
+        ({"page_dtype": "int8"}, 3 * 2**30 // (2 * 4 * 64 * 8), "32-bit"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_they_cannot_do_is_refused(change: dict[str, Any], num_pages: int, reason: str) -> None:
+    case = replace(fitted(CASES[0]), **change)
+    found: list[str | None] = []
+    jax.eval_shape(lambda q, pages: found.append(refusal(q, pages)), *shapes(case, num_pages))
+    assert found[0] is not None
+    assert reason in found[0]
+
+
+def test_pages_of_cpus_are_refused() -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(CASES[0]), layout="head_major"))
+    with pytest.raises(NotImplementedError, match="packed pages"):
+        ragged_attention_triton(*arrays, scale=1.0)
+
+
+HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("capability", "change", "expected"),
+    [
+        ("9.0", {}, "gpu"),
+        ("9.0", {"page_dtype": "int8"}, "triton"),
+        ("9.0", {"head_dim": 80}, "triton"),
+        ("9.0", {"head_dim": 72}, "xla"),
+        ("8.0", {}, "triton"),
+        ("8.9", {"dtype": "float32", "page_dtype": "float32"}, "triton"),
+        ("10.0", {}, "triton"),
+        ("12.1", {}, "triton"),
+        ("7.5", {}, "xla"),
+        ("gfx942", {}, "xla"),
+    ],
+)
+def test_which_gpu_gets_which_kernels(capability: str, change: dict[str, Any], expected: str) -> None:
+    case = replace(HOPPERS, **change)
+    found = []
+    jax.eval_shape(lambda q, pages: found.append(default_of_gpu(capability, q, pages)), *shapes(case))
+    assert found == [expected]
+
+
+def test_they_run_on_gpus_only() -> None:
+    assert "triton" in implementations("gpu")
+    assert "triton" not in implementations("cpu")
