@@ -175,6 +175,24 @@ def write_page(
     return PackedPages(put(pages.kv, kv), scale)
 
 
+def write_pages(
+    pages: PackedPages,
+    page: Int[Array, " M"],
+    values: tuple[Float[Array, "M K D S"], Float[Array, "M K D S"]],
+    least: tuple[Float[Array, "M K"], Float[Array, "M K"]],
+) -> PackedPages:
+    """The quantised pages with some of them replaced at once; see `write_page`. Pages that do not exist are dropped."""
+    quantise = jax.vmap(lambda values, least: _quantise(values, pages.dtype, least))
+    (k, k_scale), (v, v_scale) = (quantise(x, bound) for x, bound in zip(values, least, strict=True))
+    kv = jnp.stack([k, v], axis=2).transpose(0, 4, 1, 2, 3).reshape(-1, *pages.kv.shape[1:])
+    scale = jnp.stack([k_scale, v_scale], axis=-1)
+
+    def put(pool: Array, new: Array) -> Array:
+        return pool.at[page].set(new, mode="drop", unique_indices=True)
+
+    return PackedPages(put(pages.kv, kv), None if pages.scale is None else put(pages.scale, scale))
+
+
 def page_scales(pages: KVPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
     """Scales of K and of V in one page; None where pages are not quantised."""
     if isinstance(pages, HeadMajorPages):

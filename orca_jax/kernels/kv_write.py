@@ -1,9 +1,10 @@
 """Write the keys and values of this iteration's tokens to their pages.
 
-Two implementations, chosen by name. `scatter` is the oracle and the default of accelerators. `blocks` is for CPUs,
+Three implementations, chosen by name. `scatter` is the oracle and the default of accelerators. `blocks` is for CPUs,
 where XLA scatters an element at a time: an increment writes one column of a page, a chunk of a prompt page after
-page. Quantised pages are written by `blocks` alone, whole pages at a time: a token larger than all before it changes
-the scale of its page, and so what stands in it already.
+page. Quantised pages are written whole, since a token larger than all before it changes the scale of its page, and so
+what stands in it already: by `blocks` one after the other, by `pages` all at once, which is for accelerators: a loop
+whose trip count is a value makes a GPU wait for its host at every turn.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, page_scales, read_page, write_page
+from orca_jax.kernels.kv_pages import (
+    HeadMajorPages,
+    KVPages,
+    PackedPages,
+    page_scales,
+    read_page,
+    write_page,
+    write_pages,
+)
 
 
 def write_kv(
@@ -37,13 +46,13 @@ def write_kv(
         query_start: first token of each request in `k` and `v`.
         query_len: number of new tokens; 0 for rows without a request.
         context_len: tokens in the cache after this iteration; the new ones are the last.
-        implementation: "scatter" or "blocks"; None takes the layout's default.
+        implementation: "scatter", "blocks" or "pages"; None takes the default of layout and type.
 
     Raises:
         NotImplementedError: there is no such implementation, or it cannot write such pages.
     """
-    uses_blocks = isinstance(pages, HeadMajorPages) or pages.is_quantised
-    name = implementation or ("blocks" if uses_blocks else "scatter")
+    by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
+    name = implementation or by_default
     if name not in _IMPLEMENTATIONS:
         raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(_IMPLEMENTATIONS)}")
     return _IMPLEMENTATIONS[name](pages, k, v, page_table, query_start, query_len, context_len)
@@ -54,7 +63,7 @@ def _scatter(
 ) -> KVPages:
     """Every token to its slot at once. A padding token's page does not exist, and its write is dropped."""
     if pages.is_quantised:
-        raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' can")
+        raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
     token = jnp.arange(k.shape[0], dtype=jnp.int32)
     past = (token[:, None] >= query_start + query_len) & (query_len > 0)
     request = past.sum(axis=1, dtype=jnp.int32)  # requests that end before this token
@@ -78,6 +87,40 @@ def _scatter(
 def _side_by_side(k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: PackedPages) -> Float[Array, "T W"]:
     """K and V of each token as a slot of packed pages has them."""
     return jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
+
+
+def _pages(
+    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
+) -> KVPages:
+    """Every page that gets tokens: read, merged, and written with the others. Places past the last page are dropped."""
+    if not isinstance(pages, PackedPages) or pages.scale is None:
+        raise NotImplementedError("write_kv 'pages' writes packed pages that are quantised")
+    size, (num_tokens, _, head_dim), rows = pages.page_size, k.shape, query_len.shape[0]
+    first, end = context_len - query_len, context_len
+    count = jnp.where(query_len > 0, (end + size - 1) // size - first // size, 0)
+    last = jnp.cumsum(count, dtype=jnp.int32)
+    # A page gets one token at least; a request fills some, and begins and ends in two others.
+    place = jnp.arange(min(num_tokens, num_tokens // size + 2 * min(rows, num_tokens)), dtype=jnp.int32)
+    row = jnp.minimum((last <= place[:, None]).sum(axis=1, dtype=jnp.int32), rows - 1)
+    exists = place < last[-1]
+    index = jnp.where(exists, first[row] // size + place - (last - count)[row], 0)
+    page = page_table[row, index]
+
+    position = index[:, None] * size + jnp.arange(size, dtype=jnp.int32)  # [M, S]
+    token = jnp.clip(query_start[row, None] + position - first[row, None], 0, num_tokens - 1)
+    is_old = position < first[row, None]
+    is_new = ~is_old & (position < end[row, None])
+    has_old = is_old[:, :1]
+    merged, least = [], []
+    old = jax.vmap(lambda page: read_page(pages, page, head_dim))(page)
+    for part, (new, kept) in enumerate(zip((k, v), old, strict=True)):
+        tokens = new[token].astype(jnp.float32).transpose(0, 2, 3, 1)  # [M, K, D, S]
+        # What no request wrote may be anything, and must not decide a scale.
+        kept = jnp.where(is_old[:, None, None], kept, 0.0)
+        merged.append(jnp.where(is_new[:, None, None], tokens, kept))
+        least.append(jnp.where(has_old, pages.scale[page, :, part], 0.0))
+    page = jnp.where(exists, page, pages.kv.shape[0] + place)  # unique, as all pages are
+    return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
 def _blocks(
@@ -147,4 +190,4 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
     return k_scale, v_scale
 
 
-_IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {"scatter": _scatter, "blocks": _blocks}
+_IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {"scatter": _scatter, "blocks": _blocks, "pages": _pages}

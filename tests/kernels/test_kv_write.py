@@ -1,12 +1,14 @@
 """Ways to write K and V, in every layout, over the case table of attention and by hand."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages, KVPages, page_tokens
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
@@ -63,11 +65,16 @@ def test_every_token_lands_in_its_slot_and_nothing_else_changes(
         np.testing.assert_array_equal(pool, wanted)
 
 
-@pytest.mark.parametrize(("layout", "case"), list(zip(LAYOUTS, QUANTISED, strict=True)))
-def test_quantised_pages_keep_old_tokens_and_take_new_ones(case: Case, layout: PageLayout) -> None:
+@pytest.mark.parametrize(
+    ("layout", "implementation", "case"),
+    [("head_major", None, QUANTISED[0]), ("packed", "blocks", QUANTISED[1]), ("packed", None, QUANTISED[1])],
+)
+def test_quantised_pages_keep_old_tokens_and_take_new_ones(
+    case: Case, implementation: str | None, layout: PageLayout
+) -> None:
     arrays = make_arrays(case, layout=layout)
     new = new_tokens(case, arrays)
-    actual = slots(written(arrays, new, None), case.head_dim)
+    actual = slots(written(arrays, new, implementation), case.head_dim)
     expected = expected_slots(case, arrays, new)
     rows = zip(arrays.page_table, arrays.context_len, strict=True)
     for table, context in rows:
@@ -90,10 +97,42 @@ def test_quantised_values_keep_their_bits_until_a_larger_one_comes() -> None:
     np.testing.assert_allclose(pages.k_scale, [[0.2]])
 
 
+def bits(pages: PackedPages) -> np.ndarray:
+    return np.asarray(pages.kv).view(np.uint8)
+
+
+@pytest.mark.parametrize("requests", [((1, 33), (1, 64), (70, 100), (31, 31)), ((1, 1),), ((64, 64), (2, 33))])
+@pytest.mark.parametrize("page_dtype", ["int8", "float8_e4m3fn"])
+def test_pages_at_once_are_those_that_come_one_after_the_other(
+    requests: tuple[tuple[int, int], ...], page_dtype: Literal["int8", "float8_e4m3fn"]
+) -> None:
+    case = Case("", requests, 2, 2, 16, 32, 3, 2, page_dtype=page_dtype)
+    arrays = make_arrays(case, layout="packed")
+    new = new_tokens(case, arrays)
+    one_by_one, at_once = (written(arrays, new, way) for way in ("blocks", "pages"))
+    assert isinstance(one_by_one, PackedPages)
+    assert isinstance(at_once, PackedPages)
+    used = np.unique(arrays.page_table[: len(requests)])
+    for row, context in enumerate(arrays.context_len):
+        for index in range(-(-int(context) // case.page_size)):
+            page, filled = arrays.page_table[row, index], min(case.page_size, context - index * case.page_size)
+            np.testing.assert_array_equal(bits(at_once)[page, :filled], bits(one_by_one)[page, :filled])
+            np.testing.assert_array_equal(at_once.scale[page], one_by_one.scale[page])
+    others = np.setdiff1d(np.arange(at_once.kv.shape[0]), used)
+    np.testing.assert_array_equal(bits(at_once)[others], bits(arrays.pages)[others])
+
+
+def test_pages_are_for_packed_and_quantised_ones() -> None:
+    case = QUANTISED[0]
+    arrays = make_arrays(case)
+    with pytest.raises(NotImplementedError, match="packed pages that are quantised"):
+        written(arrays, new_tokens(case, arrays), "pages")
+
+
 def test_scatter_refuses_quantised_pages() -> None:
     case = QUANTISED[0]
     arrays = make_arrays(case)
-    with pytest.raises(NotImplementedError, match="'blocks' can"):
+    with pytest.raises(NotImplementedError, match="'blocks' and 'pages' can"):
         written(arrays, new_tokens(case, arrays), "scatter")
 
 
