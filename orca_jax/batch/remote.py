@@ -119,8 +119,10 @@ def read_api_key(path: str | None) -> str | None:
         return None
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="api_key_file") from None
+    except UnicodeDecodeError:
+        key = ""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"{path} must hold one key of printable ASCII characters", param="api_key_file")
     return key

@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> None:
         "batch_tokens_per_s": tokens * len(batch) / sum(one.wall for one in batch),
         "batch_to_offline": sum(one.wall for one in offline) / sum(one.wall for one in batch),
         "median_batch_to_offline": statistics.median(one.wall / other.wall for one, other in pairs),
-        "cpu_batch_to_offline": sum(one.cpu for one in batch) / sum(one.cpu for one in offline),
+        "offline_cpu_us_per_request": _cpu_us(offline, trace),
+        "batch_cpu_us_per_request": _cpu_us(batch, trace),
         "offline_wall_s": [one.wall for one in offline],
         "batch_wall_s": [one.wall for one in batch],
     }
@@ -96,6 +97,11 @@ def _rounds(
             wall = run_trace(built.engine, trace).wall
             offline.append(Pass(wall, time.process_time() - start))
     return offline, batch, last
+
+
+def _cpu_us(passes: Sequence[Pass], trace: Sequence[TraceRequest]) -> float:
+    """Processor time of all threads for a request, in microseconds, in the pass that took the least."""
+    return 1e6 * min(one.cpu for one in passes) / len(trace)
 
 
 def _line(model: str, number: int, request: TraceRequest) -> bytes:
