@@ -72,7 +72,7 @@ def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Ite
     launch: list[Segment] = []
     room = largest
     sizes = [(index, members[index].num_tokens) for index in indices]
-    for index, left in sorted(sizes, key=lambda pair: pair[1] > 1):
+    for index, left in [each for each in sizes if each[1] == 1] + [each for each in sizes if each[1] > 1]:
         offset = 0
         while left:
             size = min(left, room)
@@ -86,5 +86,7 @@ def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Ite
 
 
 def _increments_first(launch: list[Segment]) -> list[Segment]:
-    """A chunk that was cut may have left a single token behind chunks of several."""
+    """A chunk that was cut may have left a single token behind chunks of several: only the last can stand wrong."""
+    if launch[-1].size > 1 or launch[-2:][0].size == 1:
+        return launch
     return sorted(launch, key=lambda segment: segment.size > 1)

@@ -32,6 +32,7 @@ def outcomes(plan: StepPlan, result: StepResult) -> Iterator[Outcome]:
     for member in plan.members:
         told = next(scores) if member.targets else ()
         if member.samples:
-            yield Outcome(member, *next(samples), told)
+            run, finite, logprobs = next(samples)
+            yield Outcome(member, run, finite, logprobs, told)
         else:
             yield Outcome(member, (), scores=told)

@@ -18,13 +18,13 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
         now: seconds on the engine's clock.
     """
     choices = selection.choices
-    newcomers = {choice.request.request_id for choice in choices if choice.request.row is None}
-    for choice in choices:  # all of them before any page is allocated, which might be one that a newcomer shares
-        if choice.request.row is None:
-            pool.admit(choice.request, now)
+    newcomers = [choice.request for choice in choices if choice.request.row is None]
+    for request in newcomers:  # all of them before any page is allocated, which might be one that a newcomer shares
+        pool.admit(request, now)
+    new_ids = {request.request_id for request in newcomers}
     return StepPlan(
         iteration,
-        tuple([_member(choice, pool, choice.request.request_id in newcomers) for choice in choices]),
+        tuple([_member(choice, pool, choice.request.request_id in new_ids) for choice in choices]),
         selection.num_steps,
         selection.yields,
     )

@@ -208,7 +208,7 @@ class RequestPool:
             request.in_flight -= 1
             if member.samples:
                 _advance(request, outcome, result)
-            request.num_iterations += min(member.most_steps, result.num_steps)
+            request.num_iterations += 1 if member.most_steps == 1 else min(member.most_steps, result.num_steps)
             if not request.in_flight:
                 in_initiation = request.num_computed < len(request.prompt_ids)
                 request.state = State.INITIATION if in_initiation else State.INCREMENT
@@ -219,9 +219,10 @@ class RequestPool:
                 if not request.in_flight:
                     self._end_aborted(request)
             elif outcome.run and request.finish_reason is None:  # else: computed past the end, dropped
-                for token in outcome.run[:-1]:
+                *earlier, last = outcome.run
+                for token in earlier:
                     self._append(request, token, True, None)
-                self._append(request, outcome.run[-1], outcome.finite, outcome.logprobs)
+                self._append(request, last, outcome.finite, outcome.logprobs)
             if request.row is not None and self.reuses_prefixes:
                 self._remember(request, request.row)
 
