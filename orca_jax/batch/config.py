@@ -27,7 +27,7 @@ REMOTE_CONCURRENCY = 64
 MAX_CONCURRENCY = 65_536
 
 # A run that goes on must agree in these with the one that began; all else may change, such as what memory is used.
-_MEANING = ("order", "format", "body", "base_url")
+_MEANING = ("order", "base_url")
 _MEANING_OF_ENGINE = ("model", "tokenizer", "load_format", "dtype", "kv_cache_dtype", "seed", "max_model_len")
 _OF_REMOTE = ("api_key_file", "max_retries", "request_timeout")
 
@@ -94,6 +94,7 @@ class BatchConfig:
         return {
             **{name: getattr(self, name) for name in _MEANING},
             "format": self.line_format,
+            "body": self.defaults,
             **{name: getattr(server, name) for name in _model_names()},
             **{name: getattr(engine, name) for name in _MEANING_OF_ENGINE},
         }

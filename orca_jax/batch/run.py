@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from orca_jax.batch.show import Display
 from orca_jax.batch.source import Source, check_readable, examine, read_lines
 from orca_jax.batch.summary import Summary
 from orca_jax.build import Built, build_engine
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.progress import progress_bar
 from orca_jax.serve.service import check_texts
@@ -100,11 +102,19 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
         return
     with summary.timed("load_s"):
         check_texts(config.server)
-        built = build_engine(config.server.engine)
+        built = _build(config.server.engine)
     try:
         yield LocalEngine(built, config.server)
     finally:
         built.engine.executor.close()
+
+
+def _build(config: EngineConfig) -> Built:
+    """The engine; a terminal gets its bars, a file one line. Raises ConfigError."""
+    has_terminal = sys.stderr.isatty()
+    if config.progress and not has_terminal:
+        print(f"loading and compiling {config.model}", file=sys.stderr, flush=True)
+    return build_engine(replace(config, progress=config.progress and has_terminal))
 
 
 class _Run:
