@@ -410,13 +410,17 @@ def _shape_of(
 
 
 def _for_chunks(shape: _Shape) -> _Shape:
-    """More rows: the accumulator of 128 rows and 128 columns takes half of eight warps' registers."""
-    is_wide = shape.head_dim * jnp.dtype(shape.dtype).itemsize > 256
-    rows = 64 if is_wide else 128
+    """More rows, as far as registers go: 128 by 128 sums take half of those of eight warps.
+
+    float32 has no tensor cores here, and keeps its factors in registers too; so does what becomes of fp8.
+    """
+    if shape.dtype == jnp.float32:
+        return replace(shape, rows=max(32, shape.rows), block=min(32, shape.block))
+    is_wide = shape.head_dim > 128
     return replace(
         shape,
-        rows=max(rows, shape.rows),
-        block=32 if is_wide else 64,
+        rows=max(64 if is_wide else 128, shape.rows),
+        block=32 if is_wide or shape.is_fp8 else 64,
         warps=4 if shape.head_dim == 64 or is_wide else 8,
     )
 
