@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +17,26 @@ from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.iteration import make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.kernels.kv_pages import PackedPages, pages_shape
+from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
 from orca_jax.model.load import decoder_builder, tensor_mesh
 from orca_jax.model.sharding import param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
+from tests.aot.ptxas import take
 from tests.source import ROOT
 
-H200 = ROOT / "tests" / "aot" / "h200.txtpb"  # a GpuTargetConfigProto
+CARDS = {"H200": "h200.txtpb", "A100": "a100.txtpb"}  # each a GpuTargetConfigProto
+PAGES_PER_ROW = 64
+KERNELS = re.compile(r"custom_call_target=\"(mosaic_gpu|__gpu\$xla\.gpu\.triton)")
+_SHARED = re.compile(r"shared_memory: (\d+) bytes")
+_LAUNCH = re.compile(r"^\s*\d+: k\w+")
+_OURS = re.compile(r"increments|combine|chunks")
 
 
-def mesh_of_h200(chips: int = 1) -> Mesh:
+def mesh_of(card: str, chips: int = 1) -> Mesh:
     """A mesh of devices that can be compiled for and nothing else."""
-    config = H200.read_text(encoding="utf-8")
+    config = (ROOT / "tests" / "aot" / CARDS[card]).read_text(encoding="utf-8")
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{chips}", target_config=config)
     return tensor_mesh(list(topology.devices))
 
@@ -38,33 +47,76 @@ class Compiled:
 
     alias: int  # results that are arguments
     temp: int
-    kernels: int  # calls of Mosaic GPU kernels
+    kernels: int  # calls of Pallas kernels
+    launches: int  # of kernels of any kind, and copies
     copies_of_pages: list[str]  # instructions
+    registers: int  # of the Pallas kernel with most; 0 where all came from a cache
+    spilled: int
+    shared: int | None  # of a Triton kernel's thread block; Mosaic's own does not say
+
+    @property
+    def cells(self) -> list[str]:
+        """For the table."""
+        shared = "-" if not self.shared else f"{self.shared / 1024:.0f}"
+        return [f"{self.temp / 2**20:.1f}", str(self.launches), str(self.registers), str(self.spilled), shared]
 
 
-def read(program: jax.stages.Compiled, pages: PackedPages) -> Compiled:
-    """Memory of a program whose pages have, on one device, the shape of `pages`."""
+def compile_and_read(lowered: jax.stages.Lowered, pages: PackedPages, ptxas: Path) -> Compiled:
+    """Compile a program whose pages have, on one device, the shape of `pages`; `ptxas` is the wrapper's folder."""
+    with TemporaryDirectory() as folder:
+        take(ptxas)
+        program = lowered.compile(compiler_options={"xla_dump_to": folder})
+        assembled = take(ptxas)
+        (thunks,) = Path(folder).glob("*thunk_sequence.txt")
+        lines = thunks.read_text(encoding="utf-8").splitlines()
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
     shape = f"[{','.join(map(str, pages.kv.shape))}]"
-    copies = [line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)]
-    kernels = len(re.findall(r"custom_call_target=\"mosaic_gpu", text))
-    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, kernels, copies)
+    ours = [kernel for kernel in assembled if _OURS.search(kernel.name)]
+    shared = [int(found[1]) for line in lines if _OURS.search(line) and (found := _SHARED.search(line))]
+    return Compiled(
+        alias=memory.alias_size_in_bytes,
+        temp=memory.temp_size_in_bytes,
+        kernels=len(KERNELS.findall(text)),
+        launches=sum(bool(_LAUNCH.search(line)) for line in lines),
+        copies_of_pages=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
+        registers=max((kernel.registers for kernel in ours), default=0),
+        spilled=max((kernel.spilled for kernel in ours), default=0),
+        shared=max(shared, default=None),
+    )
 
 
-def compile_attention(case: Case, *, rows: int, tokens: int, pages_per_row: int) -> Compiled:
-    """One call of the kernels with the heads and pages of a case, over a cache of 256 MiB."""
-    mesh = mesh_of_h200()
-    num_pages = (256 << 20) // (case.num_kv_heads * 2 * case.head_dim * 2 * case.page_size)
-    page = case.num_kv_heads, case.head_dim, case.page_size
-    pages = pages_shape("packed", num_pages, *page, jnp.dtype(jnp.bfloat16))
+def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: int, tokens: int) -> Compiled:
+    """One call of an implementation with the heads and pages of a case, over a cache of 256 MiB."""
+    pages, q, ids = _shapes(case, rows, tokens)
+    with jax.set_mesh(mesh_of(card)):
+        attend = jax.jit(lambda *args: ragged_attention(*args, **case.options, implementation=name))
+        return compile_and_read(attend.lower(q, pages, *ids), pages, ptxas)
+
+
+def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:
+    """The writing of K and V alone; and the bytes of the cache."""
+    pages, _, ids = _shapes(case, rows, tokens)
+    new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
+    with jax.set_mesh(mesh_of(card)):
+        lowered = jax.jit(write_kv, donate_argnums=0).lower(pages, new, new, *ids)
+        return compile_and_read(lowered, pages, ptxas), _bytes(pages)
+
+
+def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, list[jax.ShapeDtypeStruct]]:
+    """Pages of 256 MiB, queries and the other arguments."""
+    dtype = jnp.dtype(case.page_dtype)
+    num_pages = (256 << 20) // (case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size)
+    pages = pages_shape("packed", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype)
     assert isinstance(pages, PackedPages)
-    q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), jnp.bfloat16)
-    ids = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
-    with jax.set_mesh(mesh):
-        attend = jax.jit(lambda *args: ragged_attention_gpu(*args, **case.options))
-        return read(attend.lower(q, pages, *ids).compile(), pages)
+    q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
+    ids = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, PAGES_PER_ROW), (rows,), (rows,), (rows,))]
+    return pages, q, ids
+
+
+def _bytes(pages: PackedPages) -> int:
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages))
 
 
 def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
@@ -82,10 +134,18 @@ def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Deco
 
 
 def compile_step(
-    model: ModelConfig, *, tokens: int, rows: int, max_model_len: int, num_pages: int, chips: int = 1
+    ptxas: Path,
+    card: str,
+    model: ModelConfig,
+    *,
+    tokens: int,
+    rows: int,
+    max_model_len: int,
+    num_pages: int,
+    chips: int = 1,
 ) -> tuple[Compiled, int]:
     """The program of all layers, as the executor compiles it; and the bytes of K and V on one device."""
-    mesh, page_size = mesh_of_h200(chips), 64
+    mesh, page_size = mesh_of(card, chips), 64
     cache = CacheConfig(num_pages, page_size, "bfloat16", "packed")
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     layout = Layout(tokens, rows, -(-max_model_len // page_size))
@@ -110,7 +170,7 @@ def compile_step(
         donate_argnums=(1, 2),
         out_shardings=(shardings, here, here),
     )
-    lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
-    kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
+    with jax.set_mesh(mesh):
+        lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
-    return read(lowered.compile(), shard), kv_bytes
+    return compile_and_read(lowered, shard, ptxas), _bytes(shard)

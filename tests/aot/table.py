@@ -15,13 +15,24 @@ def merge_table(text: str, name: str, header: list[str], keys: int, rows: list[l
         keys: so many of the first columns name a row.
         rows: what was found now; the others are kept.
     """
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    before, rest = text.split(begin)
-    old, after = rest.split(end)
+    _, old, _ = _around(text, name)
     found = {tuple(cells[:keys]): cells for cells in map(_cells, old.strip().splitlines()[2:])}
     found |= {tuple(row[:keys]): row for row in rows}
-    lines = [_line(header), _line(["---"] * len(header)), *(_line(found[key]) for key in sorted(found))]
-    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+    return replace_table(text, name, header, [found[key] for key in sorted(found)])
+
+
+def replace_table(text: str, name: str, header: list[str], rows: list[list[str]]) -> str:
+    """`text` with another table between the marks of `name`, its rows in the order given."""
+    before, _, after = _around(text, name)
+    lines = [_line(header), _line(["---"] * len(header)), *map(_line, rows)]
+    return f"{before}{BEGIN.format(name=name)}\n" + "\n".join(lines) + f"\n{END.format(name=name)}{after}"
+
+
+def _around(text: str, name: str) -> tuple[str, str, str]:
+    """What stands before the marks of `name`, between them, and after."""
+    before, rest = text.split(BEGIN.format(name=name))
+    between, after = rest.split(END.format(name=name))
+    return before, between, after
 
 
 def write_table(page: Path, name: str, header: list[str], keys: int, rows: list[list[str]]) -> None:

@@ -1,54 +1,134 @@
-"""Kernels and whole steps compile for an H200, keep the cache in place, and copy no layer's weights.
+"""Kernels and whole steps compile for an H200 and an A100, keep the cache in place, and copy no layer's weights.
 
     .venv/bin/python -m pip install --no-deps jax-cuda12-plugin==<version of jax> jax-cuda12-pjrt==<the same>
     .venv/bin/python -m pytest -m aot tests/aot/test_gpu.py
 
-needs `ptxas` beside them, from the CUDA toolkit or the wheel nvidia-cuda-nvcc-cu12. That shared memory and registers
-suffice is part of compiling.
+needs `ptxas` beside them, from the CUDA toolkit or the wheel nvidia-cuda-nvcc-cu12. It takes some 10 minutes on two
+cores, and brings the table in docs/kernels.md up to date. That shared memory and registers suffice is part of
+compiling.
 """
 
+import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
-from tests.aot.gpu import compile_attention, compile_step
+from tests.aot.gpu import compile_attention, compile_step, compile_write
+from tests.aot.ptxas import write_wrapper
+from tests.aot.table import write_table
+from tests.source import ROOT
 
 pytest.importorskip("jax_cuda12_plugin", reason="compiling for GPUs needs jax-cuda12-plugin and jax-cuda12-pjrt")
 if shutil.which("ptxas") is None:
     pytest.skip("compiling for GPUs needs ptxas", allow_module_level=True)
 
-pytestmark = [pytest.mark.aot, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 MIB = 1 << 20
+SHARED = {"A100": 163 << 10, "H200": 227 << 10}  # bytes that a thread block may have
+HEADER = ["program", "for", "T", "temporary, MiB", "launches", "registers", "spilled, B", "shared, KiB"]
 NAMED = ((1, 1),)  # requests of a case are not compiled for
-HEADS = [
-    Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 64),
-    Case("12 heads of 64, pages of 128", NAMED, 12, 12, 64, 128),
-    Case("25 heads of 64, pages of 16", NAMED, 25, 25, 64, 16),
-    Case("4 over 1 heads of 128, pages of 256", NAMED, 4, 1, 128, 256),
-    Case("64 over 1 heads of 128, pages of 32", NAMED, 64, 1, 128, 32),
-    Case("window and soft cap", NAMED, 8, 4, 128, 64, sliding_window=1000, soft_cap=50.0),
+BF16: dict[str, Any] = {"dtype": "bfloat16", "page_dtype": "bfloat16"}
+LLAMA = Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 64, **BF16)
+HOPPER = [
+    LLAMA,
+    Case("12 heads of 64, pages of 128", NAMED, 12, 12, 64, 128, **BF16),
+    Case("25 heads of 64, pages of 16", NAMED, 25, 25, 64, 16, **BF16),
+    Case("32 heads of 128", NAMED, 32, 32, 128, 64, **BF16),
+    Case("4 over 1 heads of 128, pages of 256", NAMED, 4, 1, 128, 256, **BF16),
+    Case("64 over 1 heads of 128, pages of 32", NAMED, 64, 1, 128, 32, **BF16),
+    Case("window and soft cap", NAMED, 8, 4, 128, 64, sliding_window=1000, soft_cap=50.0, **BF16),
 ]
-STEPS = [("gpt2", 64, 1), ("gpt2", 512, 1), ("llama-3-8b", 64, 1), ("llama-3-8b", 512, 1), ("llama-3-8b", 64, 4)]
+REFUSED = [
+    Case("4 heads of 80", NAMED, 4, 4, 80, 16, **BF16),
+    Case("8 over 2 heads of 96", NAMED, 8, 2, 96, 32, **BF16),
+    Case("16 over 8 heads of 256, capped", NAMED, 16, 8, 256, 64, sliding_window=4096, soft_cap=50.0, **BF16),
+    Case("float32, 12 heads of 64", NAMED, 12, 12, 64, 64, page_dtype="float32"),
+    Case("float32, 8 over 4 heads of 128", NAMED, 8, 4, 128, 64, page_dtype="float32"),
+    Case("int8 pages, 32 over 8 heads of 128", NAMED, 32, 8, 128, 64, dtype="bfloat16", page_dtype="int8"),
+    Case("fp8 pages, 32 over 8 heads of 128", NAMED, 32, 8, 128, 64, dtype="bfloat16", page_dtype="float8_e4m3fn"),
+]
+KERNELS = [("H200", "gpu", case) for case in HOPPER]
+KERNELS += [("A100", "triton", case) for case in HOPPER + REFUSED]
+KERNELS += [("H200", "triton", case) for case in REFUSED]
+STEPS = [
+    (card, chips, preset, tokens)
+    for card in ("H200", "A100")
+    for preset in ("gpt2", "llama-3-8b")
+    for chips in (1, 4)
+    for tokens in (64, 512)
+]
+WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
+QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # of the default tests: some seconds each
 
 
-@pytest.mark.parametrize("case", [HEADS[0], *(pytest.param(case, marks=pytest.mark.slow) for case in HEADS[1:])])
-def test_kernels(case: Case) -> None:
-    found = compile_attention(case, rows=64, tokens=256, pages_per_row=64)
+def slow_but_quick_ones(cases: list[Any]) -> list[Any]:
+    """The cases; all but `QUICK` are left out of the default tests."""
+    return [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> Iterator[list[list[str]]]:
+    """What this run found; a run of these tests alone writes it to the page at its end."""
+    found: list[list[str]] = []
+    yield found
+    if request.config.getoption("markexpr") == "aot":
+        write_table(ROOT / "docs" / "kernels.md", "gpu", HEADER, 3, found)
+
+
+@pytest.fixture(scope="module")
+def ptxas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a wrapper around `ptxas`; the compiler looks for it once in the life of a process."""
+    folder = tmp_path_factory.mktemp("ptxas")
+    write_wrapper(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder), prepend=os.pathsep)
+        yield folder
+
+
+def name_of(value: Any) -> str:
+    return value.name if isinstance(value, Case) else str(value)
+
+
+@pytest.mark.parametrize(("card", "name", "case"), slow_but_quick_ones(KERNELS), ids=name_of)
+def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
+    found = compile_attention(ptxas, card, name, case, rows=64, tokens=256)
     assert found.kernels == 3
     assert found.temp < 32 * MIB, "the cache of 256 MiB was copied"
+    assert 0 < found.registers <= 255
+    assert found.spilled <= 256 or case.dtype == "float32"
+    assert (found.shared or 0) <= SHARED[card]
+    rows.append([f"`{name}`, {case.name}", card, "256", *found.cells])
+
+
+@pytest.mark.parametrize(("card", "case"), slow_but_quick_ones(WRITES), ids=name_of)
+def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
+    found, kv_bytes = compile_write(ptxas, card, case, rows=64, tokens=256)
+    assert found.alias == kv_bytes
+    assert not found.copies_of_pages
+    assert found.temp < (160 if case.page_dtype in ("int8", "float8_e4m3fn") else 4) * MIB
+    rows.append([f"`write_kv`, {case.name}", card, "256", *found.cells])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("preset", "tokens", "chips"), STEPS)
-def test_whole_step(preset: str, tokens: int, chips: int) -> None:
+@pytest.mark.parametrize(("card", "chips", "preset", "tokens"), STEPS)
+def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path, rows: list[list[str]]) -> None:
     model = read_model_config(f"preset:{preset}")
-    shapes = {"tokens": tokens, "rows": 64, "max_model_len": 1024, "num_pages": 256}
-    found, kv_bytes = compile_step(model, **shapes, chips=chips)
+    found, kv_bytes = compile_step(
+        ptxas, card, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256, chips=chips
+    )
     history = 4 * 64 * 1024
     assert found.alias == kv_bytes + history, "the cache is not updated in place"
     assert not found.copies_of_pages
     assert found.temp < 128 * MIB, "a layer's weights, or a layer's pages, were copied"
     assert found.kernels == 3 * model.num_layers
+    rows.append([f"step, {preset}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])

@@ -46,15 +46,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
+from orca_jax.kernels.ragged_attention import gpu_plan
 from orca_jax.kernels.ragged_attention.gpu_plan import Pieces, Tiles, cut_contexts, cut_queries
 
-_ROWS = 64  # of a wgmma
+_ROWS = gpu_plan.ROWS
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _LOG2E = math.log2(math.e)
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
 PAGE_SIZES = (16, 32, 64, 128, 256)
-_CONSUMERS = 2
-_TILE = _CONSUMERS * _ROWS  # queries of a chunk that a thread block owns at once
+_CONSUMERS = gpu_plan.TILE // _ROWS  # of chunks
 
 Ref = Any  # Pallas has no public type for references
 
@@ -359,7 +359,7 @@ def _increments(
 ) -> tuple[Float[Array, "I M D"], Float[Array, "I M"]]:
     """Attention of each piece of each increment: normalised values and log-sum-exp in bits, `M >= K * G`."""
 
-    def kernel(*refs: Ref) -> None:
+    def increments(*refs: Ref) -> None:
         _IncrementBlock(shape, grid, _Places(*refs[10:]), *refs[:10]).run()
 
     num_pieces, rows = pieces.fields.shape[1], pl.cdiv(shape.num_kv_heads * q.shape[2], _ROWS) * _ROWS
@@ -373,7 +373,7 @@ def _increments(
         plgpu.SMEM((_ROWS,), jnp.float32),
         *_places(shape, consumers=1),
     ]
-    launch = _launch(kernel, results, scratch, {"block": grid}, 2, shape.interpret)
+    launch = _launch(increments, results, scratch, {"block": grid}, 2, shape.interpret)
     out, lse = launch(q, kv, page_table, pieces.fields, pieces.total)
     return out, lse
 
@@ -384,7 +384,7 @@ def _combine(
     """The pieces of each request together, in bf16; rows without pieces stay as they are in memory."""
     rows = pieces.begin.shape[0]
 
-    def kernel(out_ref: Ref, lse_ref: Ref, begin: Ref, count: Ref, result: Ref, smem: Ref) -> None:
+    def combine(out_ref: Ref, lse_ref: Ref, begin: Ref, count: Ref, result: Ref, smem: Ref) -> None:
         row = lax.axis_index("row")
         mine = pl.ds(pl.multiple_of(lax.axis_index("heads") * _ROWS, _ROWS), _ROWS)
         first, number = begin[row], count[row]
@@ -409,7 +409,7 @@ def _combine(
     results = (jax.ShapeDtypeStruct((rows, *out.shape[1:]), jnp.bfloat16),)
     grid = {"row": rows, "heads": out.shape[1] // _ROWS}
     scratch = [plgpu.SMEM((_ROWS, shape.head_dim), jnp.bfloat16)]
-    launch = _launch(kernel, results, scratch, grid, 1, shape.interpret)
+    launch = _launch(combine, results, scratch, grid, 1, shape.interpret)
     return launch(out, lse, pieces.begin, pieces.number)[0]
 
 
@@ -548,18 +548,18 @@ def _chunks(
 ) -> Float[Array, "T H D"]:
     """Attention of all tiles; other tokens' output stays as it is in memory."""
 
-    def kernel(*refs: Ref) -> None:
+    def chunks(*refs: Ref) -> None:
         _ChunkBlock(shape, grid, _Places(*refs[10:]), *refs[:10]).run()
 
     scratch = [
-        plgpu.SMEM((_TILE, shape.head_dim), jnp.bfloat16),
-        shape.smem(_TILE, shape.head_dim),
-        plgpu.SMEM((_TILE, shape.head_dim), jnp.bfloat16),
+        plgpu.SMEM((gpu_plan.TILE, shape.head_dim), jnp.bfloat16),
+        shape.smem(gpu_plan.TILE, shape.head_dim),
+        plgpu.SMEM((gpu_plan.TILE, shape.head_dim), jnp.bfloat16),
         plgpu.Barrier(num_arrivals=_CONSUMERS),
         *_places(shape, _CONSUMERS),
     ]
     results = (jax.ShapeDtypeStruct(q.shape, jnp.bfloat16),)
-    launch = _launch(kernel, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
+    launch = _launch(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
     return launch(q, kv, page_table, tiles.fields, tiles.total)[0]
 
 
@@ -634,8 +634,7 @@ def ragged_attention_gpu(
         num_kv_heads=kv_heads,
         groups=num_heads // kv_heads,
         page_size=pages.page_size,
-        block=128 if head_dim == 64 else 64,
-        stages=6 if head_dim == 64 else 5,
+        **gpu_plan.INCREMENT_BLOCKS[head_dim]._asdict(),
         scale=scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
@@ -648,8 +647,8 @@ def ragged_attention_gpu(
     token = jnp.arange(num_tokens)[:, None, None]
     out = jnp.pad(out, ((0, num_tokens - rows), (0, 0), (0, 0)))
     if num_tokens > 1:
-        chunk_shape = replace(shape, block=128, stages=2)
-        cut = partial(cut_queries, size=_TILE, block=chunk_shape.block, sliding_window=sliding_window)
+        chunk_shape = replace(shape, **gpu_plan.CHUNK_BLOCKS._asdict())
+        cut = partial(cut_queries, size=gpu_plan.TILE, block=chunk_shape.block, sliding_window=sliding_window)
         tiles = cut(query_start, query_len, context_len, num_tokens=num_tokens)
         padded = jnp.pad(q, ((0, max(0, _ROWS - num_tokens)), (0, 0), (0, 0)))  # TMA fetches 64 rows at once
         chunks = _chunks(chunk_shape, padded, pages.kv, page_table, tiles, grid=multiprocessors)

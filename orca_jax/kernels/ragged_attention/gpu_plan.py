@@ -12,6 +12,20 @@ from jaxtyping import Array, Int
 _FAR = 2**30  # tokens; no window is as wide
 _SHORTEST_PIECE = 128  # tokens; below, a piece's partial result costs more than a tenth of its K and V
 
+ROWS = 64  # of a wgmma
+TILE = 2 * ROWS  # queries of a chunk that a thread block owns at once
+
+
+class Blocks(NamedTuple):
+    """How K and V go through shared memory."""
+
+    block: int  # tokens that are fetched and multiplied together
+    stages: int  # blocks in shared memory at once
+
+
+INCREMENT_BLOCKS = {64: Blocks(128, 6), 128: Blocks(64, 5)}  # of each head dim: 160 to 192 KiB in flight
+CHUNK_BLOCKS = Blocks(128, 2)
+
 
 class Pieces(NamedTuple):
     """Contexts of increments, cut so that there is work for every thread block."""

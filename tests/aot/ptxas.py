@@ -1,0 +1,52 @@
+"""What `ptxas` says of the kernels that it assembles: XLA calls it, so one of that name stands before it in PATH."""
+
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+_WRAPPER = """#!/bin/sh
+{ptxas} -v "$@" 2> {folder}/$$.log
+code=$?
+cat {folder}/$$.log >&2
+exit $code
+"""
+_KERNEL = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'"
+    r".*?(?P<spilled>\d+) bytes spill stores"
+    r".*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """One kernel."""
+
+    name: str
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread
+
+
+def write_wrapper(folder: Path) -> None:
+    """A `ptxas` in the folder that calls the real one, and leaves there what it says."""
+    ptxas = shutil.which("ptxas")
+    assert ptxas is not None
+    wrapper = folder / "ptxas"
+    wrapper.write_text(_WRAPPER.format(ptxas=ptxas, folder=folder), encoding="utf-8")
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+
+
+def take(folder: Path) -> list[Assembled]:
+    """Every kernel that was assembled since the last call."""
+    found: list[Assembled] = []
+    for log in sorted(folder.glob("*.log")):
+        found += read(log.read_text(encoding="utf-8"))
+        log.unlink()
+    return found
+
+
+def read(log: str) -> list[Assembled]:
+    """Kernels of one call."""
+    return [Assembled(match["name"], int(match["registers"]), int(match["spilled"])) for match in _KERNEL.finditer(log)]

@@ -1,0 +1,166 @@
+"""How fast the kernels for Hopper could be on an H200, from what each thread block moves and computes.
+
+    python -m tests.aot.roofline [--write]
+
+prints the table of docs/kernels.md, or brings it up to date. Work is cut by the kernels' own plan (`gpu_plan.py`), so
+uneven shares and the padding of products count. A thread block has one multiprocessor to itself. Its time is the
+longest of what its parts need alone: first as if they overlapped without a gap, then, for chunks, as if products and
+softmax took turns. Starting kernels is not in it, nor is waiting at barriers. So these are bounds, and no measurements.
+
+Little's law says how much must be on its way to keep memory busy: bandwidth x latency.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from orca_jax.kernels.ragged_attention.gpu_plan import (
+    CHUNK_BLOCKS,
+    INCREMENT_BLOCKS,
+    ROWS,
+    TILE,
+    cut_contexts,
+    cut_queries,
+)
+from tests.aot.table import replace_table
+from tests.source import ROOT
+
+PAGE, NAME = ROOT / "docs" / "kernels.md", "roofline"
+HEADER = ["kernel", "work", "shared memory, KiB", "in flight, KiB", "busiest block", "bound by", "at best, us", "share"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Published figures, but for the latency, which is what others measured of HBM under load."""
+
+    multiprocessors: int = 132
+    clock: float = 1.83e9  # Hz, at which 989 TFLOP/s are published
+    bandwidth: float = 4.8e12  # bytes/s
+    latency: float = 0.8e-6  # s
+    flops: float = 4096  # dense bf16, of one multiprocessor in one cycle
+    exponentials: float = 16  # likewise
+    other_ops: float = 128  # float32, likewise
+    l2_bytes: float = 64  # that reach one multiprocessor in one cycle
+    shared_bytes: int = 227 << 10  # of one thread block at most
+
+    def seconds(self, amount: float, per_cycle: float) -> float:
+        """Of one multiprocessor."""
+        return amount / per_cycle / self.clock
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of one layer on one device."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def padded_groups(self) -> int:
+        """G, as queries of increments are laid out."""
+        return -(-self.num_heads // self.num_kv_heads // 8) * 8
+
+
+H200, LLAMA, GPT2_XL = Card(), Heads(32, 8, 128), Heads(25, 25, 64)
+SOFTMAX_OPS = 6  # float32 operations on a score beside its exponential: scale, maximum, subtract, sum, mask, convert
+INCREMENTS = [(rows, context) for rows in (1, 8, 64, 256) for context in (512, 4096, 32768)]
+CHUNKS = (1024, 4096, 16384)
+
+
+def shares(per_item: np.ndarray, card: Card) -> np.ndarray:
+    """What each thread block gets of items that are dealt out in turn."""
+    rounds = -(-len(per_item) // card.multiprocessors)
+    padded = np.zeros(rounds * card.multiprocessors)
+    padded[: len(per_item)] = per_item
+    return padded.reshape(rounds, -1).sum(axis=0)
+
+
+def row(
+    kernel: str, work: str, memory: tuple[float, float], busiest: float, times: dict[str, float], share: str
+) -> list[str]:
+    """A line of the table."""
+    bound = max(times, key=lambda name: times[name])
+    kib = [f"{size / 1024:.0f}" for size in memory]
+    return [kernel, work, *kib, f"{busiest:.2f}", bound, f"{times[bound] * 1e6:.1f}", share]
+
+
+def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
+    """One query for each row; the share is that of K and V in what memory could bring in the time."""
+    block, stages = INCREMENT_BLOCKS[heads.head_dim]
+    ones = jnp.ones(rows, jnp.int32)
+    most = rows + -(-4 * card.multiprocessors // heads.num_kv_heads)
+    pieces = cut_contexts(ones, ones * context, num_pieces=most, block=block, sliding_window=None)
+    total = int(pieces.total[0])
+    first, end = np.asarray(pieces.fields)[1:3, :total]
+    blocks = shares(np.repeat(-(-(end - first) // block), heads.num_kv_heads), card)
+    block_bytes = block * heads.head_dim * 2 * 2
+    partial = 2 * total * heads.num_kv_heads * heads.padded_groups * (heads.head_dim + 1) * 4  # written, then read
+    times = {
+        "memory": (blocks.sum() * block_bytes + partial) / card.bandwidth,
+        "L2 to one multiprocessor": card.seconds(blocks.max() * block_bytes, card.l2_bytes),
+        "latency": card.latency * (1 + blocks.max() / stages),
+        "tensor cores": card.seconds(blocks.max() * ROWS * block * heads.head_dim * 4, card.flops),
+        "exponentials": card.seconds(blocks.max() * ROWS * block, card.exponentials),
+    }
+    useful = rows * context * heads.num_kv_heads * heads.head_dim * 4
+    share = f"{useful / card.bandwidth / max(times.values()):.0%} of bandwidth"
+    shared = stages * block_bytes + ROWS * heads.head_dim * (2 + 4) + ROWS * 4
+    busiest = blocks.max() / blocks.mean()
+    name = f"increments, {heads.num_heads} over {heads.num_kv_heads} of {heads.head_dim}"
+    return row(name, f"{rows} x {context}", (shared, stages * block_bytes), busiest, times, share)
+
+
+def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
+    """One prompt from its first token; the share is that of the products below the diagonal."""
+    block, stages = CHUNK_BLOCKS
+    start, length = jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32)
+    tiles = cut_queries(start, length, length, size=TILE, num_tokens=tokens, block=block, sliding_window=None)
+    total = int(tiles.total[0])
+    _, _, number, position, first, _ = np.asarray(tiles.fields)[:, :total][:, ::-1]
+    blocks = shares(np.repeat(-(-(position + number - first) // block), heads.num_heads), card).max()
+    mean = np.sum(-(-(position + number - first) // block)) * heads.num_heads / card.multiprocessors
+    products = card.seconds(blocks * TILE * block * heads.head_dim * 4, card.flops)
+    exponentials = card.seconds(blocks * TILE * block, card.exponentials)
+    others = card.seconds(blocks * TILE * block * SOFTMAX_OPS, card.other_ops)
+    times = {
+        "tensor cores": products,
+        "softmax": exponentials + others,
+        "L2 to one multiprocessor": card.seconds(blocks * block * heads.head_dim * 4, card.l2_bytes),
+    }
+    useful = 4 * heads.head_dim * heads.num_heads * tokens * (tokens + 1) / 2
+    peak = card.flops * card.clock * card.multiprocessors
+    best, worst = (useful / peak / time for time in (max(times.values()), products + exponentials + others))
+    block_bytes = block * heads.head_dim * 2 * 2
+    shared = stages * block_bytes + 3 * TILE * heads.head_dim * 2
+    name = f"chunks, {heads.num_heads} over {heads.num_kv_heads} of {heads.head_dim}"
+    share = f"{best:.0%} of products, {worst:.0%} if nothing overlaps"
+    return row(name, str(tokens), (shared, stages * block_bytes), blocks / mean, times, share)
+
+
+def table() -> list[list[str]]:
+    """All rows."""
+    found = [increments(H200, LLAMA, *work) for work in INCREMENTS]
+    found += [increments(H200, GPT2_XL, *work) for work in INCREMENTS if work[1] == 512]
+    return found + [chunks(H200, heads, tokens) for heads in (LLAMA, GPT2_XL) for tokens in CHUNKS]
+
+
+def page(text: str) -> str:
+    """The page of the documentation with this table."""
+    return replace_table(text, NAME, HEADER, table())
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="bring the table in docs/kernels.md up to date")
+    if parser.parse_args().write:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    print("\n".join(" | ".join(cells) for cells in [HEADER, *table()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The bounds in docs/kernels.md are those of the kernels as they cut their work now, and simple ones hold."""
+
+import re
+
+import pytest
+
+from tests.aot.roofline import H200, LLAMA, PAGE, chunks, increments, page
+
+
+def number(cell: str) -> float:
+    found = re.search(r"[\d.]+", cell)
+    assert found is not None
+    return float(found[0])
+
+
+@pytest.mark.slow
+def test_the_page_is_up_to_date() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text, "run python -m tests.aot.roofline --write"
+
+
+def test_many_long_contexts_are_bound_by_memory() -> None:
+    *_, bound, microseconds, share = increments(H200, LLAMA, 64, 4096)
+    assert bound == "memory"
+    # 64 x 4096 tokens of 8 heads with K and V of 128 numbers in 2 bytes, at 4.8 TB/s.
+    assert number(microseconds) >= 64 * 4096 * 4096 / 4.8e6
+    assert 95 < number(share) <= 100
+
+
+def test_a_long_prompt_is_bound_by_products() -> None:
+    *_, bound, microseconds, share = chunks(H200, LLAMA, 16384)
+    assert bound == "tensor cores"
+    assert number(microseconds) >= 4 * 128 * 32 * 16384**2 / 2 / 990e6
+    assert 90 < number(share) <= 100
