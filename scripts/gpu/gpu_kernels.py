@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from jax import lax
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 
 Write = Callable[..., None]
@@ -36,8 +37,9 @@ class Heads:
 
 LLAMA = Heads()
 TINY = Heads(2, 1, 64, 16)
-INCREMENTS = [(rows, context) for context in (512, 4096, 32768) for rows in (1, 8, 64, 256)]
+ROWS, CONTEXTS = (1, 8, 64, 256), (512, 4096, 32768)  # of increments
 CHUNKS = (1024, 2048, 4096, 8192, 16384)
+WIDE = ("3 heads of 80", "heads of 96", "heads of 256", "bfloat16", "int8 pages", "fp8 pages")
 
 
 def machine(what: str, dry_run: bool, attention: str | None, write: Write) -> None:
@@ -64,19 +66,30 @@ def matmul_rate(n: int) -> float:
 
 def seconds_per_call(call: Callable[..., jax.Array], carry: jax.Array, *fixed: Any, repeats: int) -> float:
     """Of `carry = call(i, carry, *fixed)`, repeated in one program so that the host is not measured; best of 3."""
-    body = jax.jit(lambda x, *rest: lax.fori_loop(0, repeats, lambda i, x: call(i, x, *rest), x))
-    program = body.lower(carry, *fixed).compile()
-    jax.block_until_ready(program(carry, *fixed))
-    best = float("inf")
-    for _ in range(3):
+    return seconds_of(repeated(call, repeats), carry, *fixed) / repeats
+
+
+def repeated(call: Callable[..., jax.Array], repeats: int) -> Callable[..., jax.Array]:
+    """One program of many calls; their number is no argument, since a GPU would ask its host at every turn."""
+    return jax.jit(lambda x, *rest: lax.fori_loop(0, repeats, lambda i, x: call(i, x, *rest), x))
+
+
+def seconds_of(program: Callable[..., jax.Array], *args: Any) -> float:
+    """Of a run, after one that is not measured: the best of 3, or of fewer once half a second is spent."""
+    jax.block_until_ready(program(*args))
+    taken: list[float] = []
+    while len(taken) < 3 and sum(taken) < 0.5:
         start = time.perf_counter()
-        jax.block_until_ready(program(carry, *fixed))
-        best = min(best, time.perf_counter() - start)
-    return best / repeats
+        jax.block_until_ready(program(*args))
+        taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 def correct(what: str, dry_run: bool, attention: str | None, write: Write) -> None:
     """The implementation against the oracle, phases mixed, at real sizes."""
+    if reason := unfit(what, dry_run):
+        write(skipped=reason)
+        return
     batches = [("mixed", [(1, 4096), (1, 1000), (1, 77), (700, 700), (33, 1500)], LLAMA)]
     batches += [("heads of 64, no groups", [(1, 300), (1, 64), (100, 300)], Heads(25, 25, 64, 16))]
     if dry_run:
@@ -84,6 +97,17 @@ def correct(what: str, dry_run: bool, attention: str | None, write: Write) -> No
     for name, requests, heads in batches:
         for options in ({}, {"sliding_window": 128, "soft_cap": 5.0}):
             attempt(write, partial(compare, what, requests, heads, options, dry_run), case=name, **options)
+    if what == "triton":  # the shapes and types that only these kernels take
+        for case in [case for case in CASES if case.name in (WIDE[-1:] if dry_run else WIDE)]:
+            attempt(write, partial(compare_case, case, dry_run), case=case.name)
+
+
+def unfit(name: str, dry_run: bool) -> str | None:
+    """Why this card cannot run an implementation."""
+    capability = getattr(jax.devices()[0], "compute_capability", "none")
+    if name == "gpu" and not dry_run and not capability.startswith("9."):
+        return f"these kernels are for Hopper, and this card has compute capability {capability}"
+    return None
 
 
 def attempt(write: Write, measure: Callable[[], dict[str, Any]], **about: Any) -> None:
@@ -109,6 +133,21 @@ def compare(
     return {"difference": difference}
 
 
+def compare_case(case: Case, dry_run: bool) -> dict[str, Any]:
+    """A case of the table that all implementations pass on a CPU."""
+    case = replace(case, head_dim=max(64, case.head_dim))
+    given = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    attend = interpreted("triton") if dry_run else partial(ragged_attention, implementation="triton")
+    wanted, found = (
+        np.asarray(jax.jit(partial(call, **case.options))(*given), np.float32)[: int(given.query_len.sum())]
+        for call in (ragged_attention_reference, attend)
+    )
+    difference = float(np.abs(wanted - found).max())
+    if not difference < max(case.tolerance, 1e-4):  # sums in another order
+        return {"difference": difference, "error": f"differs from the oracle by {difference:.3g}"}
+    return {"difference": difference}
+
+
 def arrays(requests: list[tuple[int, int]], heads: Heads) -> tuple[jax.Array, PackedPages, tuple[jax.Array, ...]]:
     """Queries, pages and rows of a batch: (tokens now, context after) of each request, pages scattered."""
     length, context = (np.array(column, np.int32) for column in zip(*requests, strict=True))
@@ -127,13 +166,21 @@ def attention_of(name: str, heads: Heads, dry_run: bool, **options: Any) -> Call
     options["scale"] = heads.head_dim**-0.5
     if name == "gather":
         return partial(gather_attention, **options)
-    if name == "gpu" and dry_run:
-        from jax.experimental.pallas import mosaic_gpu as plgpu
-
-        from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
-
-        return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), **options)
+    if dry_run and name in ("gpu", "triton"):
+        return interpreted(name, **options)
     return partial(ragged_attention, implementation=name, **options)
+
+
+def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
+    """Kernels for GPUs on a CPU."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
+    from orca_jax.kernels.ragged_attention.triton import ragged_attention_triton
+
+    if name == "triton":
+        return partial(ragged_attention_triton, multiprocessors=1, interpret=True, **options)
+    return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), **options)
 
 
 def gather_attention(
@@ -154,33 +201,68 @@ def gather_attention(
 
 def speed(what: str, dry_run: bool, attention: str | None, write: Write) -> None:
     """Bytes a second of increments, operations a second of chunks."""
-    heads = TINY if dry_run else LLAMA
-    measure_increments, measure_chunk = (cudnn_increments, cudnn_chunk) if what == "cudnn" else (increments, chunk)
-    for rows, context in [(1, 64)] if dry_run else INCREMENTS:
-        measure = partial(measure_increments, what, heads, rows, context, dry_run)
-        attempt(write, measure, phase="increments", rows=rows, context=context)
-    for tokens in (32,) if dry_run else CHUNKS:
+    if reason := unfit(what, dry_run):
+        write(skipped=reason)
+        return
+    heads, longest = (TINY, 1 << 20) if dry_run else (LLAMA, bytes_of_device() * 6 // 10)
+    for rows in (2,) if dry_run else ROWS:
+        known = [
+            context for context in ((64, 32) if dry_run else CONTEXTS) if rows * context * heads.token_bytes < longest
+        ]
+        measure: Callable[[int], dict[str, Any]] = (
+            partial(cudnn_increments, heads, rows, dry_run)
+            if what == "cudnn"
+            else Increments(what, heads, rows, max(known), dry_run).measure
+        )
+        for context in known:
+            attempt(write, partial(measure, context), phase="increments", rows=rows, context=context)
+    measure_chunk = cudnn_chunk if what == "cudnn" else chunk
+    for tokens in (32,) if dry_run else CHUNKS[:: 1 if what == "gpu" else 2]:
         attempt(write, partial(measure_chunk, what, heads, tokens, dry_run), phase="chunk", tokens=tokens)
 
 
-def increments(name: str, heads: Heads, rows: int, context: int, dry_run: bool) -> dict[str, Any]:
-    """One query for each row. Calls go through several layers' pages, so that caches of the card do not hold them."""
-    size = rows * context * heads.token_bytes
-    layers = 1 if dry_run else max(1, min(64, GIB // size))
-    per_layer = rows * context // heads.page_size
-    page = jax.random.normal(jax.random.key(0), (1, heads.page_size, heads.token_bytes // 2), jnp.bfloat16)
-    kv = jax.jit(lambda x: jnp.repeat(x, layers * per_layer, axis=0))(page)
-    table = np.random.default_rng(0).permutation(per_layer).astype(np.int32).reshape(rows, -1)
-    q = jax.random.normal(jax.random.key(1), (rows, heads.num_heads, heads.head_dim), jnp.bfloat16)
-    start, one = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
-    attend = attention_of(name, heads, dry_run)
+def bytes_of_device() -> int:
+    """Memory that JAX may use."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit", 16 * GIB))
 
-    def call(i: jax.Array, q: jax.Array, kv: jax.Array, table: jax.Array) -> jax.Array:
-        out = attend(q, PackedPages(kv), table + i % layers * per_layer, start, one, one * context)
-        return q + out * jnp.bfloat16(1e-8)
 
-    seconds = seconds_per_call(call, q, kv, jnp.asarray(table), repeats=1 if dry_run else repeats_for(size))
-    return {"us": seconds * 1e6, "bytes_per_s": size / seconds}
+class Increments:
+    """One query for each row, over contexts that are values: one program for all lengths.
+
+    Calls go through several layers' pages, so that caches of the card do not hold them.
+    """
+
+    def __init__(self, name: str, heads: Heads, rows: int, longest: int, dry_run: bool) -> None:
+        self.heads, self.rows, self.longest, self.is_gather = heads, rows, longest, name == "gather"
+        self.repeats = 1 if dry_run else 20 if rows >= 64 else 100
+        size = rows * longest * heads.token_bytes
+        self.num_pages = max(size, min(GIB, 64 * size)) // (heads.page_size * heads.token_bytes)
+        page = jax.random.normal(jax.random.key(0), (1, heads.page_size, heads.token_bytes // 2), jnp.bfloat16)
+        self.kv = jax.jit(lambda x: jnp.repeat(x, self.num_pages, axis=0))(page)
+        self.q = jax.random.normal(jax.random.key(1), (rows, heads.num_heads, heads.head_dim), jnp.bfloat16)
+        attend = attention_of(name, heads, dry_run)
+
+        def call(
+            i: jax.Array, q: jax.Array, kv: jax.Array, table: jax.Array, layers: jax.Array, context: jax.Array
+        ) -> jax.Array:
+            start, one = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
+            out = attend(q, PackedPages(kv), table + i % layers[0] * layers[1], start, one, one * context)
+            return q + out * jnp.bfloat16(1e-8)
+
+        self.program = repeated(call, self.repeats)
+
+    def measure(self, context: int) -> dict[str, Any]:
+        """Time of a call, and bytes of K and V over it."""
+        rows, heads, per_row = self.rows, self.heads, context // self.heads.page_size
+        size, per_layer = rows * context * heads.token_bytes, rows * per_row
+        # A gather reads all of the table, other implementations what the context says.
+        table = np.zeros((rows, per_row if self.is_gather else self.longest // heads.page_size), np.int32)
+        table[:, :per_row] = np.random.default_rng(0).permutation(per_layer).reshape(rows, -1)
+        layers = jnp.array([self.num_pages // per_layer, per_layer], jnp.int32)
+        args = self.q, self.kv, jnp.asarray(table), layers, jnp.int32(context)
+        seconds = seconds_of(self.program, *args) / self.repeats
+        return {"us": seconds * 1e6, "bytes_per_s": size / seconds}
 
 
 def repeats_for(size: int) -> int:
@@ -206,7 +288,7 @@ def chunk_flops(heads: Heads, tokens: int) -> float:
     return 4 * heads.head_dim * heads.num_heads * tokens * (tokens + 1) / 2
 
 
-def cudnn_increments(name: str, heads: Heads, rows: int, context: int, dry_run: bool) -> dict[str, Any]:
+def cudnn_increments(heads: Heads, rows: int, dry_run: bool, context: int) -> dict[str, Any]:
     """cuDNN over contiguous K and V: no pages, for comparison."""
     q = jax.random.normal(jax.random.key(0), (rows, 1, heads.num_heads, heads.head_dim), jnp.bfloat16)
     shape = rows, context, heads.num_kv_heads, heads.head_dim

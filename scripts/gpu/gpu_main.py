@@ -39,15 +39,17 @@ class Part:
 PARTS = (
     Part("machine", 60),
     Part("correct:gpu", 90),
-    Part("correct:xla", 60),
     Part("speed:gpu", 80),
     Part("step:llama-3-8b", 110),
-    Part("speed:gather", 50),
-    Part("speed:cudnn", 50),
     Part("serve:orca", 90),
-    Part("peer:continuous", 90),
-    Part("peer:static", 90),
-    Part("step:gpt2-xl", 90),
+    Part("peer:continuous", 80),
+    Part("correct:triton", 60),
+    Part("speed:triton", 50),
+    Part("peer:static", 80),
+    Part("step:gpt2-xl", 80),
+    Part("speed:cudnn", 40),
+    Part("speed:gather", 40),
+    Part("correct:xla", 60),
 )
 
 
@@ -94,11 +96,11 @@ def add_shares(rows: list[dict[str, Any]], machine: dict[str, Any] | None) -> No
 
 
 def attention_for_steps(args: argparse.Namespace, results: dict[str, Any]) -> str | None:
-    """What whole steps use: XLA's loop if the kernels were seen to fail on this machine."""
+    """What whole steps use: Triton's kernels if Mosaic's were seen to fail on this machine."""
     kernels = results.get("correct:gpu")
     if args.attention or args.dry_run or kernels is None or kernels["ok"]:
         return str(args.attention) if args.attention else None
-    return "xla"
+    return "triton"
 
 
 def run_part(args: argparse.Namespace, name: str, limit: float, attention: str | None) -> dict[str, Any]:
