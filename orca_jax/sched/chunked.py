@@ -97,7 +97,7 @@ class ChunkedScheduler:
             rows -= 1
 
 
-@dataclass
+@dataclass(slots=True)
 class _Turn:
     """One selection in the making."""
 

@@ -51,7 +51,7 @@ def _member(choice: Choice, pool: RequestPool, is_new: bool) -> Member:
         request_id=request.request_id,
         row=row,
         start=start,
-        ids=request.ids_from(start, num_tokens),
+        ids=() if start >= num_known else request.ids_from(start, num_tokens),
         samples=samples,
         last_on_device=end > num_known,
         num_old_pages=old_pages,

@@ -322,9 +322,9 @@ class RequestPool:
     def _remember(self, request: Request, row: int) -> None:
         """Let others find the pages that are full of ids which the host knows."""
         size = self.kv.page_size
+        if request.num_computed < (request.num_remembered + 1) * size:
+            return  # nearly always
         num_full = min(request.num_computed, request.num_tokens) // size
-        if num_full == request.num_remembered:
-            return
         digests = digests_of(request, size, num_full)
         for index in range(request.num_remembered, num_full):
             self.kv.remember(row, index, digests[index])
@@ -336,11 +336,11 @@ class RequestPool:
             return RequestUpdate(request.request_id, (), reason)
         start = request.num_delivered
         new_ids = tuple(request.generated_ids[start:])
-        logprobs = tuple(request.logprobs[start:])
+        request.num_delivered += len(new_ids)
+        if reason is None and start:  # nearly all of them
+            return RequestUpdate(request.request_id, new_ids, logprobs=tuple(request.logprobs[start:]))
         asked = request.params.prompt_logprobs is not None
         prompt_logprobs = tuple(request.prompt_logprobs) if asked and new_ids and not start else None
-        num_cached = 0 if start else request.num_cached
-        request.num_delivered += len(new_ids)
         if new_ids and request.first_token is None:
             request.first_token = now
         is_first = bool(new_ids) and not start
@@ -352,7 +352,14 @@ class RequestPool:
             if not request.in_flight:  # else it leaves when that iteration is back
                 self._leave(request)
         return RequestUpdate(
-            request.request_id, new_ids, reason, request.error, metrics, logprobs, prompt_logprobs, num_cached
+            request_id=request.request_id,
+            new_ids=new_ids,
+            finish_reason=reason,
+            error=request.error,
+            metrics=metrics,
+            logprobs=tuple(request.logprobs[start:]),
+            prompt_logprobs=prompt_logprobs,
+            num_cached=0 if start else request.num_cached,
         )
 
 

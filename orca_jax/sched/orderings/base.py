@@ -1,6 +1,7 @@
 """What every ordering is: it says who comes first, and nothing else."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from orca_jax.request import Request
@@ -37,6 +38,5 @@ def is_idle(request: Request) -> bool:
     return request.row is None and not request.in_flight
 
 
-def by_arrival(request: Request) -> int:
-    """The key of the order of arrival."""
-    return request.arrival_index
+by_arrival: Callable[[Request], int] = attrgetter("arrival_index")
+"""The key of the order of arrival."""
