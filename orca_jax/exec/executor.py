@@ -117,7 +117,9 @@ class JaxExecutor:
             bucket = bucket_for(self.config.buckets, num_tokens)
             vector, kept = pack(plan.members, segments, self._rows, self._layouts[bucket])
             packed = time.perf_counter()
-            launch = Launch(kept, self._run_layers(bucket, vector), [self._rows.logprobs[row] for row in kept.row.tolist()])
+            launch = Launch(
+                kept, self._run_layers(bucket, vector), [self._rows.logprobs[row] for row in kept.row.tolist()]
+            )
             self.stats.pack_seconds += packed - start
             self.stats.dispatch_seconds += time.perf_counter() - packed
             self.stats.launches += 1
@@ -223,7 +225,9 @@ class JaxExecutor:
             return
         start = time.perf_counter()
         number, rows = len(launch.kept.members), self._rows
-        is_full = bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
+        is_full = (
+            bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
+        )
         places = bucket_for(self._full_places if is_full else self._places, number)
         draws = pack_draws(launch.kept, rows, self._draws_layouts[places])
         extras = pack_extras(launch.kept, rows, self._extras_layouts[places]) if is_full else None
