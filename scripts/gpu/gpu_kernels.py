@@ -103,10 +103,12 @@ def correct(what: str, dry_run: bool, attention: str | None, write: Write) -> No
 
 
 def unfit(name: str, dry_run: bool) -> str | None:
-    """Why this card cannot run an implementation."""
+    """Why an implementation cannot run here."""
     capability = getattr(jax.devices()[0], "compute_capability", "none")
     if name == "gpu" and not dry_run and not capability.startswith("9."):
         return f"these kernels are for Hopper, and this card has compute capability {capability}"
+    if name == "gpu" and dry_run and jax.__version_info__ < (0, 12):
+        return "the simulator before jax 0.12 wants every thread to wait for a barrier's last completion"
     return None
 
 
