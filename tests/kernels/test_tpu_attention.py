@@ -17,7 +17,9 @@ from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks, Heads, read_tab
 TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
 REFUSED = [case for case in CASES if case not in TAKEN]
 BY_NAME = {case.name: case for case in CASES}
-TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1)  # many steps from few tokens
+TINY = Blocks(
+    increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, chunk_pages=2
+)  # many steps from few tokens
 
 
 def reference(case: Case) -> np.ndarray:
@@ -97,6 +99,7 @@ def test_it_is_offered_on_tpus_alone() -> None:
 def test_the_rule_keeps_to_its_bounds(kv_heads: int, groups: int, page_size: int) -> None:
     blocks = rule(Heads("", kv_heads, groups, 128, page_size, 2))
     assert blocks.fetch_pages % blocks.compute_pages == 0
+    assert blocks.fetch_pages % blocks.chunk_pages == 0
     assert 128 % blocks.fetch_pages == 0
     assert blocks.query_block % 16 == 0
     one_buffer = blocks.fetch_pages * page_size * kv_heads * 2 * 128 * 2

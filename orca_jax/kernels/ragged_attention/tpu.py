@@ -221,7 +221,11 @@ class _Pages:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """Online softmax of some queries in VMEM: maximum and sum in every lane of `top` and `total`, weighted values."""
+    """Online softmax of some queries in VMEM: their maximum in every lane of `top`, sums over tokens, weighted values.
+
+    Lanes are crossed for the maximum alone: what is the same in all lanes needs no broadcast, and `total` has a sum
+    for each lane until the end. Both would cost as many cycles as a product.
+    """
 
     shape: _Shape
     top: Any
@@ -244,23 +248,37 @@ class _Softmax:
             scores = shape.soft_cap * _LOG2E * jnp.tanh(scores / shape.soft_cap)
         if visible is not None:
             scores = jnp.where(visible, scores, _MASKED)
-        before = self.top[index][:, :1]
-        top = jnp.maximum(before, scores.max(axis=1, keepdims=True))
-        weights = jnp.exp2(scores - top)
+        before = self.top[index]
+        top = jnp.maximum(before, jnp.broadcast_to(scores.max(axis=1, keepdims=True), before.shape))
+        weights = jnp.exp2(scores - _repeat(top, scores.shape[1]))
         if visible is not None:
             weights = jnp.where(visible, weights, 0.0)
         shrink = jnp.exp2(before - top)
         weighted = product(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())))
         lanes = v.shape[1]
-        self.values[index, :, :lanes] = self.values[index, :, :lanes] * shrink + weighted
-        total = self.total[index][:, :1] * shrink + weights.sum(axis=1, keepdims=True)
-        self.top[index] = jnp.broadcast_to(top, self.top.shape[1:])
-        self.total[index] = jnp.broadcast_to(total, self.total.shape[1:])
+        self.values[index, :, :lanes] = self.values[index, :, :lanes] * _repeat(shrink, lanes) + weighted
+        self.top[index] = top
+        self.total[index] = self.total[index] * shrink + _sum_of_registers(weights)
 
     def result(self) -> jax.Array:
         """The weighted means; zeros for queries that saw nothing."""
-        total = self.total[...][:, :, :1]
+        total = self.total[...].sum(axis=2, keepdims=True)
         return self.values[...] / jnp.where(total > 0.0, total, 1.0)
+
+
+def _repeat(x: jax.Array, width: int) -> jax.Array:
+    """`x [M, 128]`, the same in all lanes, with `width` of them."""
+    return x[:, :width] if width <= _LANES else jnp.concatenate([x] * pl.cdiv(width, _LANES), axis=1)[:, :width]
+
+
+def _sum_of_registers(x: jax.Array) -> jax.Array:
+    """`[M, 128]`, whose sum over lanes is that of `x [M, N]`."""
+    size = x.shape[1] // _LANES * _LANES
+    parts = [x[:, first : first + _LANES] for first in range(0, size, _LANES)]
+    if size < x.shape[1]:
+        is_first = lax.broadcasted_iota(jnp.int32, (x.shape[0], _LANES), 1) == 0
+        parts.append(jnp.where(is_first, x[:, size:].sum(axis=1, keepdims=True), 0.0))
+    return sum(parts[1:], parts[0])
 
 
 def _walk(
@@ -532,7 +550,8 @@ def ragged_attention_tpu(
     token = jnp.arange(q.shape[0])[:, None, None]
     if q.shape[0] > 1:
         query_block = min(blocks.query_block, pl.cdiv(q.shape[0], 16) * 16)
-        chunks = _attend_chunks(replace(shape, query_block=query_block), scaled, pages, rows, **options)
+        of_chunks = replace(shape, query_block=query_block, compute_pages=blocks.chunk_pages)
+        chunks = _attend_chunks(of_chunks, scaled, pages, rows, **options)
         out = jnp.where(token < rows.num_increments, out, chunks)
     # Blocks without a request are not visited, and what stands there may be anything.
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
