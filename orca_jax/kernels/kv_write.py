@@ -1,10 +1,11 @@
 """Write the keys and values of this iteration's tokens to their pages.
 
-Three implementations, chosen by name. `scatter` is the oracle and the default of accelerators. `blocks` is for CPUs,
-where XLA scatters an element at a time: an increment writes one column of a page, a chunk of a prompt page after
-page. Quantised pages are written whole, since a token larger than all before it changes the scale of its page, and so
-what stands in it already: by `blocks` one after the other, by `pages` all at once, which is for accelerators: a loop
-whose trip count is a value makes a GPU wait for its host at every turn.
+Four implementations, chosen by name. `scatter` is the oracle and the default of packed pages. `tpu` scatters
+increments alone and has a kernel for chunks (`kv_write_tpu.py`). `blocks` is for CPUs, where XLA scatters an element at
+a time: an increment writes one column of a page, a chunk of a prompt page after page. Quantised pages are written whole,
+since a token larger than all before it changes the scale of its page, and so what stands in it already: by `blocks` one
+after the other, by `pages` all at once, which is for accelerators: a loop whose trip count is a value makes a GPU wait
+for its host at every turn.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def write_kv(
         query_start: first token of each request in `k` and `v`.
         query_len: number of new tokens; 0 for rows without a request.
         context_len: tokens in the cache after this iteration; the new ones are the last.
-        implementation: "scatter", "blocks" or "pages"; None takes the default of layout and type.
+        implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default of layout and type.
 
     Raises:
         NotImplementedError: there is no such implementation, or it cannot write such pages.
@@ -56,6 +57,15 @@ def write_kv(
     if name not in _IMPLEMENTATIONS:
         raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(_IMPLEMENTATIONS)}")
     return _IMPLEMENTATIONS[name](pages, k, v, page_table, query_start, query_len, context_len)
+
+
+def default_write(device: jax.Device, pages: KVPages) -> str | None:
+    """The name of the device's own implementation where it can write such pages; None for the layout's default."""
+    if device.platform != "tpu":
+        return None
+    from orca_jax.kernels.kv_write_tpu import refusal
+
+    return "tpu" if refusal(pages) is None else None
 
 
 def _scatter(
@@ -160,6 +170,23 @@ def _blocks(
     return lax.fori_loop(0 if pages.is_quantised else num_increments, num_requests, chunk, pages)
 
 
+def _tpu(
+    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
+) -> KVPages:
+    """Requests with one token, which are the first rows and tokens, by scatter; then chunks by the kernel."""
+    from orca_jax.kernels.kv_write_tpu import refusal, write_chunks
+
+    if (reason := refusal(pages)) is not None:
+        raise NotImplementedError(reason)
+    most = min(k.shape[0], query_len.shape[0])
+    single = jnp.where(query_len == 1, query_len, 0)
+    pages = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
+    if k.shape[0] == 1:
+        return pages
+    assert isinstance(pages, PackedPages), "the only layout that is not refused"
+    return write_chunks(pages, _side_by_side(k, v, pages), page_table, query_start, query_len, context_len)
+
+
 def _write_slots(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
 ) -> KVPages:
@@ -190,4 +217,9 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
     return k_scale, v_scale
 
 
-_IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {"scatter": _scatter, "blocks": _blocks, "pages": _pages}
+_IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {
+    "scatter": _scatter,
+    "tpu": _tpu,
+    "blocks": _blocks,
+    "pages": _pages,
+}

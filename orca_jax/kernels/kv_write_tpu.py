@@ -1,0 +1,202 @@
+"""Write the tokens of chunks to packed pages on a TPU, in Pallas (Mosaic).
+
+    HBM   kv pages [N, S, W]   updated in place
+          new      [T', W]     the new tokens as pages have them, with S tokens of padding before and behind
+    SMEM  of each piece: its page, its first and last place there, and which of `new` belongs to place 0
+    VMEM  the new tokens, the group before the first, and the page of two pieces
+
+A piece is what one request writes to one page. Memory is written in whole groups, of 8 tokens in float32 and of 16 in
+bfloat16: tiles of a register. Where a piece begins inside a group the tokens before it are read first and kept;
+what stands behind its last token belongs to nobody yet.
+
+    for piece in pieces           the grid, as many as there are: dynamic
+        ask for the next piece's tokens, wait for this one's
+        for group in its groups   rotated to their places, and written while the next group is made
+
+XLA's scatter reads, changes and writes the group around each token, which is right for increments and is what they
+get; for a prompt it moves every group as many times as it has tokens.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.kv_pages import KVPages, PackedPages
+
+_TILE_BYTES = 32  # of a column of a register tile: 8 float32 or 16 bfloat16
+_VMEM_LIMIT = 48 << 20
+
+
+class _Pieces(NamedTuple):
+    """What goes to one page: `[M]` each, of which the first `count` exist."""
+
+    page: Int[Array, " M"]
+    begin: Int[Array, " M"]  # first place that is written
+    end: Int[Array, " M"]  # last place, exclusive
+    token: Int[Array, " M"]  # which of the padded new tokens would go to place 0
+
+
+def refusal(pages: KVPages) -> str | None:
+    """Why the kernel cannot write such pages; None where it can."""
+    if not isinstance(pages, PackedPages) or pages.is_quantised:
+        return "write_kv 'tpu' writes packed pages that are not quantised"
+    if pages.page_size % _group(pages):
+        return f"write_kv 'tpu' needs a page_size that is a multiple of {_group(pages)}, not {pages.page_size}"
+    return None
+
+
+def write_chunks(
+    pages: PackedPages,
+    new: Float[Array, "T W"],
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    *,
+    interpret: Any = False,
+) -> PackedPages:
+    """The pages with the new tokens of requests that have several; see `write_kv`.
+
+    Args:
+        pages: to be updated, of a kind that `refusal` has nothing against.
+        new: K and V of each token as a slot of a page has them.
+        page_table: pages of each request.
+        query_start: first token of each request in `new`.
+        query_len: number of new tokens; requests with one or none are left alone.
+        context_len: tokens in the cache after this iteration.
+        interpret: as `pallas_call` takes it, to run without a TPU.
+    """
+    size, group = pages.page_size, _group(pages)
+    count, pieces = _pieces(size, new.shape[0], page_table, query_start, query_len, context_len)
+    padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
+    anywhere, width = pl.BlockSpec(memory_space=pl.ANY), new.shape[1]
+    semaphores = pltpu.SemaphoreType.DMA((2,))
+    run = pl.pallas_call(
+        partial(_kernel, group=group),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=5,
+            grid=(count,),
+            in_specs=[anywhere, anywhere],
+            out_specs=anywhere,
+            scratch_shapes=[
+                pltpu.VMEM((2, size + group, width), pages.dtype),
+                pltpu.VMEM((2, group, width), pages.dtype),
+                pltpu.VMEM((2, size, width), pages.dtype),
+                *[semaphores] * 3,
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype),
+        input_output_aliases={6: 0},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
+        name="write_chunks",
+        interpret=interpret,
+    )
+    return PackedPages(run(count[None], *pieces, padded, pages.kv))
+
+
+def _group(pages: PackedPages) -> int:
+    return _TILE_BYTES // pages.dtype.itemsize
+
+
+def _pieces(
+    size: int, num_tokens: int, page_table: Array, query_start: Array, query_len: Array, context_len: Array
+) -> tuple[Int[Array, ""], _Pieces]:
+    """How many there are, and room for as many as there may be."""
+    is_chunk, first = query_len > 1, context_len - query_len
+    touched = jnp.where(is_chunk, pl.cdiv(context_len, size) - first // size, 0)
+    last = jnp.cumsum(touched, dtype=jnp.int32)
+    # A chunk fills some pages, and begins and ends in two others.
+    most = num_tokens // size + 2 * min(query_len.shape[0], num_tokens // 2)
+    piece = jnp.arange(most, dtype=jnp.int32)
+    row = jnp.minimum((last <= piece[:, None]).sum(axis=1, dtype=jnp.int32), query_len.shape[0] - 1)
+    index = first[row] // size + piece - (last - touched)[row]
+    index = jnp.clip(index, 0, page_table.shape[1] - 1)  # of pieces that do not exist
+    start = index * size
+    pieces = _Pieces(
+        page_table[row, index],
+        jnp.maximum(first[row] - start, 0),
+        jnp.minimum(context_len[row] - start, size),
+        query_start[row] + start - first[row] + size,
+    )
+    return last[-1], pieces
+
+
+class _Transfers:
+    """Of one piece at a time; slot `s` of each buffer belongs to every second one."""
+
+    def __init__(self, pieces: _Pieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
+        self.pieces, self.group = pieces, group
+        self.new, self.kv = arrays
+        self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = buffers
+
+    def _loads(self, piece: jax.Array, slot: jax.Array) -> list[Any]:
+        def down(x: jax.Array) -> jax.Array:
+            return pl.multiple_of(x // self.group * self.group, self.group)
+
+        tokens = self.new.at[pl.ds(down(self.pieces.token[piece]), self.new_buf.shape[1])]
+        before = self.kv.at[self.pieces.page[piece], pl.ds(down(self.pieces.begin[piece]), self.group)]
+        return [
+            pltpu.make_async_copy(tokens, self.new_buf.at[slot], self.new_sem.at[slot]),
+            pltpu.make_async_copy(before, self.old_buf.at[slot], self.old_sem.at[slot]),
+        ]
+
+    def load(self, piece: jax.Array, slot: jax.Array) -> None:
+        """Ask for a piece's new tokens, and for the group that it begins in."""
+        for copy in self._loads(piece, slot):
+            copy.start()
+
+    def loaded(self, piece: jax.Array, slot: jax.Array) -> None:
+        """Wait for them."""
+        for copy in self._loads(piece, slot):
+            copy.wait()
+
+    def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
+        """The transfer of a finished group to its page."""
+        place = pl.ds(pl.multiple_of(index * self.group, self.group), self.group)
+        there = self.kv.at[self.pieces.page[piece], place]
+        return pltpu.make_async_copy(self.page_buf.at[slot, place], there, self.page_sem.at[slot])
+
+    def groups(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """First and last (exclusive) of a piece."""
+        return self.pieces.begin[piece] // self.group, pl.cdiv(self.pieces.end[piece], self.group)
+
+    def stored(self, piece: jax.Array, slot: jax.Array) -> None:
+        """Wait until a piece is in its page."""
+        lax.fori_loop(*self.groups(piece), lambda index, _: self.store(piece, slot, index).wait(), None)
+
+
+def _kernel(count: Any, *refs: Any, group: int) -> None:
+    """One piece."""
+    pieces, (new, _, kv), buffers = _Pieces(*refs[:4]), refs[4:7], refs[7:]
+    transfers = _Transfers(pieces, (new, kv), buffers, group)
+    new_buf, old_buf, page_buf = buffers[:3]
+    piece = pl.program_id(0)
+    slot = lax.rem(piece, 2)
+    pl.when(piece == 0)(lambda: transfers.load(piece, slot))
+    pl.when(piece + 1 < count[0])(lambda: transfers.load(piece + 1, 1 - slot))
+    transfers.loaded(piece, slot)
+    pl.when(piece >= 2)(lambda: transfers.stored(piece - 2, slot))
+
+    def write(index: jax.Array, _: None) -> None:
+        at = pl.multiple_of(index * group, group)
+        # Registers hold tokens of 32 bits, and rotate by those.
+        two = new_buf[slot, pl.ds(at, 2 * group)].astype(jnp.float32)
+        turns = lax.rem(2 * group - lax.rem(pieces.token[piece], group), 2 * group)
+        moved = pltpu.roll(two, turns, 0)[:group]
+        place = at + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
+        kept = old_buf[slot].astype(jnp.float32)
+        page_buf[slot, pl.ds(at, group)] = jnp.where(place < pieces.begin[piece], kept, moved).astype(page_buf.dtype)
+        transfers.store(piece, slot, index).start()
+
+    lax.fori_loop(*transfers.groups(piece), write, None)
+
+    @pl.when(piece + 1 == count[0])
+    def end() -> None:
+        pl.when(piece >= 1)(lambda: transfers.stored(piece - 1, 1 - slot))
+        transfers.stored(piece, slot)
