@@ -1,35 +1,48 @@
-"""How long the TPU kernels should take, from the compiler's schedule: `python -m tests.aot.cycles`.
+"""How long the TPU kernels should take, from the compiler's schedule: `python -m tests.aot.cycles`, some five minutes.
 
 Of each kernel's innermost loop, the one that multiplies, the bundles of the final schedule are counted: a bundle is a
 cycle where nothing stalls. Against that stands the time that the transfer of the same pages takes, and for chunks the
 time that the matrix units need at their best. What of the loop runs only for the last part of a context is left out.
+
+The run brings the table in docs/kernels.md up to date. `python -m tests.aot.cycles v5e 3` prints one case of it: every
+case is a process of its own, since libtpu reads its flags once.
 """
 
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu_blocks import Heads, rule
+from tests.aot.table import write_table
+from tests.source import ROOT
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip with one core, or of one core."""
+    """Published figures of what runs a kernel: a chip, or one core of two. The clock is what the rate implies."""
 
     clock: float  # Hz
     bandwidth: float  # bytes/s of HBM
     flops: float  # of bfloat16
 
 
-CHIPS = {"v5e": Chip(1.5e9, 819e9, 197e12), "v6e": Chip(1.75e9, 1640e9, 918e12)}
+CHIPS = {
+    "v5e": Chip(1.5e9, 819e9, 197e12),
+    "v5p": Chip(1.75e9, 2765e9, 459e12 / 2),  # a kernel runs on one core, which has the chip's memory to itself
+    "v6e": Chip(1.75e9, 1640e9, 918e12),
+    "tpu7x": Chip(2.2e9, 7380e9 / 2, 2307e12 / 2),  # a core is a device
+}
+HEADER = ["kernel", "heads", "for", "KiB", "MFLOP", "cycles of the loop", "of the transfer", "of the products", "bound"]
 CASES = [
     Case("12 heads of 64", ((1, 1),), 12, 12, 64, 128),
     Case("25 heads of 64", ((1, 1),), 25, 25, 64, 128),
@@ -39,10 +52,10 @@ CASES = [
 _LINE = re.compile(r"\s*(?:0x[0-9a-f]+|\d+)\s+(LB|PF)?\s*:\s*(>+)\s*\{(.*)")
 
 
-def bundles(schedule: str) -> int:
-    """Bundles of the loop that multiplies, in its straight part: what the compiler predicates has labels around it."""
+def bundles(schedule: str, instruction: str) -> int:
+    """Bundles of the loop that has an instruction, in its straight part: what is predicated has labels around it."""
     lines = [match for line in schedule.splitlines() if (match := _LINE.match(line))]
-    return max((_length(body) for body in _loops(lines)), default=0)
+    return max((_length(body, instruction) for body in _loops(lines)), default=0)
 
 
 def _loops(lines: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
@@ -55,51 +68,81 @@ def _loops(lines: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
                 yield lines[begin:end]
 
 
-def _length(body: list[re.Match[str]]) -> int:
-    """Bundles between the labels around the first product; 0 where nothing is multiplied."""
-    first = next((i for i, line in enumerate(body) if "vmat" in line[3]), None)
+def _length(body: list[re.Match[str]], instruction: str) -> int:
+    """Bundles between the labels around the first such instruction; 0 where there is none."""
+    first = next((i for i, line in enumerate(body) if instruction in line[3]), None)
     if first is None:
         return 0
     begin = max(i for i in range(first + 1) if body[i][1] or i == 0)
     return next((i for i in range(first, len(body)) if body[i][1]), len(body)) - begin
 
 
-def measure(generation: str, case: Case) -> Iterator[tuple[str, dict[str, float]]]:
-    """Cycles of each kernel for one part of a context, and what bounds them."""
-    from tests.aot.tpu import compile_attention
+def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
+    """Cycles of each kernel for one part of a context, or for one page that is written, and what bounds them."""
+    from tests.aot.tpu import compile_attention, compile_write
 
-    chip = CHIPS[generation]
     groups = case.num_heads // case.num_kv_heads
     blocks = rule(Heads("", case.num_kv_heads, groups, case.head_dim, case.page_size, 2))
-    tokens = blocks.compute_pages * case.page_size
+    slot, size = case.num_kv_heads * 2 * case.head_dim * 2, case.page_size
     with TemporaryDirectory() as folder:
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        compile_attention(generation, case, "bfloat16", rows=64, tokens=256, pages_per_row=64)
-        schedules = {path.name: path for path in Path(folder).glob("*-final_bundles.txt")}
-        for kernel, queries in (("increments", 1), ("chunks", blocks.query_block)):
-            name = next(name for name in schedules if kernel in name and "analysis" not in name)
-            size = tokens * case.num_kv_heads * 2 * case.head_dim * 2
-            flops = 4 * queries * tokens * case.num_heads * case.head_dim
-            yield (
-                kernel,
-                {
-                    "cycles": bundles(schedules[name].read_text(encoding="utf-8")),
-                    "transfer": size / chip.bandwidth * chip.clock,
-                    "products": flops / chip.flops * chip.clock,
-                },
-            )
+        for compile_one in (compile_attention, compile_write):
+            compile_one(generation, case, "bfloat16", rows=64, tokens=256, pages_per_row=64)
+        for kernel, queries, pages in (
+            ("increments", 1, blocks.compute_pages),
+            ("chunks", blocks.query_block, blocks.chunk_pages),
+        ):
+            flops = 4 * queries * pages * size * case.num_heads * case.head_dim
+            cycles = bundles(_schedule(folder, kernel), "vmat")
+            yield _found(kernel, case, generation, pages * size * slot, flops, cycles)
+        # Tokens are read, and written in groups of 16; each turn of the loop is one.
+        cycles = size // 16 * bundles(_schedule(folder, "write_chunks"), "vrot")
+        yield _found("write_chunks", case, generation, 2 * size * slot, 0, cycles)
+
+
+def _schedule(folder: str, kernel: str) -> str:
+    """The final schedule of a kernel, which the compiler dumped."""
+    names = Path(folder).glob(f"*-{kernel}[.-]*-final_bundles.txt")
+    return next(path for path in names if "analysis" not in path.name).read_text(encoding="utf-8")
+
+
+def _found(kernel: str, case: Case, generation: str, num_bytes: int, flops: int, cycles: int) -> dict[str, Any]:
+    names = {"kernel": kernel, "heads": case.name, "for": generation}
+    return {**names, "bytes": num_bytes, "flops": flops, "cycles": cycles}
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """A line of the table: what is longest bounds the kernel."""
+    chip = CHIPS[found["for"]]
+    cycles = {
+        "schedule": found["cycles"],
+        "memory": found["bytes"] / chip.bandwidth * chip.clock,
+        "products": found["flops"] / chip.flops * chip.clock,
+    }
+    bound = max(cycles, key=lambda name: cycles[name])
+    least = max(cycles["memory"], cycles["products"])
+    sizes = f"{found['bytes'] / 1024:.0f}", f"{found['flops'] / 1e6:.1f}"
+    names = found["kernel"], found["heads"], found["for"]
+    return [*names, *sizes, *(f"{x:.0f}" for x in cycles.values()), f"{bound}, {least / cycles[bound]:.0%}"]
+
+
+def measure_all() -> Iterator[dict[str, Any]]:
+    """Every case for every generation."""
+    for generation in CHIPS:
+        for index in range(len(CASES)):
+            command = [sys.executable, "-m", "tests.aot.cycles", generation, str(index)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            yield from map(json.loads, done.stdout.splitlines())
 
 
 def main(names: list[str]) -> None:
-    """One row for each kernel: a process compiles one case, since libtpu reads its flags once."""
-    generation, index = names
-    for kernel, found in measure(generation, CASES[int(index)]):
-        name = CASES[int(index)].name
-        bound = max(found["transfer"], found["products"])
-        share = bound / max(bound, found["cycles"])
-        cells = [kernel, name, generation, *(f"{found[key]:.0f}" for key in found), f"{share:.0%}"]
-        print(f"| {' | '.join(cells)} |")
-        print(json.dumps({"kernel": kernel, "heads": name, "generation": generation, **found, "share": share}))
+    """One case as lines of JSON, or all of them into the page."""
+    if names:
+        generation, index = names
+        for found in measure(generation, CASES[int(index)]):
+            print(json.dumps(found))
+        return
+    write_table(ROOT / "docs" / "kernels.md", "cycles", HEADER, 3, [row(found) for found in measure_all()])
 
 
 if __name__ == "__main__":

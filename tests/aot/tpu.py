@@ -15,6 +15,7 @@ from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.iteration import make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, pages_shape
+from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
 from orca_jax.model.load import abstract_decoder, tensor_mesh
@@ -79,22 +80,34 @@ def compile_attention(
 ) -> Compiled:
     """One call of the kernels with the heads and pages of a case, over a cache of 256 MiB."""
     mesh = mesh_of(generation, 1)
-    here = NamedSharding(mesh, PartitionSpec())
-    slot = case.num_kv_heads * 2 * case.head_dim * jnp.dtype(dtype).itemsize
-    num_pages = (256 << 20) // (slot * case.page_size)
-    page = case.num_kv_heads, case.head_dim, case.page_size
-    pages = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-        pages_shape("packed", num_pages, *page, jnp.dtype(dtype)),
-    )
-
-    def array(*shape: int, of: str = "int32") -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(of), sharding=here)
-
-    arrays = array(tokens, case.num_heads, case.head_dim, of=dtype), pages, array(rows, pages_per_row)
+    pages = _pages_of(case, dtype, mesh)
+    q = _array(mesh, (tokens, case.num_heads, case.head_dim), dtype)
+    requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
     attend = jax.jit(lambda *args: ragged_attention_tpu(*args, **case.options))
     with jax.set_mesh(mesh):  # Pallas asks it for the generation
-        return read(attend.lower(*arrays, *[array(rows)] * 3).compile(), pages)
+        return read(attend.lower(q, pages, *requests).compile(), pages)
+
+
+def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int) -> Compiled:
+    """One call of `write_kv` over the same cache."""
+    mesh = mesh_of(generation, 1)
+    pages = _pages_of(case, dtype, mesh)
+    new = _array(mesh, (tokens, case.num_kv_heads, case.head_dim), dtype)
+    requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
+    write = jax.jit(lambda *args: write_kv(*args, implementation="tpu"), donate_argnums=0)
+    with jax.set_mesh(mesh):
+        return read(write.lower(pages, new, new, *requests).compile(), pages)
+
+
+def _pages_of(case: Case, dtype: str, mesh: Mesh) -> KVPages:
+    slot = case.num_kv_heads * 2 * case.head_dim * jnp.dtype(dtype).itemsize
+    page = case.num_kv_heads, case.head_dim, case.page_size
+    shapes = pages_shape("packed", (256 << 20) // (slot * case.page_size), *page, jnp.dtype(dtype))
+    return jax.tree.map(lambda x: _array(mesh, x.shape, x.dtype), shapes)
+
+
+def _array(mesh: Mesh, shape: tuple[int, ...], dtype: str = "int32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec()))
 
 
 def compile_step(
