@@ -2,10 +2,10 @@
 
 Four implementations, chosen by name. `scatter` is the oracle and the default of packed pages. `tpu` scatters
 increments alone and has a kernel for chunks (`kv_write_tpu.py`). `blocks` is for CPUs, where XLA scatters an element at
-a time: an increment writes one column of a page, a chunk of a prompt page after page. Quantised pages are written whole,
-since a token larger than all before it changes the scale of its page, and so what stands in it already: by `blocks` one
-after the other, by `pages` all at once, which is for accelerators: a loop whose trip count is a value makes a GPU wait
-for its host at every turn.
+a time: an increment writes one column of a page, a chunk of a prompt page after page. Quantised pages are written
+whole, since a token larger than all before it changes the scale of its page, and so what stands in it already: by
+`blocks` one after the other, by `pages` all at once, which is for accelerators: a loop whose trip count is a value
+makes a GPU wait for its host at every turn.
 """
 
 from collections.abc import Callable

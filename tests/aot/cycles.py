@@ -1,11 +1,11 @@
-"""How long the TPU kernels should take, from the compiler's schedule: `python -m tests.aot.cycles`, some five minutes.
+"""How long the TPU kernels should take, from the compiler's schedule: `python -m tests.aot.cycles`, some ten minutes.
 
 Of each kernel's innermost loop, the one that multiplies, the bundles of the final schedule are counted: a bundle is a
 cycle where nothing stalls. Against that stands the time that the transfer of the same pages takes, and for chunks the
 time that the matrix units need at their best. What of the loop runs only for the last part of a context is left out.
 
-The run brings the table in docs/kernels.md up to date. `python -m tests.aot.cycles v5e 3` prints one case of it: every
-case is a process of its own, since libtpu reads its flags once.
+The run brings the table in docs/kernels.md up to date; `... v5e` does its rows alone, and `... v5e 3` prints one case:
+each is a process of its own, since libtpu reads its flags once.
 """
 
 import json
@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,23 +126,24 @@ def row(found: dict[str, Any]) -> list[str]:
     return [*names, *sizes, *(f"{x:.0f}" for x in cycles.values()), f"{bound}, {least / cycles[bound]:.0%}"]
 
 
-def measure_all() -> Iterator[dict[str, Any]]:
-    """Every case for every generation."""
-    for generation in CHIPS:
+def measure_all(generations: Iterable[str]) -> None:
+    """Every case, into the page as it comes."""
+    for generation in generations:
         for index in range(len(CASES)):
             command = [sys.executable, "-m", "tests.aot.cycles", generation, str(index)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            yield from map(json.loads, done.stdout.splitlines())
+            rows = [row(json.loads(line)) for line in done.stdout.splitlines()]
+            write_table(ROOT / "docs" / "kernels.md", "cycles", HEADER, 3, rows)
 
 
 def main(names: list[str]) -> None:
-    """One case as lines of JSON, or all of them into the page."""
-    if names:
-        generation, index = names
-        for found in measure(generation, CASES[int(index)]):
-            print(json.dumps(found))
-        return
-    write_table(ROOT / "docs" / "kernels.md", "cycles", HEADER, 3, [row(found) for found in measure_all()])
+    """One case as lines of JSON, or those of some generations, or of all, into the page."""
+    match names:
+        case [generation, index]:
+            for found in measure(generation, CASES[int(index)]):
+                print(json.dumps(found))
+        case _:
+            measure_all(names or CHIPS)
 
 
 if __name__ == "__main__":
