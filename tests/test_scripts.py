@@ -129,6 +129,13 @@ def test_dev_installation_serves_too_but_not_the_reverse(clone: Clone) -> None:
     assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}[dev]"]
 
 
+def test_tpu_check_needs_the_tpu_extra_only_for_a_tpu(clone: Clone) -> None:
+    clone.add_python("python3")
+    assert clone.run("tpu_check", "--dry-run")[1] == f"ran {clone.root}/scripts/tpu_check.py --dry-run\n"
+    assert clone.run("tpu_check")[0] == 0
+    assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}[tpu]"]
+
+
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_a_change_installs_again_in_the_same_environment(clone: Clone, name: str) -> None:
     clone.add_python("python3")
