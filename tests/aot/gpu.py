@@ -58,7 +58,8 @@ class Compiled:
     def cells(self) -> list[str]:
         """For the table."""
         shared = "-" if not self.shared else f"{self.shared / 1024:.0f}"
-        return [f"{self.temp / 2**20:.1f}", str(self.launches), str(self.registers), str(self.spilled), shared]
+        ours = [str(self.registers), str(self.spilled)] if self.registers else ["-", "-"]
+        return [f"{self.temp / 2**20:.1f}", str(self.launches), *ours, shared]
 
 
 def compile_and_read(lowered: jax.stages.Lowered, pages: PackedPages, ptxas: Path) -> Compiled:

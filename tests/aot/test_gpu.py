@@ -131,4 +131,5 @@ def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path
     assert not found.copies_of_pages
     assert found.temp < 128 * MIB, "a layer's weights, or a layer's pages, were copied"
     assert found.kernels == 3 * model.num_layers
+    assert found.spilled <= 256
     rows.append([f"step, {preset}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])

@@ -388,8 +388,8 @@ def _shape_of(
     head_dim = q.shape[2]
     kv_heads = num_kv_heads(pages, head_dim)
     groups = q.shape[1] // kv_heads
-    is_bf16 = q.dtype == jnp.bfloat16 and pages.dtype != jnp.float32
-    dtype = jnp.bfloat16 if is_bf16 else jnp.float32
+    # What is stored in less is not worth float32's products, whatever type queries come in.
+    dtype = jnp.float32 if pages.dtype == jnp.float32 else jnp.bfloat16
     widest = pl.next_power_of_2(head_dim) * jnp.dtype(dtype).itemsize
     return _Shape(
         head_dim=head_dim,
@@ -415,13 +415,13 @@ def _for_chunks(shape: _Shape) -> _Shape:
     float32 has no tensor cores here, and keeps its factors in registers too; so does what becomes of fp8.
     """
     if shape.dtype == jnp.float32:
-        return replace(shape, rows=max(32, shape.rows), block=min(32, shape.block))
+        return replace(shape, rows=max(32, shape.rows), block=min(32, shape.block), warps=8)
     is_wide = shape.head_dim > 128
     return replace(
         shape,
         rows=max(64 if is_wide else 128, shape.rows),
         block=32 if is_wide or shape.is_fp8 else 64,
-        warps=4 if shape.head_dim == 64 or is_wide else 8,
+        warps=8,
     )
 
 
