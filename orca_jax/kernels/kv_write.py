@@ -24,6 +24,7 @@ from orca_jax.kernels.kv_pages import (
     write_page,
     write_pages,
 )
+from orca_jax.kernels.row_items import lay_out
 
 
 def write_kv(
@@ -108,12 +109,11 @@ def _pages(
     size, (num_tokens, _, head_dim), rows = pages.page_size, k.shape, query_len.shape[0]
     first, end = context_len - query_len, context_len
     count = jnp.where(query_len > 0, (end + size - 1) // size - first // size, 0)
-    last = jnp.cumsum(count, dtype=jnp.int32)
     # A page gets one token at least; a request fills some, and begins and ends in two others.
-    place = jnp.arange(min(num_tokens, num_tokens // size + 2 * min(rows, num_tokens)), dtype=jnp.int32)
-    row = jnp.minimum((last <= place[:, None]).sum(axis=1, dtype=jnp.int32), rows - 1)
-    exists = place < last[-1]
-    index = jnp.where(exists, first[row] // size + place - (last - count)[row], 0)
+    row, of_row, _, total = lay_out(count, min(num_tokens, num_tokens // size + 2 * min(rows, num_tokens)))
+    place = jnp.arange(row.shape[0], dtype=jnp.int32)
+    exists = place < total
+    index = jnp.where(exists, first[row] // size + of_row, 0)
     page = page_table[row, index]
 
     position = index[:, None] * size + jnp.arange(size, dtype=jnp.int32)  # [M, S]

@@ -28,6 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages
+from orca_jax.kernels.row_items import lay_out
 
 _TILE_BYTES = 32  # of a column of a register tile: 8 float32 or 16 bfloat16
 _VMEM_LIMIT = 48 << 20
@@ -110,13 +111,9 @@ def _pieces(
     """How many there are, and room for as many as there may be."""
     is_chunk, first = query_len > 1, context_len - query_len
     touched = jnp.where(is_chunk, pl.cdiv(context_len, size) - first // size, 0)
-    last = jnp.cumsum(touched, dtype=jnp.int32)
     # A chunk fills some pages, and begins and ends in two others.
-    most = num_tokens // size + 2 * min(query_len.shape[0], num_tokens // 2)
-    piece = jnp.arange(most, dtype=jnp.int32)
-    row = jnp.minimum((last <= piece[:, None]).sum(axis=1, dtype=jnp.int32), query_len.shape[0] - 1)
-    index = first[row] // size + piece - (last - touched)[row]
-    index = jnp.clip(index, 0, page_table.shape[1] - 1)  # of pieces that do not exist
+    row, of_row, _, total = lay_out(touched, num_tokens // size + 2 * min(query_len.shape[0], num_tokens // 2))
+    index = jnp.clip(first[row] // size + of_row, 0, page_table.shape[1] - 1)  # of pieces that do not exist
     start = index * size
     pieces = _Pieces(
         page_table[row, index],
@@ -124,7 +121,7 @@ def _pieces(
         jnp.minimum(context_len[row] - start, size),
         query_start[row] + start - first[row] + size,
     )
-    return last[-1], pieces
+    return total[0], pieces
 
 
 class _Transfers:

@@ -23,6 +23,7 @@ from orca_jax.kernels.ragged_attention.gpu_plan import (
     TILE,
     cut_contexts,
     cut_queries,
+    most_pieces,
 )
 from tests.aot.table import replace_table
 from tests.source import ROOT
@@ -91,7 +92,7 @@ def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
     """One query for each row; the share is that of K and V in what memory could bring in the time."""
     block, stages = INCREMENT_BLOCKS[heads.head_dim]
     ones = jnp.ones(rows, jnp.int32)
-    most = rows + -(-4 * card.multiprocessors // heads.num_kv_heads)
+    most = most_pieces(rows, heads.num_kv_heads, card.multiprocessors)
     pieces = cut_contexts(ones, ones * context, num_pieces=most, block=block, sliding_window=None)
     total = int(pieces.total[0])
     first, end = np.asarray(pieces.fields)[1:3, :total]

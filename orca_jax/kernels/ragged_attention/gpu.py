@@ -673,7 +673,7 @@ def _attend_increments(
     pieces = cut_contexts(
         query_len,
         context_len,
-        num_pieces=rows + pl.cdiv(4 * multiprocessors, shape.num_kv_heads),
+        num_pieces=gpu_plan.most_pieces(rows, shape.num_kv_heads, multiprocessors),
         block=shape.block,
         sliding_window=shape.sliding_window,
     )

@@ -1,13 +1,15 @@
-"""The work of an iteration, cut for the thread blocks of `gpu.py`: pieces of contexts and tiles of queries.
+"""The work of an iteration, cut for the thread blocks of `gpu.py` and `triton.py`: pieces of contexts and tiles of queries.
 
 Both lists have room for the most that there can be, and say how many there are: shapes depend on T and R alone.
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Int
+
+from orca_jax.kernels.row_items import lay_out
 
 _FAR = 2**30  # tokens; no window is as wide
 _SHORTEST_PIECE = 128  # tokens; below, a piece's partial result costs more than a tenth of its K and V
@@ -36,6 +38,11 @@ class Pieces(NamedTuple):
     number: Int[Array, " R"]  # of pieces; 0 for rows that are no increments
 
 
+def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
+    """Room for pieces: one for each row, and four items of (piece, KV head) for each multiprocessor."""
+    return rows + pl.cdiv(4 * multiprocessors, num_kv_heads)
+
+
 def cut_contexts(
     query_len: Int[Array, " R"],
     context_len: Int[Array, " R"],
@@ -58,15 +65,13 @@ def cut_contexts(
     low = jnp.maximum(context_len - (sliding_window or _FAR), 0)
     base = low - low % block
     lengths = _SHORTEST_PIECE * 2 ** jnp.arange(24, dtype=jnp.int32)
-    counts = jnp.where(query_len == 1, _ceil_div(context_len - base, lengths[:, None]), 0)  # [24, R]
+    counts = jnp.where(query_len == 1, pl.cdiv(context_len - base, lengths[:, None]), 0)  # [24, R]
     choice = jnp.argmax(counts.sum(axis=1) <= num_pieces)
     length, count = lengths[choice], counts[choice]
-    end = jnp.cumsum(count, dtype=jnp.int32)
-    piece = jnp.arange(num_pieces, dtype=jnp.int32)
-    row = jnp.minimum((end <= piece[:, None]).sum(axis=1, dtype=jnp.int32), rows - 1)
-    first = base[row] + (piece - (end - count)[row]) * length
+    row, index, begin, total = lay_out(count, num_pieces)
+    first = base[row] + index * length
     fields = jnp.stack([row, first, jnp.minimum(first + length, context_len[row]), low[row]])
-    return Pieces(fields, end[-1:], end - count, count)
+    return Pieces(fields, total, begin, count)
 
 
 class Tiles(NamedTuple):
@@ -98,18 +103,11 @@ def cut_queries(
         sliding_window: tokens before every query's are not read.
     """
     rows = query_len.shape[0]
-    count = jnp.where(query_len > 1, _ceil_div(query_len, size), 0)
-    end = jnp.cumsum(count, dtype=jnp.int32)
-    tile = jnp.arange(num_tokens // size + min(rows, num_tokens), dtype=jnp.int32)
-    row = jnp.minimum((end <= tile[:, None]).sum(axis=1, dtype=jnp.int32), rows - 1)
-    offset = (tile - (end - count)[row]) * size
+    count = jnp.where(query_len > 1, pl.cdiv(query_len, size), 0)
+    row, index, _, total = lay_out(count, num_tokens // size + min(rows, num_tokens))
+    offset = index * size
     position = (context_len - query_len)[row] + offset
     low = jnp.maximum(position + 1 - (sliding_window or _FAR), 0)
     number = jnp.minimum(query_len[row] - offset, size)
     fields = [row, query_start[row] + offset, number, position, low - low % block, context_len[row]]
-    return Tiles(jnp.stack(fields), end[-1:])
-
-
-def _ceil_div(a: jax.Array, b: int | jax.Array) -> jax.Array:
-    """a / b rounded up."""
-    return (a + b - 1) // b
+    return Tiles(jnp.stack(fields), total)

@@ -43,7 +43,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Num
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
-from orca_jax.kernels.ragged_attention.gpu_plan import Pieces, Tiles, cut_contexts, cut_queries
+from orca_jax.kernels.ragged_attention.gpu_plan import Pieces, Tiles, cut_contexts, cut_queries, most_pieces
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _LOG2E = math.log2(math.e)
@@ -360,7 +360,7 @@ def ragged_attention_triton(
     pieces = cut_contexts(
         query_len[:rows],
         context_len[:rows],
-        num_pieces=rows + pl.cdiv(4 * multiprocessors, shape.num_kv_heads),
+        num_pieces=most_pieces(rows, shape.num_kv_heads, multiprocessors),
         block=shape.block,
         sliding_window=sliding_window,
     )
