@@ -19,7 +19,7 @@ import msgspec
 from orca_jax.batch.config import BatchConfig, server_config
 from orca_jax.batch.run import run_batch
 from orca_jax.bench.measure import hardware, print_table, run_trace, warm_up
-from orca_jax.bench.traces import TraceRequest, add_trace_args, make_trace
+from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
 from orca_jax.build import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     built = build_engine(config)
     try:
         vocab_size = built.model_config.vocab_size
-        trace = make_trace(args.trace, num_requests=args.num_requests, vocab_size=vocab_size, seed=args.seed, rate=None)
+        trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
         warm_up(built.engine, trace)
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "in.jsonl"
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     }
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {args.rounds} rounds", result)
     whole = {**result, "last_batch": last, "hardware": hardware(), "config": dataclasses.asdict(config)}
-    print(json.dumps({**whole, "trace": args.trace, "num_requests": args.num_requests}))
+    print(json.dumps({**whole, **trace_settings(args)}))
 
 
 def _rounds(

@@ -74,6 +74,11 @@ def warm_up(engine: Engine, trace: Sequence[TraceRequest]) -> None:
     gc.freeze()
 
 
+def mean_figures(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each figure's mean over passes of one kind."""
+    return {name: statistics.mean([figures[name] for figures in passes]) for name in passes[0]}
+
+
 def summarize(run: Run) -> dict[str, float]:
     """The figures that every benchmark reports."""
     outputs = [request.num_output for request in run.trace]

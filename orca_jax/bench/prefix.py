@@ -11,10 +11,9 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from statistics import mean
 
 from orca_jax.bench.lru import Admissions, count_missed, possible_hits
-from orca_jax.bench.measure import Run, hardware, print_table, run_trace, summarize, warm_up
+from orca_jax.bench.measure import Run, hardware, mean_figures, print_table, run_trace, summarize, warm_up
 from orca_jax.bench.reschedule import reschedule
 from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
 from orca_jax.build import Built, build_engine
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
             passes.append(_compare(built, trace, without))
     finally:
         built.engine.executor.close()
-    result = {name: mean([figures[name] for figures in passes]) for name in passes[0]}
+    result = mean_figures(passes)
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}", result)
     settings = {**dataclasses.asdict(config), **trace_settings(args), "rate": args.rate, "repeat": args.repeat}
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))

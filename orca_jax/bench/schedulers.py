@@ -11,10 +11,9 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
 from typing import NoReturn
 
-from orca_jax.bench.measure import hardware, run_trace, summarize
+from orca_jax.bench.measure import hardware, mean_figures, run_trace, summarize
 from orca_jax.bench.plot import plot_loads
 from orca_jax.bench.reschedule import reschedule
 from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
@@ -149,13 +148,9 @@ def _measure(
             reschedule(built, contestants[name])
             passes[name].append(summarize(run_trace(built.engine, trace)))
         order.reverse()
-    result = Load(load, rate, {name: _mean(figures) for name, figures in passes.items()})
+    result = Load(load, rate, {name: mean_figures(figures) for name, figures in passes.items()})
     _print(result)
     return result
-
-
-def _mean(passes: Sequence[Figures]) -> Figures:
-    return {name: mean([figures[name] for figures in passes]) for name in passes[0]}
 
 
 def _print(load: Load) -> None:
