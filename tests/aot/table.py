@@ -1,6 +1,12 @@
 """The table that a run writes into a page of the documentation: rows that it did not compile stay as they were."""
 
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.source import ROOT
 
 BEGIN, END = "<!-- {name}: written by the tests -->", "<!-- {name}: end -->"
 
@@ -46,3 +52,16 @@ def _cells(line: str) -> list[str]:
 
 def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def slow_but(quick: Collection[Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The cases; all but the quick ones are left out of the default tests."""
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def recorded_rows(request: pytest.FixtureRequest, name: str, header: list[str]) -> Iterator[list[list[str]]]:
+    """What this run found, for a fixture; a run of these tests alone writes it to the page at its end."""
+    found: list[list[str]] = []
+    yield found
+    if request.config.getoption("markexpr") == "aot":
+        write_table(ROOT / "docs" / "kernels.md", name, header, 3, found)

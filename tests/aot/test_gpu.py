@@ -20,8 +20,7 @@ from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
 from tests.aot.gpu import compile_attention, compile_step, compile_write
 from tests.aot.ptxas import write_wrapper
-from tests.aot.table import write_table
-from tests.source import ROOT
+from tests.aot.table import recorded_rows, slow_but
 
 pytest.importorskip("jax_cuda12_plugin", reason="compiling for GPUs needs jax-cuda12-plugin and jax-cuda12-pjrt")
 if shutil.which("ptxas") is None:
@@ -71,18 +70,9 @@ WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSE
 QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # of the default tests: some seconds each
 
 
-def slow_but_quick_ones(cases: list[Any]) -> list[Any]:
-    """The cases; all but `QUICK` are left out of the default tests."""
-    return [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
-
-
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> Iterator[list[list[str]]]:
-    """What this run found; a run of these tests alone writes it to the page at its end."""
-    found: list[list[str]] = []
-    yield found
-    if request.config.getoption("markexpr") == "aot":
-        write_table(ROOT / "docs" / "kernels.md", "gpu", HEADER, 3, found)
+    yield from recorded_rows(request, "gpu", HEADER)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +89,7 @@ def name_of(value: Any) -> str:
     return value.name if isinstance(value, Case) else str(value)
 
 
-@pytest.mark.parametrize(("card", "name", "case"), slow_but_quick_ones(KERNELS), ids=name_of)
+@pytest.mark.parametrize(("card", "name", "case"), slow_but(QUICK, KERNELS), ids=name_of)
 def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
     found = compile_attention(ptxas, card, name, case, rows=64, tokens=256)
     assert found.kernels == 3
@@ -110,7 +100,7 @@ def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[
     rows.append([f"`{name}`, {case.name}", card, "256", *found.cells])
 
 
-@pytest.mark.parametrize(("card", "case"), slow_but_quick_ones(WRITES), ids=name_of)
+@pytest.mark.parametrize(("card", "case"), slow_but(QUICK, WRITES), ids=name_of)
 def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
     found, kv_bytes = compile_write(ptxas, card, case, rows=64, tokens=256)
     assert found.alias == kv_bytes

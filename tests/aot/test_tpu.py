@@ -6,16 +6,15 @@
 takes some 15 minutes on two cores, and brings the table in docs/kernels.md up to date.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
-from tests.aot.table import write_table
+from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_step
-from tests.source import ROOT
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -50,18 +49,9 @@ KERNELS = [(generation, case) for generation in TOPOLOGIES for case in HEADS]
 QUICK = [("v6e", HEADS[7]), ("v5e", 4, "gpt2", 64)]  # of the default tests: some seconds together
 
 
-def slow_but_quick_ones(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The cases; all but `QUICK` are left out of the default tests."""
-    return [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
-
-
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> Iterator[list[list[str]]]:
-    """What this run found; a run of these tests alone writes it to the page at its end."""
-    found: list[list[str]] = []
-    yield found
-    if request.config.getoption("markexpr") == "aot":
-        write_table(ROOT / "docs" / "kernels.md", "tpu", HEADER, 3, found)
+    yield from recorded_rows(request, "tpu", HEADER)
 
 
 def name_of(value: Any) -> str:
@@ -72,7 +62,7 @@ def mib(size: int) -> str:
     return f"{size / MIB:.1f}"
 
 
-@pytest.mark.parametrize(("generation", "case"), slow_but_quick_ones(KERNELS), ids=name_of)
+@pytest.mark.parametrize(("generation", "case"), slow_but(QUICK, KERNELS), ids=name_of)
 def test_kernels(generation: str, case: Case, rows: list[list[str]]) -> None:
     found = compile_attention(generation, case, "bfloat16", rows=64, tokens=256, pages_per_row=64)
     assert found.temp < 16 * MIB, "the cache of 256 MiB was copied"
@@ -96,7 +86,7 @@ def test_float32(case: Case) -> None:
     assert compile_attention("v5e", case, "float32", rows=64, tokens=256, pages_per_row=64).temp < 16 * MIB
 
 
-@pytest.mark.parametrize(("generation", "chips", "preset", "tokens"), slow_but_quick_ones(STEPS))
+@pytest.mark.parametrize(("generation", "chips", "preset", "tokens"), slow_but(QUICK, STEPS))
 def test_whole_step(generation: str, chips: int, preset: str, tokens: int, rows: list[list[str]]) -> None:
     model = read_model_config(f"preset:{preset}")
     found, kv_bytes = compile_step(generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256)
