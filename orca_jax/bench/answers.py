@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from orca_jax.build import Built
@@ -18,12 +17,12 @@ from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
 from orca_jax.sched.observer import Observer
 from orca_jax.sched.predict import Predictor
-from orca_jax.sched.trace import TRACE_VERSION, Head, TraceWriter
 from orca_jax.scheduling import build_scheduling
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor
-from orca_jax.trace.run import Run, parse_run
+from orca_jax.trace.record import Recording
+from orca_jax.trace.run import Run
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,13 @@ class Stage:
         self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor
     ) -> tuple[Served, Run]:
         """On the device, in real time, with the demo's own way of sampling; and what it wrote into its trace."""
-        parts: list[bytes] = []
-        writer = TraceWriter(self._head(policy), msgspec.json.Encoder().encode_lines, parts.append)
+        config = replace(self._config, scheduling_policy=policy)
+        recording = Recording(replace(self._built.head, config=config))
         engine = self._engine(
-            policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, writer
+            policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, recording.writer
         )
         served = _serve(engine, answers, arrivals, time.monotonic, _sleep_until)
-        writer.flush()
-        return served, parse_run(b"".join(parts))
+        return served, recording.run
 
     def simulated(
         self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor, cost: LinearCost
@@ -129,11 +127,6 @@ class Stage:
             config, model, self._built.max_model_len, resolved.cache, resolved.buckets[-1], predictor
         )
         return Engine(executor, scheduler, pool, clock=clock, observer=observer)
-
-    def _head(self, policy: OrderingName) -> Head:
-        config, resolved = replace(self._config, scheduling_policy=policy), self._resolved
-        buckets = resolved.buckets
-        return Head(TRACE_VERSION, config, resolved.cache, self._built.max_model_len, buckets[-1], buckets, 0.0)
 
 
 def _sleep_until(when: float) -> None:

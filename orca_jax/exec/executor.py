@@ -126,7 +126,7 @@ class JaxExecutor:
             self.stats.tokens += num_tokens
             self.stats.padding_tokens += bucket - num_tokens
             handle.launches.append(launch)
-            if not launch.is_constrained(plan):
+            if handle.is_complete or not launch.is_constrained(plan):
                 self._draw(launch, ())
         return handle
 

@@ -39,8 +39,6 @@ class Launch:
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """Whether a token is drawn here for a constrained member."""
-        if not plan.is_constrained:
-            return False
         drawing = zip(self.kept.members, self.kept.targets, strict=True)
         return any(target is None and plan.members[index].is_constrained for index, target in drawing)
 

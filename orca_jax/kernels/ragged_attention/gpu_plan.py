@@ -1,4 +1,4 @@
-"""The work of an iteration, cut for the thread blocks of `gpu.py` and `triton.py`: pieces of contexts and tiles of queries.
+"""The work of an iteration, cut for `gpu.py` and `triton.py`: pieces of contexts and tiles of queries.
 
 Both lists have room for the most that there can be, and say how many there are: shapes depend on T and R alone.
 """
