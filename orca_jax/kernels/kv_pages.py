@@ -10,6 +10,7 @@ Packed pages are rows of whole lanes for every number of heads (2 * D = 128 wher
 nor copy them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last one.
 
 Integer and 8-bit float pages have scales, one for K and one for V of each page and head: value = stored * scale.
+Packed pages have them in a line for each page, K's then V's of head 0 and so on: TPU kernels fetch that line alone.
 Only this file knows where a token stands in a page; what needs speed in its layout says so and takes no other.
 """
 
@@ -52,10 +53,10 @@ class HeadMajorPages(NamedTuple):
 
 
 class PackedPages(NamedTuple):
-    """Keys and values of all layers, side by side for each head; `scale[..., 0]` is K's and `[..., 1]` is V's."""
+    """Keys and values of all layers, side by side for each head, and so are their scales."""
 
     kv: Num[Array, "N S W"]
-    scale: Float[Array, "N K 2"] | None = None
+    scale: Float[Array, "N 1 2K"] | None = None
 
     @property
     def page_size(self) -> int:
@@ -96,7 +97,7 @@ def pages_shape(
 
     if layout == "packed":
         kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
-        return PackedPages(kv, scales(num_kv_heads, 2))  # type: ignore[arg-type]
+        return PackedPages(kv, scales(1, 2 * num_kv_heads))  # type: ignore[arg-type]
     page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
     scale = scales(num_kv_heads)
     return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
@@ -104,9 +105,11 @@ def pages_shape(
 
 def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype) -> KVPages:
     """How pages are split over the mesh: their heads over `axis`. A tree like the pages, of `PartitionSpec`."""
-    scale = PartitionSpec(None, axis) if needs_scales(dtype) else None
+    is_quantised = needs_scales(dtype)
     if layout == "packed":
-        return PackedPages(PartitionSpec(None, None, axis), scale)  # type: ignore[arg-type]
+        packed = PartitionSpec(None, None, axis)
+        return PackedPages(packed, packed if is_quantised else None)  # type: ignore[arg-type]
+    scale = PartitionSpec(None, axis) if is_quantised else None
     page = PartitionSpec(None, axis, None, None)
     return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
 
@@ -128,14 +131,11 @@ def read_page(
 
     if isinstance(pages, HeadMajorPages):
         k, v = of_page(pages.k), of_page(pages.v)
-        scales = None if pages.k_scale is None or pages.v_scale is None else (pages.k_scale, pages.v_scale)
     else:
         kv = of_page(pages.kv).reshape(pages.page_size, -1, 2, head_dim)
         k, v = (kv[:, :, part].transpose(1, 2, 0) for part in (0, 1))
-        scales = None if pages.scale is None else (pages.scale[..., 0], pages.scale[..., 1])
-    if scales is None:
-        return k, v
-    return k * of_page(scales[0])[:, None, None], v * of_page(scales[1])[:, None, None]
+    scales = page_scales(pages, page)
+    return (k, v) if scales is None else (k * scales[0][:, None, None], v * scales[1][:, None, None])
 
 
 def write_page(
@@ -171,7 +171,7 @@ def write_page(
         return HeadMajorPages(put(pages.k, k), put(pages.v, v), *kept)
     # [K, D, S] twice -> [S, K, 2, D]
     kv = jnp.stack([k, v], axis=1).transpose(3, 0, 1, 2).reshape(pages.page_size, -1)
-    scale = None if pages.scale is None else put(pages.scale, jnp.stack(scales, axis=-1))
+    scale = None if pages.scale is None else put(pages.scale, jnp.stack(scales, axis=-1).reshape(1, -1))
     return PackedPages(put(pages.kv, kv), scale)
 
 
@@ -185,7 +185,7 @@ def write_pages(
     quantise = jax.vmap(lambda values, least: _quantise(values, pages.dtype, least))
     (k, k_scale), (v, v_scale) = (quantise(x, bound) for x, bound in zip(values, least, strict=True))
     kv = jnp.stack([k, v], axis=2).transpose(0, 4, 1, 2, 3).reshape(-1, *pages.kv.shape[1:])
-    scale = jnp.stack([k_scale, v_scale], axis=-1)
+    scale = jnp.stack([k_scale, v_scale], axis=-1).reshape(-1, 1, 2 * k.shape[1])
 
     def put(pool: Array, new: Array) -> Array:
         return pool.at[page].set(new, mode="drop", unique_indices=True)
@@ -199,7 +199,7 @@ def page_scales(pages: KVPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"
         if pages.k_scale is None or pages.v_scale is None:
             return None
         return pages.k_scale[page], pages.v_scale[page]
-    return None if pages.scale is None else (pages.scale[page, :, 0], pages.scale[page, :, 1])
+    return None if pages.scale is None else (pages.scale[page, 0, 0::2], pages.scale[page, 0, 1::2])
 
 
 def page_tokens(

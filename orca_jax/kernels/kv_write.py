@@ -128,7 +128,7 @@ def _pages(
         # What no request wrote may be anything, and must not decide a scale.
         kept = jnp.where(is_old[:, None, None], kept, 0.0)
         merged.append(jnp.where(is_new[:, None, None], tokens, kept))
-        least.append(jnp.where(has_old, pages.scale[page, :, part], 0.0))
+        least.append(jnp.where(has_old, pages.scale[page, 0, part::2], 0.0))
     page = jnp.where(exists, page, pages.kv.shape[0] + place)  # unique, as all pages are
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 

@@ -118,5 +118,5 @@ def _lay_out(
     if layout == "head_major":
         return HeadMajorPages(k[0], v[0], k[1], v[1])  # type: ignore[arg-type]
     kv = np.stack([k[0], v[0]], axis=2).transpose(0, 4, 1, 2, 3)  # [N, S, K, 2, D]
-    scale = None if k[1] is None or v[1] is None else np.stack([k[1], v[1]], axis=-1)
+    scale = None if k[1] is None or v[1] is None else np.stack([k[1], v[1]], axis=-1).reshape(kv.shape[0], 1, -1)
     return PackedPages(kv.reshape(*kv.shape[:2], -1), scale)  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ class _Cache(NamedTuple):
     """References to what is read a block at a time."""
 
     kv: Ref  # [N, S, W]
-    scale: Ref | None  # [N, K, 2]
+    scale: Ref | None  # [N, 1, 2K]
     table: Ref  # [R, P]
 
 
@@ -164,7 +164,7 @@ def _visit(
 
     scores = reduce(jnp.add, (_product(x, read(0, *part).T) for x, part in zip(q, shape.parts, strict=True)))
     if cache.scale is not None:
-        scores = scores * cache.scale[page, sight.head, 0][None, :]
+        scores = scores * cache.scale[page, 0, 2 * sight.head][None, :]
     scores = _in_bits(shape, scores)
     if is_masked:
         visible = token[None, :] <= sight.last[:, None]
@@ -176,7 +176,7 @@ def _visit(
     shrink = jnp.exp2(state.top - top)
     denominator = state.denominator * shrink + weights.sum(axis=1)
     if cache.scale is not None:
-        weights = weights * cache.scale[page, sight.head, 1][None, :]
+        weights = weights * cache.scale[page, 0, 2 * sight.head + 1][None, :]
     weights = weights.astype(shape.dtype)
     values = tuple(
         old * shrink[:, None] + _product(weights, read(1, *part))
