@@ -29,6 +29,7 @@ from tests.source import ROOT
 CARDS = {"H200": "h200.txtpb", "A100": "a100.txtpb"}  # each a GpuTargetConfigProto
 PAGES_PER_ROW = 64
 KERNELS = re.compile(r"custom_call_target=\"(mosaic_gpu|__gpu\$xla\.gpu\.triton)")
+_OUTSIDE = re.compile(r"^\d+: k(?!CommandBuffer)")
 _SHARED = re.compile(r"shared_memory: (\d+) bytes")
 _LAUNCH = re.compile(r"^\s*\d+: k\w+")
 _OURS = re.compile(r"increments|combine|chunks")
@@ -49,6 +50,7 @@ class Compiled:
     temp: int
     kernels: int  # calls of Pallas kernels
     launches: int  # of kernels of any kind, and copies
+    outside_graphs: list[str]  # what of these no CUDA graph holds
     copies_of_pages: list[str]  # instructions
     registers: int  # of the Pallas kernel with most; 0 where all came from a cache
     spilled: int
@@ -70,6 +72,8 @@ def compile_and_read(lowered: jax.stages.Lowered, pages: PackedPages, ptxas: Pat
         assembled = take(ptxas)
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         lines = thunks.read_text(encoding="utf-8").splitlines()
+        (graphs,) = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
+        outside = [line for line in graphs.read_text(encoding="utf-8").splitlines() if _OUTSIDE.match(line)]
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
@@ -81,6 +85,7 @@ def compile_and_read(lowered: jax.stages.Lowered, pages: PackedPages, ptxas: Pat
         temp=memory.temp_size_in_bytes,
         kernels=len(KERNELS.findall(text)),
         launches=sum(bool(_LAUNCH.search(line)) for line in lines),
+        outside_graphs=outside,
         copies_of_pages=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),

@@ -108,7 +108,7 @@ def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
     }
     useful = rows * context * heads.num_kv_heads * heads.head_dim * 4
     share = f"{useful / card.bandwidth / max(times.values()):.0%} of bandwidth"
-    shared = stages * block_bytes + ROWS * heads.head_dim * (2 + 4) + ROWS * 4
+    shared = stages * block_bytes + ROWS * heads.head_dim * (2 + 2 + 4) + ROWS * 4
     busiest = blocks.max() / blocks.mean()
     name = f"increments, {heads.num_heads} over {heads.num_kv_heads} of {heads.head_dim}"
     return row(name, f"{rows} x {context}", (shared, stages * block_bytes), busiest, times, share)

@@ -92,7 +92,7 @@ def name_of(value: Any) -> str:
 @pytest.mark.parametrize(("card", "name", "case"), slow_but(QUICK, KERNELS), ids=name_of)
 def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
     found = compile_attention(ptxas, card, name, case, rows=64, tokens=256)
-    assert found.kernels == 3
+    assert found.kernels == (2 if name == "gpu" else 3)
     assert found.temp < 32 * MIB, "the cache of 256 MiB was copied"
     assert 0 < found.registers <= 255
     assert found.spilled <= 256 or case.dtype == "float32"
@@ -120,6 +120,9 @@ def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path
     assert found.alias == kv_bytes + history, "the cache is not updated in place"
     assert not found.copies_of_pages
     assert found.temp < 128 * MIB, "a layer's weights, or a layer's pages, were copied"
-    assert found.kernels == 3 * model.num_layers
+    assert chips > 1 or not found.outside_graphs, (
+        "the host starts some kernels one by one"
+    )  # sums over chips break graphs
+    assert found.kernels == (2 if card == "H200" else 3) * model.num_layers
     assert found.spilled <= 256
     rows.append([f"step, {preset}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])

@@ -23,6 +23,10 @@ MIXED = Case(
     soft_cap=2.0,
 )
 
+STRADDLING = Case(
+    "17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2
+)
+
 
 def fitted(case: Case) -> Case:
     """The case with the nearest shapes that these kernels take."""
@@ -48,7 +52,7 @@ def test_both_phases() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, STRADDLING], ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
     check(fitted(case))
 

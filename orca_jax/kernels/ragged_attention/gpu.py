@@ -9,12 +9,15 @@ fetches each as a box of its own:
       ...                                                      K box   [block, D]   1 page, part of one, or several
     slot S-1                                                   V box   [block, D]
 
-One call is three kernels, because increments are bound by memory and chunks by arithmetic. Each works through a list
+One call is two kernels, because increments are bound by memory and chunks by arithmetic. Each works through a list
 that `gpu_plan.py` cuts from the requests' lengths:
 
-    q [T, H, D]   increments' rows  --> attend_pieces --> combine_pieces --+     gpu_increments.py
-                  chunks' rows      --> attend_chunks ---------------------+-->  gpu_chunks.py      out [T, H, D]
-                  padding           --> zeros -----------------------------+
+    q [T, H, D]   increments' rows --> attend_pieces --> pieces --+                         gpu_increments.py
+                                                                  v
+                  chunks' rows     --------------------> attend_chunks --> out [T, H, D]    gpu_chunks.py
+
+The second also puts the increments together from their pieces and clears padding, so that one kernel writes all of
+`out` and nothing is left to XLA: to start a kernel takes some 2 us, in which an H200 reads 10 MB.
 
 `gpu_common.py` has what they share: the way of K and V through shared memory, and the softmax.
 
@@ -27,14 +30,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
 from orca_jax.kernels.ragged_attention import gpu_plan
 from orca_jax.kernels.ragged_attention.gpu_chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.gpu_common import Shape
-from orca_jax.kernels.ragged_attention.gpu_increments import attend_pieces, combine_pieces
+from orca_jax.kernels.ragged_attention.gpu_increments import attend_pieces
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
 
 HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
@@ -81,46 +84,23 @@ def ragged_attention_gpu(
         soft_cap=soft_cap,
         interpret=interpret,
     )
+    # An argument that is a slice of another array XLA passes as such, and then holds the call out of its CUDA graph.
+    page_table = lax.optimization_barrier(page_table)
     rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
-    out = _attend_increments(
-        shape, q[:rows], pages.kv, page_table, query_len[:rows], context_len[:rows], multiprocessors
-    )
-    token = jnp.arange(num_tokens)[:, None, None]
-    out = jnp.pad(out, ((0, num_tokens - rows), (0, 0), (0, 0)))
-    if num_tokens > 1:
-        chunk_shape = replace(shape, **gpu_plan.CHUNK_BLOCKS._asdict())
-        cut = partial(cut_queries, size=gpu_plan.TILE, block=chunk_shape.block, sliding_window=sliding_window)
-        tiles = cut(query_start, query_len, context_len, num_tokens=num_tokens)
-        padded = jnp.pad(q, ((0, max(0, ROWS - num_tokens)), (0, 0), (0, 0)))  # TMA fetches 64 rows at once
-        chunks = attend_chunks(chunk_shape, padded, pages.kv, page_table, tiles, grid=multiprocessors)
-        out = jnp.where(token < jnp.sum(query_len == 1), out, chunks[:num_tokens])
-    return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out)).astype(dtype)
-
-
-def _attend_increments(
-    shape: Shape,
-    q: Float[Array, "R H D"],
-    kv: Float[Array, "N S W"],
-    page_table: Int[Array, "R P"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    multiprocessors: int,
-) -> Float[Array, "R H D"]:
-    """Rows that are increments; others' output stays as it is in memory."""
-    rows, num_heads, head_dim = q.shape
-    padded = pl.cdiv(shape.groups, 8) * 8
-    grouped = q.reshape(rows, shape.num_kv_heads, shape.groups, head_dim)
-    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, padded - shape.groups), (0, 0)))
     pieces = cut_contexts(
-        query_len,
-        context_len,
-        num_pieces=gpu_plan.most_pieces(rows, shape.num_kv_heads, multiprocessors),
+        query_len[:rows],
+        context_len[:rows],
+        num_pieces=gpu_plan.most_pieces(rows, kv_heads, multiprocessors),
         block=shape.block,
-        sliding_window=shape.sliding_window,
+        sliding_window=sliding_window,
     )
-    out = combine_pieces(shape, *attend_pieces(shape, grouped, kv, page_table, pieces, grid=multiprocessors), pieces)
-    out = out[:, : shape.num_kv_heads * padded].reshape(rows, shape.num_kv_heads, padded, head_dim)
-    return out[:, :, : shape.groups].reshape(rows, num_heads, head_dim)
+    increments = attend_pieces(shape, q, pages.kv, page_table, pieces, grid=multiprocessors), pieces
+    shape = replace(shape, **gpu_plan.CHUNK_BLOCKS._asdict())
+    cut = partial(cut_queries, size=gpu_plan.TILE, block=shape.block, sliding_window=sliding_window)
+    tiles = cut(query_start, query_len, context_len, num_tokens=num_tokens)
+    num_used = query_len.sum(dtype=jnp.int32)
+    out = attend_chunks(shape, q, pages.kv, page_table, tiles, increments, num_used, grid=multiprocessors)
+    return out.astype(dtype)
 
 
 def refusal(q: Float[Array, "T H D"], pages: KVPages) -> str | None:

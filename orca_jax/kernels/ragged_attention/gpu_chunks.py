@@ -34,7 +34,9 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     Softmax,
     across,
     add_weights,
+    arrange_queries,
     empty_softmax,
+    full,
     iota,
     launcher,
     places_in,
@@ -43,7 +45,8 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     silence,
     weighted,
 )
-from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, Tiles
+from orca_jax.kernels.ragged_attention.gpu_increments import Combiner, Partial
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, Pieces, Tiles
 
 _CONSUMERS = TILE // ROWS
 
@@ -59,8 +62,12 @@ class _ChunkBlock:
     kv: Ref
     table: Ref
     fields: Ref
-    total: Ref
-    out: Ref
+    counts: Ref
+    values: Ref  # and the next three: of increments
+    mass: Ref
+    begin: Ref
+    number: Ref
+    out: Ref  # [T, H, D]
     q_raw: Ref  # as TMA brings it
     q_smem: Ref  # as wgmma wants it
     out_smem: Ref
@@ -68,12 +75,14 @@ class _ChunkBlock:
 
     def run(self) -> None:
         """The whole life of the thread block."""
-        items = self.total[0] * self.q.shape[1] - lax.axis_index("block")
+        items = self.counts[0] * self.q.shape[1] - lax.axis_index("block")
         count = lax.div(items + (self.grid - 1), self.grid)
 
         @pl.when(lax.axis_index("warpgroup") < _CONSUMERS)
         def _consumer() -> None:
             plgpu.set_max_registers(232, action="increase")
+            self.combine_increments()
+            self.clear_padding()
             lax.fori_loop(0, count, self.consume, jnp.int32(0))
             plgpu.wait_smem_to_gmem(0)
 
@@ -82,10 +91,46 @@ class _ChunkBlock:
             plgpu.set_max_registers(40, action="decrease")
             lax.fori_loop(0, count, self.produce, jnp.int32(0))
 
+    @property
+    def own_out(self) -> Ref:
+        """What this consumer writes to `out` from."""
+        return self.out_smem.at[pl.ds(lax.axis_index("warpgroup") * ROWS, ROWS)]
+
+    def own_share(self, items: jax.Array | int) -> tuple[jax.Array, int, jax.Array]:
+        """First, step and number of what this consumer owns of `items`."""
+        first, step = lax.axis_index("block") + lax.axis_index("warpgroup") * self.grid, self.grid * _CONSUMERS
+        return first, step, lax.div(items - first + (step - 1), step)
+
+    def combine_increments(self) -> None:
+        """What the kernel before has left in pieces."""
+        combiner = Combiner(self.shape, self.values, self.mass, self.begin, self.number, self.out, self.own_out)
+        first, step, count = self.own_share(combiner.items)
+        lax.fori_loop(0, count, lambda i, _: combiner.combine(first + i * step), None)
+
+    def clear_padding(self) -> None:
+        """Zeros for tokens of no request: what follows attention should not meet what memory holds."""
+        (num_tokens, num_heads, _), own_out = self.out.shape, self.own_out
+        used = self.counts[1]
+        first, step, count = self.own_share(num_tokens - used)
+
+        @pl.when(count > 0)
+        def _some() -> None:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            own_out[...] = full(0.0, ROWS, self.shape.head_dim).astype(jnp.bfloat16)
+            plgpu.commit_smem()
+
+            def clear(index: jax.Array, _: None) -> None:
+                for head in range(0, num_heads, ROWS):
+                    size = min(ROWS, num_heads - head)
+                    place = self.out.at[used + first + index * step, pl.ds(head, size)]
+                    plgpu.copy_smem_to_gmem(own_out.at[pl.ds(0, size)], place)
+
+            lax.fori_loop(0, count, clear, None)
+
     def item(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tile, the last of all first, and query head."""
         item, num_heads = lax.axis_index("block") + index * self.grid, self.q.shape[1]
-        return self.total[0] - 1 - lax.div(item, num_heads), lax.rem(item, num_heads)
+        return self.counts[0] - 1 - lax.div(item, num_heads), lax.rem(item, num_heads)
 
     def take_turns(self) -> None:
         """Until the other consumer comes here too."""
@@ -98,9 +143,10 @@ class _ChunkBlock:
         row, query, number, position, first = (self.fields[i, tile] for i in range(5))
 
         def fetch_q() -> None:
+            size = min(ROWS, self.q.shape[0])
             for i in range(_CONSUMERS):
-                box = self.q.at[pl.ds(query + i * ROWS, ROWS), head]
-                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, ROWS)], self.places.q_there.at[i])
+                box = self.q.at[pl.ds(query + i * ROWS, size), head]
+                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.places.q_there.at[i])
 
         item = row, lax.div(head, self.shape.groups), first, position + number
         return produce(self.shape, self.places, (self.kv, self.table), item, fetch_q, index == 0, step)
@@ -112,7 +158,9 @@ class _ChunkBlock:
         query, number, position, first, context = (self.fields[i, tile] for i in range(1, 6))
         num_blocks = lax.div(position + number - first + (shape.block - 1), shape.block)
         own_first = position + mine * ROWS
-        self.arrange_queries()
+        own = pl.ds(mine * ROWS, ROWS)
+        there = self.places.q_there.at[mine]
+        arrange_queries(self.q_raw.at[own], self.q_smem.at[own], there, self.places.q_free)
 
         def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
             slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
@@ -128,21 +176,11 @@ class _ChunkBlock:
         state = lax.fori_loop(open_blocks, num_blocks, partial(block, is_masked=True), state)
         pl.when(mine == 0)(self.take_turns)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before is on its way
-        own_out = self.out_smem.at[pl.ds(mine * ROWS, ROWS)]
+        own_out = self.own_out
         own_out[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
         plgpu.commit_smem()
         _write_tile(own_out, self.out, head, query + mine * ROWS, number - mine * ROWS)
         return step + num_blocks
-
-    def arrange_queries(self) -> None:
-        """TMA writes wgmma's layout only from rows that are multiples of 8, and a request may begin anywhere."""
-        mine = lax.axis_index("warpgroup")
-        own = pl.ds(mine * ROWS, ROWS)
-        plgpu.barrier_wait(self.places.q_there.at[mine])
-        place = self.q_smem.at[own]
-        place[...] = plgpu.load(self.q_raw.at[own], layout=plgpu.Layout.WGMMA, optimized=False)
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(self.places.q_free)
 
     def multiply(
         self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: Softmax
@@ -178,13 +216,15 @@ def attend_chunks(
     kv: Float[Array, "N S W"],
     page_table: Int[Array, "R P"],
     tiles: Tiles,
+    increments: tuple[Partial, Pieces],
+    num_used: Int[Array, ""],
     *,
     grid: int,
 ) -> Float[Array, "T H D"]:
-    """Attention of all tiles; other tokens' output stays as it is in memory."""
+    """Attention of all tiles; increments put together from their pieces; zeros for tokens from `num_used` on."""
 
     def chunks(*refs: Ref) -> None:
-        _ChunkBlock(shape, grid, Places(*refs[10:]), *refs[:10]).run()
+        _ChunkBlock(shape, grid, Places(*refs[14:]), *refs[:14]).run()
 
     scratch = [
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
@@ -195,7 +235,9 @@ def attend_chunks(
     ]
     results = (jax.ShapeDtypeStruct(q.shape, jnp.bfloat16),)
     launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
-    return launch(q, kv, page_table, tiles.fields, tiles.total)[0]
+    counts = jnp.stack([tiles.total[0], num_used])
+    pieces, (values, mass) = increments[1], increments[0]
+    return launch(q, kv, page_table, tiles.fields, counts, values, mass, pieces.begin, pieces.number)[0]
 
 
 def _write_tile(smem: Ref, out: Ref, head: jax.Array, first: jax.Array, number: jax.Array) -> None:

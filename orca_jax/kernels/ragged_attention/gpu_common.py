@@ -165,6 +165,17 @@ def produce(
     return lax.fori_loop(0, count, fetch, step)
 
 
+def arrange_queries(raw: Ref, place: Ref, there: Ref, free: Ref) -> None:
+    """Wait for 64 rows of queries, and lay them out for wgmma.
+
+    TMA writes that layout only to and from rows that are multiples of 8, and queries may begin anywhere.
+    """
+    plgpu.barrier_wait(there)
+    place[...] = plgpu.load(raw, layout=plgpu.Layout.WGMMA, optimized=False)
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(free)
+
+
 class Softmax(NamedTuple):
     """Online softmax of 64 rows, in registers: running maximum (of scores in bits), denominator, weighted values."""
 

@@ -1,23 +1,29 @@
-"""Increments on Hopper: one query for each row, bound by memory. Two kernels.
+"""Increments on Hopper: one query for each row, bound by memory. A kernel for pieces, and what weighs them together.
 
                          page_table[row]
     context of a row     | page | page | page | page | page |        cut into pieces of one length for all rows
                          [   piece 0   |   piece 1   | piece 2 ]     (gpu_plan.cut_contexts)
 
-    item = (piece, KV head)        q box   [G, D]       of the heads that share K and V, padded to wgmma's 64 rows
+    item = (piece, KV head)        q box   [G, D]       of the heads that share K and V, in wgmma's 64 rows
                                    K, V    [block, D]   64 or 128 tokens; see gpu_common.py
-    result                         out     [piece, K * G, D] and lse [piece, K * G], float32
+    result (`Partial`)             values  [piece, K * padded G, D] and mass [piece, K * padded G], float32
 
-1. `attend_pieces`, one thread block for each multiprocessor. Pieces are short enough that pieces * K items keep every
-   thread block busy even for a single request, and few enough that their partial results stay small. A thread block
-   owns the items `id, id + grid, ...`; of each, a producer warpgroup owns the fetching and a consumer warpgroup the
-   loop over blocks. G fills only some of wgmma's 64 rows; tensor cores are idle here anyway, and padding costs
-   neither memory traffic nor time. Neighbouring items are heads of the same pages, so DRAM rows are read whole.
-2. `combine_pieces`, grid (row, 64 rows of (head, group)): its loop owns one request's pieces, and weighs them by
-   their log-sum-exp.
+`attend_pieces` is the kernel, one thread block for each multiprocessor. Pieces are short enough that pieces * K items
+keep every thread block busy even for a single request, and few enough that their partial results stay small. A thread
+block owns the items `id, id + grid, ...`; of each, a producer warpgroup owns the fetching and a consumer warpgroup the
+loop over blocks. G fills only some of wgmma's 64 rows; tensor cores are idle here anyway, and rows that hold no query
+cost no memory traffic. Neighbouring items are heads of the same pages, so DRAM rows are read whole.
+
+`Combiner` runs in the next kernel (gpu_chunks.py), before its chunks: a kernel of its own would cost more to start than
+to run. Its items are (row, tile of as many heads as fit 64 rows), its loop owns the pieces of one row and weighs
+them by their log-sum-exp:
+
+    row r:   values[begin[r]] ... values[begin[r] + number[r] - 1]   -->   out[r]   bf16, without the padding of G
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +40,7 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     Softmax,
     across,
     add_weights,
+    arrange_queries,
     empty_softmax,
     iota,
     launcher,
@@ -46,6 +53,29 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, Pieces
 
 
+class Partial(NamedTuple):
+    """What `attend_pieces` leaves, M = `partial_rows` of (head, group) to a piece."""
+
+    values: Float[Array, "I M D"]  # normalised
+    mass: Float[Array, "I M"]  # log-sum-exp, in bits
+
+
+def padded_groups(shape: Shape) -> int:
+    """Rows of `Partial` that a KV head has: TMA copies masses in units of 16 bytes."""
+    return pl.cdiv(shape.groups, 8) * 8
+
+
+def heads_in_tile(shape: Shape) -> int:
+    """KV heads whose rows of `Partial` are weighed together."""
+    return ROWS // padded_groups(shape)
+
+
+def partial_rows(shape: Shape) -> int:
+    """M: those of all heads, and as many more as fill the last tile."""
+    tiles = pl.cdiv(shape.num_kv_heads, heads_in_tile(shape))
+    return (tiles - 1) * heads_in_tile(shape) * padded_groups(shape) + ROWS
+
+
 @dataclass(frozen=True)
 class _IncrementBlock:
     """A thread block of `attend_pieces`: references to all that it works on, and what its two warpgroups do."""
@@ -53,16 +83,17 @@ class _IncrementBlock:
     shape: Shape
     grid: int
     places: Places
-    q: Ref  # [R, K, G, D], G padded to 8
+    q: Ref  # [T, H, D]; those of increments come first, one for each row
     kv: Ref
     table: Ref
     fields: Ref
     total: Ref
     out: Ref
-    lse: Ref
-    q_smem: Ref
+    mass: Ref
+    q_raw: Ref  # as TMA brings it
+    q_smem: Ref  # as wgmma wants it
     out_smem: Ref
-    lse_smem: Ref
+    mass_smem: Ref
 
     def run(self) -> None:
         """The whole life of the thread block."""
@@ -89,8 +120,9 @@ class _IncrementBlock:
         row, first, end = (self.fields[i, piece] for i in range(3))
 
         def fetch_q() -> None:
-            place = self.q_smem.at[pl.ds(0, self.q.shape[2])]
-            plgpu.copy_gmem_to_smem(self.q.at[row, head], place, self.places.q_there.at[0])
+            groups = self.shape.groups
+            box = self.q.at[row, pl.ds(head * groups, groups)]
+            plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(0, groups)], self.places.q_there.at[0])
 
         pages = self.kv, self.table
         return produce(self.shape, self.places, pages, (row, head, first, end), fetch_q, index == 0, step)
@@ -99,22 +131,21 @@ class _IncrementBlock:
         """Multiply an item."""
         piece, head = self.item(index)
         first, end, low = (self.fields[i, piece] for i in range(1, 4))
-        plgpu.barrier_wait(self.places.q_there.at[0])
+        arrange_queries(self.q_raw, self.q_smem, self.places.q_there.at[0], self.places.q_free)
 
         def block(i: jax.Array, state: Softmax) -> Softmax:
             return self.multiply(lax.rem(step + i, self.shape.stages), first + i * self.shape.block, end, low, state)
 
         num_blocks = lax.div(end - first + (self.shape.block - 1), self.shape.block)
         state = lax.fori_loop(0, num_blocks, block, empty_softmax(self.shape))
-        plgpu.barrier_arrive(self.places.q_free)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before is on its way
         self.out_smem[...] = state.values / across(state.denominator, state.values)
-        self.lse_smem[...] = state.top + jnp.log2(state.denominator)
+        self.mass_smem[...] = state.top + jnp.log2(state.denominator)
         plgpu.commit_smem()
-        padded = self.q.shape[2]
+        padded = padded_groups(self.shape)
         mine = pl.ds(pl.multiple_of(head * padded, 8), padded)
         plgpu.copy_smem_to_gmem(self.out_smem.at[pl.ds(0, padded)], self.out.at[piece, mine])
-        plgpu.copy_smem_to_gmem(self.lse_smem.at[pl.ds(0, padded)], self.lse.at[piece, mine])
+        plgpu.copy_smem_to_gmem(self.mass_smem.at[pl.ds(0, padded)], self.mass.at[piece, mine])
         return step + num_blocks
 
     def multiply(self, slot: jax.Array, token: jax.Array, end: jax.Array, low: jax.Array, state: Softmax) -> Softmax:
@@ -138,64 +169,90 @@ class _IncrementBlock:
 
 def attend_pieces(
     shape: Shape,
-    q: Float[Array, "R K G D"],
+    q: Float[Array, "T H D"],
     kv: Float[Array, "N S W"],
     page_table: Int[Array, "R P"],
     pieces: Pieces,
     *,
     grid: int,
-) -> tuple[Float[Array, "I M D"], Float[Array, "I M"]]:
-    """Attention of each piece of each increment: normalised values and log-sum-exp in bits, `M >= K * G`."""
+) -> Partial:
+    """Attention of each piece of each increment."""
 
     def increments(*refs: Ref) -> None:
-        _IncrementBlock(shape, grid, Places(*refs[10:]), *refs[:10]).run()
+        _IncrementBlock(shape, grid, Places(*refs[11:]), *refs[:11]).run()
 
-    num_pieces, rows = pieces.fields.shape[1], pl.cdiv(shape.num_kv_heads * q.shape[2], ROWS) * ROWS
+    num_pieces, rows = pieces.fields.shape[1], partial_rows(shape)
     results = (
         jax.ShapeDtypeStruct((num_pieces, rows, shape.head_dim), jnp.float32),
         jax.ShapeDtypeStruct((num_pieces, rows), jnp.float32),
     )
     scratch = [
+        plgpu.SMEM((ROWS, shape.head_dim), jnp.bfloat16),
         shape.smem(ROWS, shape.head_dim),
         plgpu.SMEM((ROWS, shape.head_dim), jnp.float32),
         plgpu.SMEM((ROWS,), jnp.float32),
         *places_in(shape, consumers=1),
     ]
     launch = launcher(increments, results, scratch, {"block": grid}, 2, shape.interpret)
-    out, lse = launch(q, kv, page_table, pieces.fields, pieces.total)
-    return out, lse
+    return Partial(*launch(q, kv, page_table, pieces.fields, pieces.total))
 
 
-def combine_pieces(
-    shape: Shape, out: Float[Array, "I M D"], lse: Float[Array, "I M"], pieces: Pieces
-) -> Float[Array, "R M D"]:
-    """The pieces of each request together, in bf16; rows without pieces stay as they are in memory."""
-    rows = pieces.begin.shape[0]
+@dataclass(frozen=True)
+class Combiner:
+    """Weighs the pieces of rows together; run by one warpgroup.
 
-    def combine(out_ref: Ref, lse_ref: Ref, begin: Ref, count: Ref, result: Ref, smem: Ref) -> None:
-        row = lax.axis_index("row")
-        mine = pl.ds(pl.multiple_of(lax.axis_index("heads") * ROWS, ROWS), ROWS)
-        first, number = begin[row], count[row]
+    Attributes:
+        shape: of the kernel that runs it.
+        values, mass: a `Partial`.
+        begin, number: of `Pieces`.
+        out: [T, H, D]; rows without pieces stay as they are in memory.
+        smem: [64, D] of bf16, where what was copied last may still be on its way.
+    """
 
-        def add(index: jax.Array, state: Softmax) -> Softmax:
-            piece = first + index
-            mass = plgpu.load(lse_ref.at[piece, mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-            values = plgpu.load(out_ref.at[piece, mine], layout=plgpu.Layout.WGMMA, optimized=False)
-            top = jnp.maximum(state.top, mass)
-            shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
-            values = state.values * across(shrink, values) + values * across(weight, values)
-            return Softmax(top, state.denominator * shrink + weight, values)
+    shape: Shape
+    values: Ref
+    mass: Ref
+    begin: Ref
+    number: Ref
+    out: Ref
+    smem: Ref
 
-        @pl.when(number > 0)
+    @property
+    def items(self) -> int:
+        """Tiles of all rows."""
+        return int(self.begin.shape[0]) * self._tiles
+
+    @property
+    def _tiles(self) -> int:
+        return pl.cdiv(self.shape.num_kv_heads, heads_in_tile(self.shape))
+
+    def combine(self, item: jax.Array) -> None:
+        """One tile of one row."""
+        row, tile = lax.div(item, self._tiles), lax.rem(item, self._tiles)
+
+        @pl.when(self.number[row] > 0)
         def _any() -> None:
-            state = lax.fori_loop(0, number, add, empty_softmax(shape))
-            smem[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
+            state = lax.fori_loop(0, self.number[row], partial(self._add, row, tile), empty_softmax(self.shape))
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            self.smem[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(smem, result.at[row, mine])
-            plgpu.wait_smem_to_gmem(0)
+            for place in range(heads_in_tile(self.shape)):
+                head = tile * heads_in_tile(self.shape) + place
+                pl.when(head < self.shape.num_kv_heads)(partial(self._write, row, head, place))
 
-    results = (jax.ShapeDtypeStruct((rows, *out.shape[1:]), jnp.bfloat16),)
-    grid = {"row": rows, "heads": out.shape[1] // ROWS}
-    scratch = [plgpu.SMEM((ROWS, shape.head_dim), jnp.bfloat16)]
-    launch = launcher(combine, results, scratch, grid, 1, shape.interpret)
-    return launch(out, lse, pieces.begin, pieces.number)[0]
+    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: Softmax) -> Softmax:
+        """One piece more."""
+        size = heads_in_tile(self.shape) * padded_groups(self.shape)
+        piece, mine = self.begin[row] + index, pl.ds(pl.multiple_of(tile * size, 8), ROWS)
+        mass = plgpu.load(self.mass.at[piece, mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        values = plgpu.load(self.values.at[piece, mine], layout=plgpu.Layout.WGMMA, optimized=False)
+        top = jnp.maximum(state.top, mass)
+        shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
+        values = state.values * across(shrink, values) + values * across(weight, values)
+        return Softmax(top, state.denominator * shrink + weight, values)
+
+    def _write(self, row: jax.Array, head: jax.Array, place: int) -> None:
+        """The queries that share a KV head."""
+        groups = self.shape.groups
+        source = self.smem.at[pl.ds(place * padded_groups(self.shape), groups)]
+        plgpu.copy_smem_to_gmem(source, self.out.at[row, pl.ds(head * groups, groups)])
