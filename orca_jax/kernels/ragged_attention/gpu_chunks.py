@@ -33,6 +33,7 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     Shape,
     Softmax,
     across,
+    add_values,
     add_weights,
     arrange_queries,
     empty_softmax,
@@ -43,7 +44,6 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     produce,
     scores_of,
     silence,
-    weighted,
 )
 from orca_jax.kernels.ragged_attention.gpu_increments import Combiner, Partial
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, Pieces, Tiles
@@ -205,7 +205,7 @@ class _ChunkBlock:
             is_mine = (mine == 0) & (token + shape.block > context)
             pl.when(is_mine)(lambda: silence(shape, v, context - token))
         self.take_turns()
-        state = state._replace(values=state.values + weighted(shape, weights, v))
+        state = add_values(shape, state, weights, v)
         plgpu.barrier_arrive(places.v_free.at[slot])
         return state
 

@@ -214,17 +214,13 @@ def scores_of(shape: Shape, q: Ref, k: Ref) -> Float[Array, "64 C"]:
     return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
 
 
-def weighted(shape: Shape, weights: Float[Array, "64 C"], v: Ref) -> Float[Array, "64 D"]:
-    """`weights @ v`."""
+def add_values(shape: Shape, state: Softmax, weights: Float[Array, "64 C"], v: Ref) -> Softmax:
+    """The state with `weights @ v` added to its values, by wgmma itself, in the registers where they are."""
     if shape.interpret is not None:  # the simulator has no wgmma with a factor in registers
-        return jnp.dot(weights, v[...], preferred_element_type=jnp.float32)
-
-    def multiply(accumulator: Ref) -> jax.Array:
-        plgpu.wgmma(accumulator, weights, v)
-        return accumulator[...]
-
-    result: jax.Array = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, shape.head_dim), jnp.float32))
-    return result
+        added = jnp.dot(weights, v[...], preferred_element_type=jnp.float32)
+        return state._replace(values=state.values + added)
+    multiply = pl.run_state(lambda values: plgpu.wgmma(values, weights, v))
+    return state._replace(values=multiply(plgpu.WGMMAAccumulatorRef.init(state.values)))
 
 
 def iota(shape: Shape, axis: int) -> Int[Array, "64 C"]:

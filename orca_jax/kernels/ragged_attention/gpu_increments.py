@@ -39,6 +39,7 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     Shape,
     Softmax,
     across,
+    add_values,
     add_weights,
     arrange_queries,
     empty_softmax,
@@ -48,7 +49,6 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     produce,
     scores_of,
     silence,
-    weighted,
 )
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, Pieces
 
@@ -162,7 +162,7 @@ class _IncrementBlock:
         v = places.v.at[slot]
         plgpu.barrier_wait(places.v_there.at[slot])
         pl.when(token + shape.block > end)(lambda: silence(shape, v, end - token))
-        state = state._replace(values=state.values + weighted(shape, weights, v))
+        state = add_values(shape, state, weights, v)
         plgpu.barrier_arrive(places.v_free.at[slot])
         return state
 
