@@ -121,6 +121,11 @@ def num_kv_heads(pages: KVPages, head_dim: int) -> int:
     return pages.kv.shape[2] // (2 * head_dim)
 
 
+def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) -> Num[Array, "T W"]:
+    """K and V of each token as a slot of packed pages of this type has them."""
+    return jnp.stack([k, v], axis=2).astype(dtype).reshape(k.shape[0], -1)
+
+
 def read_page(
     pages: KVPages, page: Int[Array, ""], head_dim: int
 ) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
@@ -211,13 +216,33 @@ def page_tokens(
     return jnp.moveaxis(k, 3, 1).reshape(-1, *heads), jnp.moveaxis(v, 3, 1).reshape(-1, *heads)
 
 
+def largest_stored(dtype: jnp.dtype) -> float:
+    """The largest magnitude that quantised pages of this type store."""
+    return float(jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).max)
+
+
+def scales_of(
+    largest: Float[Array, "*heads"], least: Float[Array, "*heads"], dtype: jnp.dtype
+) -> Float[Array, "*heads"]:
+    """The scale of each head, K's or V's, of a page: its largest value becomes the type's largest.
+
+    Args:
+        largest: magnitude of the values. Values that were quantised by `least` can be left out: rounding is monotonic,
+            so none is beyond what `least` reaches, and none changes the result.
+        least: scales that the page has, which do not shrink; zeros where nothing in it counts.
+        dtype: of the stored values.
+    """
+    limit = largest_stored(dtype)
+    # What fits is not divided: the quotient of a rounded product may be a bit larger than the scale that made it.
+    grown = jnp.where(largest <= limit * least, least, jnp.maximum(largest / limit, least))
+    return jnp.maximum(grown, _SMALLEST_SCALE)
+
+
 def _quantise(
     values: Float[Array, "K D S"], dtype: jnp.dtype, least: Float[Array, " K"] | None
 ) -> tuple[Num[Array, "K D S"], Float[Array, " K"]]:
-    """Stored values, rounded to nearest, and the scale of each head: its largest value becomes the type's largest."""
-    is_integer = jnp.issubdtype(dtype, jnp.integer)
-    limit = float(jnp.iinfo(dtype).max if is_integer else jnp.finfo(dtype).max)
-    scale = jnp.maximum(jnp.abs(values).max(axis=(1, 2)) / limit, _SMALLEST_SCALE)
-    scale = scale if least is None else jnp.maximum(scale, least)
+    """Stored values, rounded to nearest, and the scale of each head."""
+    largest, limit = jnp.abs(values).max(axis=(1, 2)), largest_stored(dtype)
+    scale = scales_of(largest, jnp.zeros_like(largest) if least is None else least, dtype)
     stored = jnp.clip(values / scale[:, None, None], -limit, limit)
-    return (jnp.round(stored) if is_integer else stored).astype(dtype), scale
+    return (jnp.round(stored) if jnp.issubdtype(dtype, jnp.integer) else stored).astype(dtype), scale

@@ -2,10 +2,10 @@
 
 Four implementations, chosen by name. `scatter` is the oracle and the default of packed pages. `tpu` scatters
 increments alone and has a kernel for chunks (`kv_write_tpu.py`). `blocks` is for CPUs, where XLA scatters an element at
-a time: an increment writes one column of a page, a chunk of a prompt page after page. Quantised pages are written
-whole, since a token larger than all before it changes the scale of its page, and so what stands in it already: by
-`blocks` one after the other, by `pages` all at once, which is for accelerators: a loop whose trip count is a value
-makes a GPU wait for its host at every turn.
+a time: an increment writes one column of a page, a chunk of a prompt page after page. A token larger than all before it
+changes the scale of a quantised page, and so what stands in it already. Such pages are written whole by `blocks`, one
+after the other, and by `pages`, all at once, which is for GPUs: a loop whose trip count is a value makes one wait for
+its host at every turn. `tpu` has a kernel for them (`kv_write_tpu_quantised.py`) that rewrites only what has to change.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,11 @@ from orca_jax.kernels.kv_pages import (
     PackedPages,
     page_scales,
     read_page,
+    slots,
     write_page,
     write_pages,
 )
-from orca_jax.kernels.row_items import lay_out
+from orca_jax.kernels.kv_pieces import cut
 
 
 def write_kv(
@@ -87,17 +88,12 @@ def _scatter(
     place = position % pages.page_size
 
     if isinstance(pages, PackedPages):
-        return PackedPages(pages.kv.at[page, place].set(_side_by_side(k, v, pages), mode="drop", unique_indices=True))
+        return PackedPages(pages.kv.at[page, place].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[page, :, :, place].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
     return HeadMajorPages(put(pages.k, k), put(pages.v, v))
-
-
-def _side_by_side(k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: PackedPages) -> Float[Array, "T W"]:
-    """K and V of each token as a slot of packed pages has them."""
-    return jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
 
 
 def _pages(
@@ -106,30 +102,23 @@ def _pages(
     """Every page that gets tokens: read, merged, and written with the others. Places past the last page are dropped."""
     if not isinstance(pages, PackedPages) or pages.scale is None:
         raise NotImplementedError("write_kv 'pages' writes packed pages that are quantised")
-    size, (num_tokens, _, head_dim), rows = pages.page_size, k.shape, query_len.shape[0]
-    first, end = context_len - query_len, context_len
-    count = jnp.where(query_len > 0, (end + size - 1) // size - first // size, 0)
-    # A page gets one token at least; a request fills some, and begins and ends in two others.
-    row, of_row, _, total = lay_out(count, min(num_tokens, num_tokens // size + 2 * min(rows, num_tokens)))
-    place = jnp.arange(row.shape[0], dtype=jnp.int32)
-    exists = place < total
-    index = jnp.where(exists, first[row] // size + of_row, 0)
-    page = page_table[row, index]
-
-    position = index[:, None] * size + jnp.arange(size, dtype=jnp.int32)  # [M, S]
-    token = jnp.clip(query_start[row, None] + position - first[row, None], 0, num_tokens - 1)
-    is_old = position < first[row, None]
-    is_new = ~is_old & (position < end[row, None])
+    num_tokens, _, head_dim = k.shape
+    count, pieces = cut(pages.page_size, num_tokens, page_table, query_start, query_len, context_len)
+    place = jnp.arange(pages.page_size, dtype=jnp.int32)
+    token = jnp.clip(pieces.token[:, None] + place, 0, num_tokens - 1)  # [M, S]
+    is_old = place < pieces.begin[:, None]
+    is_new = ~is_old & (place < pieces.end[:, None])
     has_old = is_old[:, :1]
     merged, least = [], []
-    old = jax.vmap(lambda page: read_page(pages, page, head_dim))(page)
+    old = jax.vmap(lambda page: read_page(pages, page, head_dim))(pieces.page)
     for part, (new, kept) in enumerate(zip((k, v), old, strict=True)):
         tokens = new[token].astype(jnp.float32).transpose(0, 2, 3, 1)  # [M, K, D, S]
         # What no request wrote may be anything, and must not decide a scale.
         kept = jnp.where(is_old[:, None, None], kept, 0.0)
         merged.append(jnp.where(is_new[:, None, None], tokens, kept))
-        least.append(jnp.where(has_old, pages.scale[page, 0, part::2], 0.0))
-    page = jnp.where(exists, page, pages.kv.shape[0] + place)  # unique, as all pages are
+        least.append(jnp.where(has_old, pages.scale[pieces.page, 0, part::2], 0.0))
+    piece = jnp.arange(pieces.page.shape[0], dtype=jnp.int32)
+    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)  # unique, as all pages are
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
@@ -173,18 +162,24 @@ def _blocks(
 def _tpu(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Requests with one token, which are the first rows and tokens, by scatter; then chunks by the kernel."""
+    """Requests with one token, which are the first rows and tokens, by scatter; then chunks by the kernel. Quantised
+    pages have a kernel for both.
+    """
     from orca_jax.kernels.kv_write_tpu import refusal, write_chunks
+    from orca_jax.kernels.kv_write_tpu_quantised import write_quantised
 
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
+    requests = page_table, query_start, query_len, context_len
+    if isinstance(pages, PackedPages) and pages.is_quantised:
+        return write_quantised(pages, slots(k, v, k.dtype), *requests, head_dim=k.shape[2])
     most = min(k.shape[0], query_len.shape[0])
     single = jnp.where(query_len == 1, query_len, 0)
     pages = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
     if k.shape[0] == 1:
         return pages
     assert isinstance(pages, PackedPages), "the only layout that is not refused"
-    return write_chunks(pages, _side_by_side(k, v, pages), page_table, query_start, query_len, context_len)
+    return write_chunks(pages, slots(k, v, pages.dtype), *requests)
 
 
 def _write_slots(
@@ -197,7 +192,7 @@ def _write_slots(
         page, place = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
         token_k, token_v = (lax.dynamic_index_in_dim(new, query_start[row]) for new in (k, v))
         if isinstance(pages, PackedPages):
-            slot = _side_by_side(token_k, token_v, pages)[:, None]
+            slot = slots(token_k, token_v, pages.dtype)[:, None]
             return PackedPages(lax.dynamic_update_slice(pages.kv, slot, (page, place, 0)))
 
         def put(old: jax.Array, token: jax.Array) -> jax.Array:

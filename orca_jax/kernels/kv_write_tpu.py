@@ -18,7 +18,7 @@ get; for a prompt it moves every group as many times as it has tokens.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,25 +28,16 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages
-from orca_jax.kernels.row_items import lay_out
+from orca_jax.kernels.kv_pieces import Pieces, cut
 
 _TILE_BYTES = 32  # of a column of a register tile: 8 float32 or 16 bfloat16
 _VMEM_LIMIT = 48 << 20
 
 
-class _Pieces(NamedTuple):
-    """What goes to one page: `[M]` each, of which the first `count` exist."""
-
-    page: Int[Array, " M"]
-    begin: Int[Array, " M"]  # first place that is written
-    end: Int[Array, " M"]  # last place, exclusive
-    token: Int[Array, " M"]  # which of the padded new tokens would go to place 0
-
-
 def refusal(pages: KVPages) -> str | None:
-    """Why the kernel cannot write such pages; None where it can."""
-    if not isinstance(pages, PackedPages) or pages.is_quantised:
-        return "write_kv 'tpu' writes packed pages that are not quantised"
+    """Why this kernel or, where pages are quantised, that of `kv_write_tpu_quantised` cannot write them; or None."""
+    if not isinstance(pages, PackedPages):
+        return "write_kv 'tpu' writes packed pages"
     if pages.page_size % _group(pages):
         return f"write_kv 'tpu' needs a page_size that is a multiple of {_group(pages)}, not {pages.page_size}"
     return None
@@ -74,7 +65,9 @@ def write_chunks(
         interpret: as `pallas_call` takes it, to run without a TPU.
     """
     size, group = pages.page_size, _group(pages)
-    count, pieces = _pieces(size, new.shape[0], page_table, query_start, query_len, context_len)
+    chunks = jnp.where(query_len > 1, query_len, 0)
+    count, pieces = cut(size, new.shape[0], page_table, query_start, chunks, context_len)
+    pieces = pieces._replace(token=pieces.token + size)  # of the padded ones
     padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
     anywhere, width = pl.BlockSpec(memory_space=pl.ANY), new.shape[1]
     semaphores = pltpu.SemaphoreType.DMA((2,))
@@ -105,29 +98,10 @@ def _group(pages: PackedPages) -> int:
     return _TILE_BYTES // pages.dtype.itemsize
 
 
-def _pieces(
-    size: int, num_tokens: int, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> tuple[Int[Array, ""], _Pieces]:
-    """How many there are, and room for as many as there may be."""
-    is_chunk, first = query_len > 1, context_len - query_len
-    touched = jnp.where(is_chunk, pl.cdiv(context_len, size) - first // size, 0)
-    # A chunk fills some pages, and begins and ends in two others.
-    row, of_row, _, total = lay_out(touched, num_tokens // size + 2 * min(query_len.shape[0], num_tokens // 2))
-    index = jnp.clip(first[row] // size + of_row, 0, page_table.shape[1] - 1)  # of pieces that do not exist
-    start = index * size
-    pieces = _Pieces(
-        page_table[row, index],
-        jnp.maximum(first[row] - start, 0),
-        jnp.minimum(context_len[row] - start, size),
-        query_start[row] + start - first[row] + size,
-    )
-    return total[0], pieces
-
-
 class _Transfers:
     """Of one piece at a time; slot `s` of each buffer belongs to every second one."""
 
-    def __init__(self, pieces: _Pieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
+    def __init__(self, pieces: Pieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
         self.pieces, self.group = pieces, group
         self.new, self.kv = arrays
         self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = buffers
@@ -170,7 +144,7 @@ class _Transfers:
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
     """One piece."""
-    pieces, (new, _, kv), buffers = _Pieces(*refs[:4]), refs[4:7], refs[7:]
+    pieces, (new, _, kv), buffers = Pieces(*refs[:4]), refs[4:7], refs[7:]
     transfers = _Transfers(pieces, (new, kv), buffers, group)
     new_buf, old_buf, page_buf = buffers[:3]
     piece = pl.program_id(0)

@@ -14,7 +14,7 @@ import pytest
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
 from tests.aot.table import recorded_rows, slow_but
-from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_step
+from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_step, compile_write
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -46,7 +46,22 @@ HEADS = [
 
 
 KERNELS = [(generation, case) for generation in TOPOLOGIES for case in HEADS]
-QUICK = [("v6e", HEADS[7]), ("v5e", 4, "gpt2", 64)]  # of the default tests: some seconds together
+WRITES = [
+    (generation, dtype, case)
+    for generation in TOPOLOGIES
+    for dtype, case in (
+        ("int8", HEADS[0]),
+        ("int8", Case("25 heads of 64", NAMED, 25, 25, 64, 64)),
+        ("int8", HEADS[5]),
+        ("float8_e4m3fn", HEADS[5]),
+        ("int8", HEADS[8]),
+    )
+]
+QUICK = [
+    ("v6e", HEADS[7]),
+    ("v5e", "int8", HEADS[5]),
+    ("v5e", 4, "gpt2", 64),
+]  # of the default tests: some seconds together
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +83,17 @@ def test_kernels(generation: str, case: Case, rows: list[list[str]]) -> None:
     assert found.temp < 16 * MIB, "the cache of 256 MiB was copied"
     assert 0 < found.vmem <= VMEM_BUDGET
     rows.append([f"attention, {case.name}", generation, "256", "-", mib(found.temp), mib(found.vmem)])
+
+
+@pytest.mark.parametrize(("generation", "dtype", "case"), slow_but(QUICK, WRITES), ids=name_of)
+def test_writing_of_quantised_pages(generation: str, dtype: str, case: Case, rows: list[list[str]]) -> None:
+    found = compile_write(generation, case, dtype, rows=64, tokens=256, pages_per_row=64)
+    assert found.alias >= 256 * MIB, "the cache is not updated in place"
+    assert not found.copies_of_pages
+    assert found.temp < 8 * MIB
+    assert 0 < found.vmem <= VMEM_BUDGET
+    name = f"`write_kv`, {dtype}, {case.name}"
+    rows.append([name, generation, "256", mib(found.alias), mib(found.temp), mib(found.vmem)])
 
 
 @pytest.mark.slow

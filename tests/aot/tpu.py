@@ -14,7 +14,7 @@ from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.iteration import make_forward
 from orca_jax.exec.pack import Layout
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, pages_shape
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
@@ -92,7 +92,9 @@ def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens:
     """One call of `write_kv` over the same cache."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
-    new = _array(mesh, (tokens, case.num_kv_heads, case.head_dim), dtype)
+    new = _array(
+        mesh, (tokens, case.num_kv_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype
+    )
     requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
     write = jax.jit(lambda *args: write_kv(*args, implementation="tpu"), donate_argnums=0)
     with jax.set_mesh(mesh):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, page_tokens
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, largest_stored, page_tokens, scales_of
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
@@ -95,6 +95,14 @@ def test_quantised_values_keep_their_bits_until_a_larger_one_comes() -> None:
         assert pages.k[0, 0, 0, : position + 1].tolist() == stored
     assert pages.k_scale is not None
     np.testing.assert_allclose(pages.k_scale, [[0.2]])
+
+
+def test_a_full_page_that_is_read_does_not_raise_its_scale() -> None:
+    dtype = jnp.dtype("float8_e4m3fn")
+    scales = jnp.asarray(np.random.default_rng(0).uniform(0.02, 0.04, 1000), jnp.float32)
+    largest = largest_stored(dtype) * scales
+    np.testing.assert_array_equal(scales_of(largest, scales, dtype), scales)
+    assert (largest / largest_stored(dtype) > scales).any(), "what it guards against"
 
 
 def bits(pages: PackedPages) -> np.ndarray:
