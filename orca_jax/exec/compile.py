@@ -70,13 +70,33 @@ def _configure(settings: dict[str, Any]) -> None:
     jax_cache.reset_cache()
 
 
+def compiler_options(device_kind: str) -> dict[str, bool]:
+    """What XLA is told where it compiles for such devices.
+
+    TPU7x would multiply bfloat16 from tiles of 16 rows, while arrays lie in tiles of 8: every iteration would begin
+    with a copy of all layers' weights, and hold it to the end. Told not to, it reads weights as they lie.
+    """
+    return {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if device_kind == "TPU7x" else {}
+
+
+def compile_one(lowered: jax.stages.Lowered, options: Mapping[str, bool]) -> jax.stages.Compiled:
+    """Compile a program; without the options, and a warning, where the compiler does not know them any more."""
+    try:
+        return lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        if not options or "No such compile option" not in str(error):
+            raise
+        logger.warning("compiled without %s, which this version of XLA does not know", ", ".join(options))
+        return lowered.compile()
+
+
 def compile_all[K: Hashable](
-    lowered: Mapping[K, jax.stages.Lowered], progress: Progress
+    lowered: Mapping[K, jax.stages.Lowered], options: Mapping[str, bool], progress: Progress
 ) -> dict[K, jax.stages.Compiled]:
     """Compile programs, several at a time: XLA works outside Python's lock."""
     programs: dict[K, jax.stages.Compiled] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
-        compiled = threads.map(lambda item: (item[0], item[1].compile()), lowered.items())
+        compiled = threads.map(lambda item: (item[0], compile_one(item[1], options)), lowered.items())
         for number, (key, program) in enumerate(compiled, start=1):
             programs[key] = program
             progress(number, len(lowered))

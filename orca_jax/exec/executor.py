@@ -19,7 +19,7 @@ from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import bucket_for, launches, sampler_places
 from orca_jax.exec.cache import allocate_cache, allocate_history
-from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache
+from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache, compiler_options
 from orca_jax.exec.draws import draws_layout, extras_layout, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.extras import WORD
 from orca_jax.exec.idle import IdleWatch, Pending
@@ -95,7 +95,9 @@ class JaxExecutor:
         self._num_in_flight = 0
         self._counter = CompileCounter()
         with compile_cache(config.compile_cache):
-            self.programs: dict[ProgramName, jax.stages.Compiled] = compile_all(self._lower_all(mesh), progress)
+            self.programs: dict[ProgramName, jax.stages.Compiled] = compile_all(
+                self._lower_all(mesh), compiler_options(mesh.devices.flat[0].device_kind), progress
+            )
         self._warm_up()
         self._idle.rest()
         self.stats.compiles = self._counter.count

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orca_jax.config import ModelConfig
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
 from tests.aot.table import recorded_rows, slow_but
@@ -73,6 +74,13 @@ def name_of(value: Any) -> str:
     return value.name if isinstance(value, Case) else str(value)
 
 
+def budget(model: ModelConfig, tokens: int, chips: int) -> int:
+    """Bytes of temporary memory of a step: float32 activations, and what kernels keep. Of 64 tokens it is less than a
+    layer's weights, of Llama-3-8B less than its query projection alone."""
+    split = 2 * (model.mlp_dim + model.num_heads * model.head_dim) // chips
+    return 4 * tokens * (4 * model.embed_dim + split) + 4 * MIB
+
+
 def mib(size: int) -> str:
     return f"{size / MIB:.1f}"
 
@@ -118,6 +126,8 @@ def test_whole_step(generation: str, chips: int, preset: str, tokens: int, rows:
     found, kv_bytes = compile_step(generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256)
     assert found.alias >= kv_bytes, "the cache is not updated in place"
     assert not found.copies_of_pages
+    assert not found.copies_of_weights
+    assert found.temp < budget(model, tokens, chips)
     assert 0 < found.vmem <= VMEM_BUDGET
     chip = generation if chips == 1 else f"{generation} x {chips}"
     rows.append([f"step, {preset}", chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])

@@ -1,7 +1,9 @@
 """Compiles for TPUs that are not there: libtpu holds the compiler of every generation, and needs no chip for it."""
 
+import math
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -12,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.iteration import make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, needs_scales, pages_shape
@@ -42,6 +45,10 @@ def mesh_of(generation: str, chips: int) -> Mesh:
     return tensor_mesh(list(topology.devices[:chips]))
 
 
+# What writes an array anew: a copy, a transposition, or either by the sparse cores.
+_RELAID = re.compile(r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\(")
+
+
 @dataclass(frozen=True)
 class Compiled:
     """What a compiled program tells of its memory, in bytes on one device."""
@@ -50,17 +57,25 @@ class Compiled:
     temp: int
     vmem: int  # of the kernel that takes most
     copies_of_pages: list[str]  # instructions
+    copies_of_weights: list[str]  # of all layers' or of one layer's
 
 
-def read(program: jax.stages.Compiled, pages: KVPages) -> Compiled:
-    """Memory of a program whose pages have, on one device, the shape of `pages`."""
+def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.ShapeDtypeStruct] = ()) -> Compiled:
+    """Memory of a program whose pages have, on one device, the shape of `pages`, and whose weights are stacked."""
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
     assert isinstance(pages, PackedPages)
     shape = f"[{','.join(map(str, pages.kv.shape))}]"
     copies = [line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)]
-    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies)
+    stacks = [weight.sharding.shard_shape(weight.shape) for weight in weights if len(weight.shape) == 3]
+    sizes = {math.prod(shape[axis:]) for shape in stacks for axis in (0, 1)}
+    relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
+    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid)
+
+
+def _elements(dimensions: str) -> int:
+    return math.prod(map(int, dimensions.split(",")))
 
 
 def _vmem(text: str) -> int:
@@ -140,12 +155,13 @@ def compile_step(
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=here)
 
-    program = jax.jit(
+    forward = jax.jit(
         make_forward(structure, model, config, layout, mesh),
         donate_argnums=(1, 2),
         out_shardings=(shardings, here, here),
     )
-    lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
+    lowered = forward.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
-    return read(lowered.compile(), shard), kv_bytes
+    program = compile_one(lowered, compiler_options(mesh.devices.flat[0].device_kind))
+    return read(program, shard, weights), kv_bytes
