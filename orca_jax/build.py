@@ -219,6 +219,8 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
     """
     import jax
 
+    from orca_jax.model.sharding import most_shards
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # a caller may have asked for more
@@ -227,19 +229,13 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
         cores = min(cores, len(jax.devices("cpu")))
     devices = jax.local_devices()
     on_cpu = devices[0].platform == "cpu"
-    size = wanted or (_most_shards(model, min(cores, len(devices))) if on_cpu else 1)
+    size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)
     if size > len(devices):
         raise ConfigError(
             f"tensor_parallel_size is {size} but this process sees {len(devices)} {devices[0].platform} devices",
             param="tensor_parallel_size",
         )
     return devices[:size]
-
-
-def _most_shards(model: ModelConfig, most: int) -> int:
-    """The most devices, up to `most`, that divide heads and MLP evenly."""
-    sizes = (model.num_heads, model.num_kv_heads, model.mlp_dim)
-    return max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes))
 
 
 def _compile_cache(directory: str | None) -> str | None:

@@ -48,7 +48,7 @@ def imported_packages(file: SourceFile) -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_no_forbidden_import(file: SourceFile) -> None:
     # These run in environments of their own: these ask transformers, the others are the peers.
-    asks = file.path.name in ("make_reference.py", "judge_lm_eval.py", "gpu_peer.py")
+    asks = file.path.name in ("make_reference.py", "judge_lm_eval.py", "peer.py")
     has_torch = asks or file.path.is_relative_to("scripts/peers")
     assert not imported_packages(file) & (FORBIDDEN_IMPORTS - ({"torch"} if has_torch else set()))
 

@@ -131,7 +131,7 @@ def test_dev_installation_serves_too_but_not_the_reverse(clone: Clone) -> None:
 
 def test_tpu_check_needs_the_tpu_extra_only_for_a_tpu(clone: Clone) -> None:
     clone.add_python("python3")
-    assert clone.run("tpu_check", "--dry-run")[1] == f"ran {clone.root}/scripts/tpu_check.py --dry-run\n"
+    assert clone.run("tpu_check", "--dry-run")[1] == "ran -m device_check tpu --dry-run\n"
     assert clone.run("tpu_check")[0] == 0
     assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}[tpu]"]
 

@@ -52,6 +52,12 @@ def padded_vocab(config: ModelConfig, shards: int) -> int:
     return math.ceil(config.vocab_size / multiple) * multiple
 
 
+def most_shards(config: ModelConfig, most: int) -> int:
+    """The most devices, up to `most`, that divide heads and MLP evenly."""
+    sizes = (config.num_heads, config.num_kv_heads, config.mlp_dim)
+    return max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes))
+
+
 def check_divisible(config: ModelConfig, shards: int) -> None:
     """Tell whether `shards` devices can share the model.
 

@@ -1,0 +1,172 @@
+"""Kernels against the oracle: the cases that every implementation passes on a CPU, and batches of real sizes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from device_check.loads import TINY, Given, Heads, Requests, attention_of, check_fit, llama, make_batch
+from device_check.part import Found, Setting, Skip, Write, attempt_all
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
+
+Check = tuple[Found, Callable[[], Callable[[], Found]]]
+"""What it is about, and what prepares it; see `attempt_all`."""
+
+MIXED: Requests = [(1, 4096), (1, 1000), (1, 77), (700, 700), (33, 1500)]
+WINDOW = {"sliding_window": 128, "soft_cap": 5.0}
+# Shapes and types that of the kernels for GPUs only Triton's take.
+WIDE = ("3 heads of 80", "heads of 96", "heads of 256", "bfloat16", "int8 pages", "fp8 pages")
+DRY = {"tpu": ("one token", "heads of 128", "fp8 pages"), "triton": ("fp8 pages",)}
+DRY_WRITES = ("increments and chunks with padding", "bfloat16", "int8 pages")
+
+
+def correct(what: str, setting: Setting, write: Write) -> None:
+    """Attention by the implementation `what`, or with "write" the kernel that writes K and V."""
+    if what == "write":
+        attempt_all(write, writes(setting))
+        return
+    try:
+        check_fit(what, setting)
+    except Skip as reason:
+        write(skipped=str(reason))
+        return
+    attempt_all(write, [*real_sizes(what, setting), *cases(what, setting)])
+
+
+def real_sizes(what: str, setting: Setting) -> list[Check]:
+    """Both phases mixed, in bf16; more than 0.03 of outputs of order one is wrong."""
+    batches = [("mixed", MIXED, llama(setting))]
+    batches += [("heads of 64, no groups", [(1, 300), (1, 64), (100, 300)], Heads(25, 25, 64, 16))]
+    if setting.dry_run:
+        batches = [("mixed", [(1, 200), (5, 21)], TINY)]
+
+    def prepare(requests: Requests, heads: Heads, options: Found) -> Callable[[], Found]:
+        options = {**options, "scale": heads.head_dim**-0.5}
+        return compare(attention_of(what, setting, **options), options, make_batch(requests, heads), 0.03)
+
+    return [
+        ({"case": f"{name}, {kind}"}, partial(prepare, requests, heads, options))
+        for name, requests, heads in batches
+        for kind, options in (("causal", {}), ("window and soft cap", WINDOW))
+    ]
+
+
+def cases(what: str, setting: Setting) -> list[Check]:
+    """Cases of the table: all for TPUs, and for Triton those that no other kernel takes."""
+    names = {"tpu": [case.name for case in CASES], "triton": WIDE}.get(what, ())
+    if setting.dry_run:
+        names = DRY.get(what, ())
+
+    def prepare(case: Case) -> Callable[[], Found]:
+        case = replace(case, head_dim=max(64, case.head_dim)) if what == "triton" else case
+        given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(case, layout="packed")))
+        # Sums come in another order, and on a TPU products of float32 are made of several in bfloat16.
+        return compare(attention_of(what, setting, **case.options), case.options, given, max(case.tolerance, 1e-4))
+
+    return [({"case": case.name}, partial(prepare, case)) for case in CASES if case.name in names]
+
+
+def compare(
+    attend: Callable[..., jax.Array], options: dict[str, Any], given: Given, tolerance: float
+) -> Callable[[], Found]:
+    """Compile the implementation and the oracle; what is returned runs both and looks at the tokens of requests.
+
+    Raises:
+        Skip: the implementation refuses such a batch.
+    """
+    oracle = compiled(partial(ragged_attention_reference, **options), given)
+    program = compiled(attend, given)
+    used = int(given[4].sum())
+
+    def run() -> Found:
+        wanted, found = (np.asarray(call(*given), np.float32)[:used] for call in (oracle, program))
+        return judged(float(np.abs(wanted - found).max()), tolerance)
+
+    return run
+
+
+def compiled(function: Callable[..., Any], given: tuple[Any, ...]) -> jax.stages.Compiled:
+    """The program of a function. What kernels cannot do they refuse while they are traced; a compiler's is an error."""
+    try:
+        traced = jax.jit(function).trace(*given)
+    except NotImplementedError as refusal:
+        raise Skip(str(refusal)) from None
+    return traced.lower().compile()
+
+
+def judged(difference: float, tolerance: float, unit: str = "") -> Found:
+    """A result, with an error where the difference is too large or no number."""
+    found: Found = {"difference": difference, "allowed": tolerance}
+    return (
+        found if difference <= tolerance else {**found, "error": f"differs from the oracle by {difference:.3g}{unit}"}
+    )
+
+
+def writes(setting: Setting) -> list[Check]:
+    """`write_kv` "tpu" against the oracle of each type of pages, over the table and at a real size."""
+    heads = llama(setting)
+    shape = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.page_size
+    real = Case("mixed", tuple(MIXED), *shape, dtype="bfloat16", page_dtype="bfloat16")
+    chosen = [real, *CASES]
+    if setting.dry_run:
+        chosen = [case for case in CASES if case.name in DRY_WRITES]
+    return [({"case": case.name}, partial(prepare_write, case, setting)) for case in chosen]
+
+
+def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
+    """Compile both ways to write; what is returned runs them and looks at the tokens of requests."""
+    arrays = make_arrays(case, layout="packed")
+    assert isinstance(arrays.pages, PackedPages), "as asked for"
+    rng = np.random.default_rng(3)
+    k, v = (rng.standard_normal((arrays.q.shape[0], case.num_kv_heads, case.head_dim)) for _ in range(2))
+    rows = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
+    dtype = jnp.dtype(case.dtype)
+    given = jax.tree.map(jnp.asarray, (arrays.pages, k.astype(dtype), v.astype(dtype), *rows))
+    is_quantised = arrays.pages.is_quantised
+
+    oracle = compiled(partial(write_kv, implementation="pages" if is_quantised else "scatter"), given)
+    if setting.dry_run:
+        with pltpu.force_tpu_interpret_mode():
+            program = compiled(partial(write_kv, implementation="tpu"), given)
+    else:
+        program = compiled(partial(write_kv, implementation="tpu"), given)
+
+    def run() -> Found:
+        wanted, found = (values_of(call(*given), case) for call in (oracle, program))
+        owned = slots_of_requests(arrays.page_table, arrays.context_len, case, wanted.shape[0])
+        # A value of 8 bits may be rounded to a neighbour where the compiler divides by scales in its own way.
+        step = 0.07 * np.abs(wanted) + 0.04 if is_quantised else 0.0
+        off = np.where(owned[:, :, None], np.abs(wanted - found) - step, 0.0)
+        touched = owned.any(axis=1)
+        same = np.array_equal(found[~touched], wanted[~touched], equal_nan=True)
+        if not same:
+            return {"error": "pages of no request were changed"}
+        return judged(max(0.0, float(off.max())), 0.0)
+
+    return run
+
+
+def values_of(pages: PackedPages, case: Case) -> np.ndarray:
+    """`[N, S, W]` in float32, scales applied."""
+    kv = np.asarray(pages.kv, np.float32)
+    if pages.scale is None:
+        return kv
+    split = kv.reshape(*kv.shape[:2], case.num_kv_heads, 2, case.head_dim)
+    return (split * np.asarray(pages.scale)[:, None, :, :, None]).reshape(kv.shape)
+
+
+def slots_of_requests(table: np.ndarray, context: np.ndarray, case: Case, num_pages: int) -> np.ndarray:
+    """`[N, S]`: whether a request has a token there."""
+    owned = np.zeros((num_pages, case.page_size), bool)
+    for pages, count in zip(table, context, strict=True):
+        place = np.arange(count)
+        owned[pages[place // case.page_size], place % case.page_size] = True
+    return owned

@@ -1,0 +1,107 @@
+"""Batches of attention, and the implementations by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from device_check.part import Setting, Skip
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention import ragged_attention
+
+Requests = list[tuple[int, int]]
+"""Of each request the tokens now and the context after them."""
+Given = tuple[jax.Array, PackedPages, jax.Array, jax.Array, jax.Array, jax.Array]
+"""Queries, pages, page table, and of each row its first query, number of queries and context."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of attention in one model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token in one layer, in bf16."""
+        return 2 * self.num_kv_heads * self.head_dim * 2
+
+
+PAGE_SIZES = {"gpu": 64, "tpu": 128}  # of whole steps and of Llama's heads
+TINY = Heads(2, 1, 64, 16)
+
+
+def llama(setting: Setting) -> Heads:
+    """Llama-3-8B's."""
+    return Heads(32, 8, 128, PAGE_SIZES[setting.kind])
+
+
+def make_batch(requests: Requests, heads: Heads) -> Given:
+    """A batch in bf16 on the device, pages scattered."""
+    length, context = (np.array(column, np.int32) for column in zip(*requests, strict=True))
+    per_row = -(-int(context.max()) // heads.page_size)
+    num_pages = len(requests) * per_row
+    table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(len(requests), per_row)
+    width = heads.num_kv_heads * 2 * heads.head_dim
+    kv = jax.random.normal(jax.random.key(0), (num_pages, heads.page_size, width), jnp.bfloat16)
+    q = jax.random.normal(jax.random.key(1), (int(length.sum()), heads.num_heads, heads.head_dim), jnp.bfloat16)
+    first = (np.cumsum(length) - length).astype(np.int32)
+    return q, PackedPages(kv), *(jnp.asarray(x) for x in (table, first, length, context))  # type: ignore[return-value]
+
+
+def check_fit(name: str, setting: Setting) -> None:
+    """Raises `Skip` where an implementation cannot run here."""
+    capability = getattr(jax.devices()[0], "compute_capability", "none")
+    if name == "gpu" and not setting.dry_run and not capability.startswith("9."):
+        raise Skip(f"these kernels are for Hopper, and this card has compute capability {capability}")
+    if name == "gpu" and setting.dry_run and jax.__version_info__ < (0, 12):
+        raise Skip("the simulator before jax 0.12 wants every thread to wait for a barrier's last completion")
+
+
+def attention_of(name: str, setting: Setting, **options: Any) -> Callable[..., jax.Array]:
+    """An implementation as a function of what `make_batch` returns; in a dry run kernels are interpreted."""
+    if name == "gather":
+        return partial(gather_attention, **options)
+    if setting.dry_run and name in ("gpu", "triton", "tpu"):
+        return interpreted(name, **options)
+    return partial(ragged_attention, implementation=name, **options)
+
+
+def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
+    """Kernels for accelerators on a CPU."""
+    if name == "tpu":
+        from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+
+        return partial(ragged_attention_tpu, interpret=True, **options)
+    if name == "triton":
+        from orca_jax.kernels.ragged_attention.triton import ragged_attention_triton
+
+        return partial(ragged_attention_triton, multiprocessors=1, interpret=True, **options)
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
+
+    return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), **options)
+
+
+def gather_attention(
+    q: jax.Array, pages: PackedPages, table: jax.Array, start: jax.Array, length: jax.Array, context: jax.Array, *,
+    scale: float,
+) -> jax.Array:  # fmt: skip
+    """What one would write first: gather every row's pages, attend densely. All rows have equally many queries."""
+    rows, tokens = table.shape[0], q.shape[0] // table.shape[0]
+    head_dim = q.shape[2]
+    kv = pages.kv[table].reshape(rows, -1, pages.kv.shape[2] // (2 * head_dim), 2, head_dim)
+    grouped = q.reshape(rows, tokens, kv.shape[2], -1, head_dim)
+    scores = jnp.einsum("rtkgd,rckd->rkgtc", grouped, kv[:, :, :, 0], preferred_element_type=jnp.float32) * scale
+    position = (context - length)[:, None] + jnp.arange(tokens)
+    visible = jnp.arange(kv.shape[1]) <= position[..., None]  # [R, t, C]
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -1e30), axis=-1).astype(q.dtype)
+    return jnp.einsum("rkgtc,rckd->rtkgd", weights, kv[:, :, :, 1]).reshape(q.shape)

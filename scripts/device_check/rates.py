@@ -1,0 +1,68 @@
+"""How long a program takes without its host, and what the device reaches at best: all else is a share of that."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from device_check.part import Setting, Write
+
+GIB = 1 << 30
+
+
+def machine(what: str, setting: Setting, write: Write) -> None:
+    """Which device this is, how many there are, and the rates of one."""
+    device = jax.local_devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    write(device=device.device_kind, devices=jax.local_device_count(), compute_capability=capability)
+    write(jax=jax.__version__, platform=device.platform, runtime=device.client.platform_version.splitlines()[0])
+    write(copy_bytes_per_s=copy_rate(setting), matmul_flop_per_s=matmul_rate(512 if setting.dry_run else 8192))
+
+
+def copy_rate(setting: Setting) -> float:
+    """Bytes read and written in a second by an elementwise operation on one device."""
+    size = 64 << 20 if setting.dry_run else 2 * GIB
+    x = jnp.ones(size // 4, jnp.float32)
+    return 2 * size / seconds_per_call(lambda i, x: x + 1, x, repeats=10)
+
+
+def matmul_rate(n: int) -> float:
+    """Operations in a second of a product of random bf16 matrices."""
+    a, b = (jax.random.normal(jax.random.key(i), (n, n), jnp.bfloat16) for i in range(2))
+    seconds = seconds_per_call(lambda i, a, b: jnp.matmul(a, b) * jnp.bfloat16(0.01), a, b, repeats=10)
+    return 2 * n**3 / seconds
+
+
+def seconds_per_call(call: Callable[..., jax.Array], carry: jax.Array, *fixed: Any, repeats: int) -> float:
+    """Of `carry = call(i, carry, *fixed)`, repeated in one program so that the host is not measured; best of 3."""
+    return seconds_of(compile_calls(call, repeats, carry, *fixed), carry, *fixed) / repeats
+
+
+def compile_calls(call: Callable[..., jax.Array], repeats: int, *args: jax.Array) -> jax.stages.Compiled:
+    """One program of many calls; their number is no argument, since a GPU would ask its host at every turn.
+
+    It is compiled here, once. What `jax.jit` returns may compile again at its second call, within the measurement:
+    its cache asks for settings that come into being when a kernel's modules are imported.
+    """
+    program = jax.jit(lambda x, *rest: lax.fori_loop(0, repeats, lambda i, x: call(i, x, *rest), x))
+    return program.lower(*args).compile()
+
+
+def seconds_of(program: jax.stages.Compiled, *args: Any) -> float:
+    """Of a run, after one that is not measured: the best of 3, or of fewer once half a second is spent."""
+    jax.block_until_ready(program(*args))
+    taken: list[float] = []
+    while len(taken) < 3 and sum(taken) < 0.5:
+        start = time.perf_counter()
+        jax.block_until_ready(program(*args))
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def bytes_of_device() -> int:
+    """Memory that JAX may use."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit", 16 * GIB))

@@ -1,0 +1,74 @@
+"""The engine on the paper's trace."""
+
+from dataclasses import replace
+from functools import partial
+
+from device_check.part import Found, Setting, Skip, Write, attempt
+from device_check.steps import Model
+from device_check.trace import throughput, trace_of
+from orca_jax.bench.traces import TraceRequest
+from orca_jax.config import EngineConfig
+from orca_jax.engine import Engine
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.request import SamplingParams
+from orca_jax.scheduling import build_scheduling
+
+MODELS = ("preset:llama-3-8b", "preset:gpt2-xl")
+MAX_MODEL_LEN = 640  # of the trace's longest request
+
+
+def serve(what: str, setting: Setting, write: Write) -> None:
+    """The trace, greedily, over the model that was asked for, or the first of `MODELS` that fits."""
+    for source in [setting.model] if setting.model else MODELS:
+        about = {"trace": what, "system": "orca-jax", "model": source.removeprefix("preset:")}
+        try:
+            engine, trace = build(Model(setting, source))
+        except Skip as reason:
+            write(**about, skipped=str(reason))
+            continue
+        run(engine, [replace(request, num_output=2) for request in trace[:4]])
+        attempt(write, partial(measure, engine, trace), **about)
+        return
+
+
+def build(model: Model) -> tuple[Engine, list[TraceRequest]]:
+    """An engine, and the trace in its model's ids.
+
+    Raises:
+        Skip: the model does not fit.
+    """
+    dry_run, config = model.setting.dry_run, model.config
+    rows, buckets = (8, (8, 128)) if dry_run else (128, (32, 128, 512, 2048))
+    decoder = model.load()
+    each = -(-MAX_MODEL_LEN // model.page_size)
+    num_pages = min((rows + 1) * each, model.pages_that_fit(buckets[-1], rows, MAX_MODEL_LEN))
+    if num_pages < rows + each:
+        raise Skip(f"beside the weights there is room for {num_pages} pages of {model.page_size} tokens")
+    executor = model.executor(decoder, buckets, rows, MAX_MODEL_LEN, num_pages)
+    settings = EngineConfig(max_num_seqs=rows, scheduler="chunked", enable_prefix_caching=False)
+    cache = executor.config.cache
+    scheduler, pool = build_scheduling(settings, config, MAX_MODEL_LEN, cache, buckets[-1])
+    return Engine(executor, scheduler, pool, seed=0), trace_of(config.vocab_size, dry_run)
+
+
+def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
+    """Tokens a second, and what an engine must not do meanwhile."""
+    executor = engine.executor
+    assert isinstance(executor, JaxExecutor), "as built"
+    idle = executor.stats.idle_seconds
+    found = throughput(trace, partial(run, engine))
+    found["idle_share_at_most"] = (executor.stats.idle_seconds - idle) / found["seconds"]
+    found["preemptions"] = engine.stats.preemptions
+    late = executor.stats.compiles_while_serving
+    return {**found, "error": f"{late} programs were compiled while serving"} if late else found
+
+
+def run(engine: Engine, trace: list[TraceRequest]) -> int:
+    """Tokens that all requests together got."""
+    for index, request in enumerate(trace):
+        params = SamplingParams(max_tokens=request.num_output, temperature=0.0, ignore_eos=True)
+        engine.add(f"r{index}", request.prompt_ids, params)
+    generated = 0
+    while engine.has_work:
+        generated += sum(len(update.new_ids) for update in engine.step())
+    return generated

@@ -1,0 +1,202 @@
+"""Whole iterations of a model: milliseconds, the share of bandwidth, and how long the device waited for its host."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from device_check.loads import PAGE_SIZES
+from device_check.part import Found, Setting, Skip, Write, attempt, gib
+from device_check.rates import bytes_of_device, copy_rate
+from orca_jax.config import CacheConfig, DType, ExecutorConfig, ModelConfig
+from orca_jax.exec.cache import free_memory, page_bytes, workspace_bytes
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder, tensor_mesh
+from orca_jax.model.sharding import most_shards
+from orca_jax.model.transformer import Decoder
+from orca_jax.places import is_preset, model_directory
+from orca_jax.step import Member, RowSampling, StepPlan
+
+ROWS = (1, 8, 64, 256)
+CONTEXT = 1024  # at most half of the model's
+STEPS = 30  # measured iterations
+UTILIZATION = 0.9  # of the device's memory, as the engine's default
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and the devices that it is for: one GPU, and of a TPU VM as many chips as divide it."""
+
+    setting: Setting
+    name: str  # "preset:<name>", a directory or "demo"
+
+    @property
+    def source(self) -> str:
+        """As those who read it want it."""
+        return model_directory(self.name) or self.name
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The preset's; in a dry run the same kind of model with two small layers."""
+        config = read_model_config(self.source)
+        if not self.setting.dry_run or not is_preset(self.name):
+            return config
+        small = replace(config, num_layers=2, embed_dim=64, mlp_dim=128, num_heads=2, num_kv_heads=2, head_dim=32)
+        return replace(small, vocab_size=512, max_positions=1024, eos_token_ids=(), bos_token_id=None)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Devices side by side."""
+        devices = jax.local_devices()
+        return tensor_mesh(devices[: most_shards(self.config, len(devices)) if self.setting.kind == "tpu" else 1])
+
+    @property
+    def dtype(self) -> DType:
+        """Of weights, K and V."""
+        return "float32" if self.setting.dry_run else "bfloat16"
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return PAGE_SIZES[self.setting.kind]
+
+    def load(self) -> Decoder:
+        """The weights, random ones of a preset.
+
+        Raises:
+            Skip: they do not fit.
+        """
+        _, shapes = abstract_decoder(self.config, self.dtype, self.mesh)
+        size, room = local_bytes(shapes), int(bytes_of_device() * UTILIZATION)
+        if size > room:
+            number = f"each of {self.mesh.size} devices" if self.mesh.size > 1 else "the device"
+            raise Skip(f"weights take {gib(size)} of {number}, and there is room for {gib(room)}")
+        if is_preset(self.name):
+            decoder = random_decoder(self.config, dtype=self.dtype, mesh=self.mesh)
+        else:
+            decoder = load_decoder(self.source, dtype=self.dtype, mesh=self.mesh)
+        if self.setting.kind == "gpu":
+            decoder.unstack()  # as `build.py` does
+        return decoder
+
+    def pages_that_fit(self, num_tokens: int, rows: int, max_model_len: int) -> int:
+        """Once the weights are there, beside the programs for `num_tokens`."""
+        workspace = workspace_bytes(self.config, num_tokens, rows, max_model_len)
+        memory = free_memory(list(self.mesh.devices.flat), UTILIZATION, workspace)
+        return max(0, memory) // page_bytes(self.config, self.page_size, self.dtype)
+
+    def executor(
+        self, decoder: Decoder, buckets: tuple[int, ...], rows: int, max_model_len: int, num_pages: int
+    ) -> JaxExecutor:
+        """Every program compiled for these shapes."""
+        cache = CacheConfig(num_pages, self.page_size, self.dtype, "packed")
+        shapes = ExecutorConfig(self.dtype, self.mesh.size, buckets, rows, max_model_len, cache, self.setting.attention)
+        return JaxExecutor(decoder, self.config, shapes, self.mesh)
+
+
+def local_bytes(tree: object) -> int:
+    """Of the arrays of a tree, or their shapes, on one device."""
+    leaves = jax.tree.leaves(tree)
+    return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in leaves)
+
+
+def bytes_read(decoder: Decoder) -> int:
+    """Of weights, by one device in an iteration: all but tables of which it only looks up some rows."""
+    looked_up = [decoder.positions] + [decoder.embedding] * (decoder.head is not None)
+    tables = [nnx.state(table) for table in looked_up if table is not None]
+    return local_bytes(nnx.state(decoder)) - local_bytes(tables)
+
+
+def step(what: str, setting: Setting, write: Write) -> None:
+    """Iterations of the preset `what` in which every row generates one token; two in flight, as the engine has them."""
+    model, rows = Model(setting, f"preset:{what}"), (1, 4) if setting.dry_run else ROWS
+    wanted = 64 if setting.dry_run else min(CONTEXT, model.config.max_positions // 2)
+    bandwidth = copy_rate(setting)
+    try:
+        decoder = model.load()
+    except Skip as reason:
+        write(model=what, skipped=str(reason))
+        return
+    size, max_model_len = bytes_read(decoder), wanted + 2 * STEPS
+    num_pages = model.pages_that_fit(rows[-1], rows[-1], max_model_len)
+    contexts = {count: min(wanted, num_pages // count * model.page_size - 2 * STEPS) for count in rows}
+    runs = {count: Run(model, count, context, size, bandwidth) for count, context in contexts.items() if context > 0}
+    start = time.perf_counter()
+    most = max((run.rows * run.pages for run in runs.values()), default=1)
+    executor = model.executor(decoder, rows, rows[-1], max_model_len, most)
+    about = {"devices": model.mesh.size, "weight_bytes": size, "copy_bytes_per_s": bandwidth}
+    write(model=what, **about, compile_s=time.perf_counter() - start, attention=setting.attention)
+    for count in rows:
+        if count in runs:
+            attempt(write, partial(runs[count].measure, executor), rows=count, context=contexts[count])
+        else:
+            needed = count * page_bytes(model.config, model.page_size, model.dtype)
+            write(rows=count, skipped=f"a page of each row takes {gib(needed)}; there are {num_pages} pages")
+
+
+@dataclass(frozen=True)
+class Run:
+    """So many rows at one context; where memory is short a shorter one.
+
+    Rows begin with a context that was never computed: what stands in their pages is as long to read as any.
+    """
+
+    model: Model
+    rows: int
+    context: int
+    weight_bytes: int  # on one device, as all bytes here
+    bandwidth: float
+
+    @property
+    def pages(self) -> int:
+        """Of each row."""
+        return -(-(self.context + 2 * STEPS) // self.model.page_size)
+
+    @property
+    def bytes_read(self) -> float:
+        """By one device in the iteration in the middle: weights, and K and V of its heads."""
+        token = page_bytes(self.model.config, 1, self.model.dtype) / self.model.mesh.size
+        return self.weight_bytes + self.rows * (self.context + STEPS // 2) * token
+
+    def measure(self, executor: JaxExecutor) -> Found:
+        """Milliseconds of one iteration, its share of the measured bandwidth, and the device's wait for its host."""
+        waiting = [executor.submit(StepPlan(0, self._first()))]
+
+        def advance(index: int) -> None:
+            waiting.append(executor.submit(StepPlan(index, self._next(index))))
+            executor.collect(waiting.pop(0))
+
+        for index in range(1, 4):
+            advance(index)
+        idle, start = executor.stats.idle_seconds, time.perf_counter()
+        for index in range(4, 4 + STEPS):
+            advance(index)
+        seconds = (time.perf_counter() - start) / STEPS
+        gap = (executor.stats.idle_seconds - idle) / STEPS
+        executor.collect(waiting.pop())
+        executor.rest()
+        mbu = self.bytes_read / seconds / self.bandwidth
+        return {
+            "ms": seconds * 1e3, "tokens_per_s": self.rows / seconds, "mbu": mbu, "host_gap_ms_at_most": gap * 1e3
+        }  # fmt: skip
+
+    def _first(self) -> tuple[Member, ...]:
+        each = self.pages
+        return tuple(
+            Member(
+                f"r{r}", r, self.context, (1,), True, new_pages=range(r * each, (r + 1) * each), sampling=GREEDY
+            )
+            for r in range(self.rows)
+        )  # fmt: skip
+
+    def _next(self, index: int) -> tuple[Member, ...]:
+        return tuple(
+            Member(f"r{r}", r, self.context + index, (), True, last_on_device=True, num_old_pages=self.pages)
+            for r in range(self.rows)
+        )

@@ -1,0 +1,48 @@
+"""Rows of results for people: consecutive rows of one shape are a table."""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any
+
+Row = dict[str, Any]
+
+_UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "bytes_per_s": ("GB/s", lambda x: f"{x / 1e9:.4g}"),
+    "copy_bytes_per_s": ("copy GB/s", lambda x: f"{x / 1e9:.4g}"),
+    "flop_per_s": ("TFLOP/s", lambda x: f"{x / 1e12:.3g}"),
+    "matmul_flop_per_s": ("matmul TFLOP/s", lambda x: f"{x / 1e12:.3g}"),
+    "share_of_copy": ("of copy", lambda x: f"{x:.1%}"),
+    "share_of_matmul": ("of matmul", lambda x: f"{x:.1%}"),
+    "mbu": ("MBU", lambda x: f"{x:.1%}"),
+    "idle_share_at_most": ("idle at most", lambda x: f"{x:.1%}"),
+    "weight_bytes": ("weights GiB", lambda x: f"{x / 2**30:.2f}"),
+    "us": ("us", lambda x: f"{x:.1f}"),
+    "output_tokens_per_s": ("output/s", lambda x: f"{x:.0f}"),
+    "total_tokens_per_s": ("all tokens/s", lambda x: f"{x:.0f}"),
+    "tokens_per_s": ("tokens/s", lambda x: f"{x:.0f}"),
+}
+
+
+def tables(rows: Iterable[Row]) -> str:
+    """All rows, those with the same keys under one heading."""
+    return "\n".join(_table(list(group)) for _, group in groupby(rows, key=tuple))
+
+
+def _table(rows: list[Row]) -> str:
+    headings = [_UNITS[key][0] if key in _UNITS else key.replace("_", " ") for key in rows[0]]
+    lines = [headings, *([_text(key, value) for key, value in row.items()] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    numeric = [isinstance(value, int | float) for value in rows[0].values()]
+    return "\n".join(
+        "   " + "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )  # fmt: skip
+
+
+def _text(key: str, value: object) -> str:
+    if key in _UNITS and isinstance(value, int | float):
+        return _UNITS[key][1](value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:160]

@@ -1,0 +1,32 @@
+"""The paper's trace, all at once, the same for the engine and for others; it asks for no JAX."""
+
+import time
+from collections.abc import Callable
+
+from device_check.part import Found
+from orca_jax.bench.traces import TraceRequest, make_trace
+
+
+def trace_of(vocab_size: int, dry_run: bool) -> list[TraceRequest]:
+    """Requests with prompts of 32 to 512 tokens that generate 1 to 128; no end token counts."""
+    return make_trace("orca", num_requests=6 if dry_run else 128, vocab_size=vocab_size, seed=0, rate=None)
+
+
+def throughput(trace: list[TraceRequest], run: Callable[[list[TraceRequest]], int]) -> Found:
+    """Tokens a second of one run, which returns how many it generated.
+
+    Raises:
+        RuntimeError: these are not as many as the trace asks for.
+    """
+    start = time.perf_counter()
+    generated = run(trace)
+    seconds = time.perf_counter() - start
+    inputs, outputs = (sum(sizes) for sizes in zip(*((len(r.prompt_ids), r.num_output) for r in trace), strict=True))
+    if generated != outputs:
+        raise RuntimeError(f"{generated} tokens were generated, and {outputs} asked for")
+    return {
+        "requests": len(trace),
+        "seconds": seconds,
+        "output_tokens_per_s": outputs / seconds,
+        "total_tokens_per_s": (inputs + outputs) / seconds,
+    }
