@@ -84,7 +84,7 @@ def write_quantised(
                 pltpu.VMEM((slots, *line), jnp.float32),
                 *[pltpu.SemaphoreType.DMA((slots,))] * 5,
                 pltpu.VMEM((size + _GROUP + _TILE, width), jnp.float32),
-                pltpu.VMEM((2, 1, width), jnp.float32),
+                pltpu.VMEM((2, width), jnp.float32),
                 pltpu.SMEM((slots,), jnp.int32),
             ],
         ),
@@ -217,17 +217,17 @@ def _write(transfers: _Transfers, own: list[Any], piece: jax.Array, slot: jax.Ar
     after = scales_of(largest, before, dtype)
     transfers.new_line[slot] = after
     transfers.store_line(piece, slot).start()
-    spread[0], spread[1] = _over_lanes(before, head_dim), _over_lanes(after, head_dim)
+    spread[...] = _over_lanes(jnp.concatenate([before, after]), head_dim)
     has_grown = jnp.max(jnp.where(after > before, 1.0, 0.0)) > 0
     first = begin // _GROUP
     transfers.first[slot] = jnp.where(has_grown, 0, first)
 
     def put(index: jax.Array, values: jax.Array) -> None:
-        transfers.page_buf[slot, _places(index)] = _stored(values / spread[1], dtype)
+        transfers.page_buf[slot, _places(index)] = _stored(values / spread[1:], dtype)
         transfers.store(piece, slot, index).start()
 
     def put_before(index: jax.Array, _: None) -> None:
-        put(index, transfers.page_buf[slot, _places(index)].astype(jnp.float32) * spread[0])
+        put(index, transfers.page_buf[slot, _places(index)].astype(jnp.float32) * spread[:1])
 
     @pl.when(has_grown & (first > 0))
     def requantise() -> None:
@@ -235,7 +235,7 @@ def _write(transfers: _Transfers, own: list[Any], piece: jax.Array, slot: jax.Ar
         lax.fori_loop(0, first, put_before, None)
 
     def put_own(index: jax.Array, _: None) -> None:
-        kept = transfers.old_buf[slot].astype(jnp.float32) * spread[0]
+        kept = transfers.old_buf[slot].astype(jnp.float32) * spread[:1]
         moved = _at_places(tokens, index * _GROUP - begin + _lead(transfers, piece))
         place = index * _GROUP + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
         put(index, jnp.where(place < begin, kept, moved))
@@ -248,7 +248,7 @@ def _lead(transfers: _Transfers, piece: jax.Array) -> jax.Array:
     return transfers.pieces.token[piece] + transfers.pieces.begin[piece] - transfers.tiles(piece)[0] * _TILE
 
 
-def _read_tokens(transfers: _Transfers, tokens: Any, piece: jax.Array, slot: jax.Array) -> Float[Array, "1 W"]:
+def _read_tokens(transfers: _Transfers, tokens: Any, piece: jax.Array, slot: jax.Array) -> Float[Array, "8 W"]:
     """A piece's tokens in float32, since registers rotate no smaller ones, behind a group of anything; the largest."""
     pieces, (first, last) = transfers.pieces, transfers.tiles(piece)
     count = pieces.end[piece] - pieces.begin[piece]
@@ -261,7 +261,7 @@ def _read_tokens(transfers: _Transfers, tokens: Any, piece: jax.Array, slot: jax
         return jnp.maximum(found, jnp.maximum(values[:_SUBLANES], values[_SUBLANES:]))
 
     nothing = jnp.zeros((_SUBLANES, tokens.shape[1]), jnp.float32)
-    return jnp.max(lax.fori_loop(0, last - first, of_tile, nothing), axis=0, keepdims=True)
+    return lax.fori_loop(0, last - first, of_tile, nothing)
 
 
 def _at_places(tokens: Any, first: jax.Array) -> Float[Array, "G W"]:
@@ -281,17 +281,18 @@ def _stored(values: Float[Array, "G W"], dtype: Any) -> Array:
     return (jnp.round(values) if jnp.issubdtype(dtype, jnp.integer) else values).astype(dtype)
 
 
-def _of_heads(lanes: Float[Array, "1 W"], head_dim: int) -> Float[Array, "1 parts"]:
+def _of_heads(lanes: Float[Array, "8 W"], head_dim: int) -> Float[Array, "1 parts"]:
     """The largest of the lanes of each head's K and V."""
-    count = lanes.shape[1] // head_dim
-    index = lax.broadcasted_iota(jnp.int32, (1, count), 1)
-    line = jnp.zeros((1, count), jnp.float32)
-    for i in range(count):
+    shape = lanes.shape[0], lanes.shape[1] // head_dim
+    index = lax.broadcasted_iota(jnp.int32, shape, 1)
+    line = jnp.zeros(shape, jnp.float32)
+    for i in range(shape[1]):
         largest = jnp.max(lanes[:, i * head_dim : (i + 1) * head_dim], axis=1, keepdims=True)
         line = jnp.where(index == i, largest, line)
-    return line
+    return jnp.max(line, axis=0, keepdims=True)
 
 
-def _over_lanes(line: Float[Array, "1 parts"], head_dim: int) -> Float[Array, "1 W"]:
+def _over_lanes(lines: Float[Array, "2 parts"], head_dim: int) -> Float[Array, "2 W"]:
     """What each head's K and V have, in all their lanes."""
-    return jnp.concatenate([jnp.broadcast_to(line[:, i : i + 1], (1, head_dim)) for i in range(line.shape[1])], axis=1)
+    columns = [lines[:, i : i + 1] for i in range(lines.shape[1])]
+    return jnp.concatenate([jnp.broadcast_to(column, (lines.shape[0], head_dim)) for column in columns], axis=1)
