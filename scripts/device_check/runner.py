@@ -143,6 +143,8 @@ def attention_for_steps(args: argparse.Namespace, results: dict[str, Any]) -> st
 
 def print_result(result: dict[str, Any]) -> None:
     """A line and tables for people."""
-    print(f": {'ok' if result['ok'] else 'WRONG (' + result['error'] + ')'}, {result['seconds']} s", flush=True)
-    if result["rows"]:
-        print(tables(result["rows"]), flush=True)
+    rows = result["rows"]
+    state = "skipped" if rows and all("skipped" in row for row in rows) else "ok"
+    print(f": {state if result['ok'] else 'WRONG (' + result['error'] + ')'}, {result['seconds']} s", flush=True)
+    if rows:
+        print(tables(rows), flush=True)
