@@ -18,8 +18,7 @@ from orca_jax.exec.buckets import num_places
 from orca_jax.exec.cache import cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.kv_write import default_write, write_kv
-from orca_jax.kernels.ragged_attention import default_implementation, ragged_attention
+from orca_jax.kernels.ragged_attention import write_and_attend
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -103,10 +102,8 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         requests = batch.page_table + layer * num_pages, batch.query_start, batch.query_len, batch.context_len
-        pages = write_kv(pages, k, v, *requests, implementation=default_write(device, pages))
-        implementation = config.attention_implementation or default_implementation(device, q, pages)
-        out = ragged_attention(q, pages, *requests, scale=scale, implementation=implementation)
-        return out, pages
+        name = config.attention_implementation
+        return write_and_attend(device, q, k, v, pages, *requests, scale=scale, implementation=name)
 
     split = jax.shard_map(
         on_shard,

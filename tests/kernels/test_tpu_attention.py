@@ -14,8 +14,6 @@ from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks, Heads, read_table, rule, write_table
 
-TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
-REFUSED = [case for case in CASES if case not in TAKEN]
 BY_NAME = {case.name: case for case in CASES}
 TINY = Blocks(
     increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, chunk_pages=2
@@ -51,29 +49,23 @@ def test_mixed_phases_without_races() -> None:
     check_strictly(BY_NAME["increments and chunks with padding"], TINY)
 
 
-@pytest.mark.parametrize("name", ["window and soft cap"])
+@pytest.mark.parametrize("name", ["window and soft cap", "int8 pages"])
 def test_short_set(name: str) -> None:
     check(BY_NAME[name], interpret=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
     check(case, interpret=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", TAKEN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_without_races(case: Case) -> None:
     blocks = TINY if sum(context for _, context in case.requests) < 100 else None
     check_strictly(case, blocks)
-
-
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_what_it_cannot_read_is_refused(case: Case) -> None:
-    with pytest.raises(NotImplementedError, match="quantised"):
-        ragged_attention_tpu(*jax.tree.map(jnp.asarray, make_arrays(case, layout="packed")), scale=1.0)
 
 
 def test_head_major_pages_are_refused() -> None:

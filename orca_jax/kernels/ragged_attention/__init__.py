@@ -1,5 +1,9 @@
 """Attention of a merged batch, split by request inside one call (paper section 3.2, "selective batching")."""
 
-from orca_jax.kernels.ragged_attention.api import default_implementation, implementations, ragged_attention
+from orca_jax.kernels.ragged_attention.api import (
+    implementations,
+    ragged_attention,
+    write_and_attend,
+)
 
-__all__ = ["default_implementation", "implementations", "ragged_attention"]
+__all__ = ["implementations", "ragged_attention", "write_and_attend"]

@@ -11,6 +11,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
+from orca_jax.kernels.kv_write import default_write, write_kv
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
@@ -128,3 +129,39 @@ def ragged_attention(
         raise NotImplementedError(message)
     rows = page_table, query_start, query_len, context_len
     return _IMPLEMENTATIONS[name](q, pages, *rows, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+
+
+def write_and_attend(
+    device: jax.Device,
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    pages: KVPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    *,
+    scale: float,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T H D"], KVPages]:
+    """What a layer does: put the new K and V into their pages, then attend over these.
+
+    An implementation that writes on the way does so; before any other comes `write_kv`, in the device's own way.
+
+    Args:
+        device: what this is compiled for, here or not.
+        k: new keys of all requests, flattened.
+        v: new values.
+        implementation: of attention; None takes the device's default.
+
+    The others are those of `ragged_attention`, and so is what is raised. The pages of the caller are to be donated.
+    """
+    rows = page_table, query_start, query_len, context_len
+    name = implementation or default_implementation(device, q, pages)
+    if name == "tpu" and not pages.is_quantised:
+        from orca_jax.kernels.ragged_attention.tpu import write_and_attend_tpu
+
+        return write_and_attend_tpu(q, k, v, pages, *rows, scale=scale)
+    pages = write_kv(pages, k, v, *rows, implementation=default_write(device, pages))
+    return ragged_attention(q, pages, *rows, scale=scale, implementation=name), pages

@@ -1,0 +1,116 @@
+"""Attention of chunks on TPUs: rows with several queries.
+
+    HBM   pages and page lists, as in `tpu_walk.py`
+    VMEM  of a block of tokens: queries [K, M, X], outputs of the same shape; M = tokens * G, X = D, or 2 D where D is
+          no multiple of 128: zeros for V's lanes, which share registers with K's
+
+    for block of tokens                  the grid, from the first chunk's first token on
+        for row with tokens in it        the sums of the block are kept for all its rows together
+            for part of its pages        as far as the block's last query of the row sees
+                for head in KV heads     scores of [M, tokens]
+
+Where a block has several requests each is visited with the others' queries masked, which leaves their sums alone;
+nothing is written until the block is done.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float
+
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_shape import Shape
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, RowArrays, launch, walk
+
+
+def attend_chunks(
+    shape: Shape, q: Float[Array, "T H D"], pages: PackedPages, rows: RowArrays, **options: Any
+) -> Float[Array, "T H D"]:
+    """Outputs of the tokens of rows with several queries.
+
+    Args:
+        shape: with tokens of a query block as `query_block`.
+        q: queries, scaled.
+        pages: K and V, those of these tokens too.
+        rows: the requests.
+        options: of `launch`.
+    """
+    queries = _by_head(shape, q)
+    queries = jnp.pad(queries, ((0, 0), (0, -queries.shape[1] % (shape.query_block * shape.groups)), (0, 0)))
+    blocks = _blocks(shape, q.shape[0], rows)
+    out, _ = launch(_kernel, "chunks", shape, blocks, queries, pages, rows, axis=1, **options)
+    return _by_token(shape, out)[: q.shape[0]]
+
+
+def _kernel(refs: Refs) -> None:
+    refs.softmax.clear()
+    walk(refs, _Chunks(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block))
+    refs.out[...] = refs.softmax.result().astype(refs.out.dtype)
+
+
+@dataclass(frozen=True)
+class _Chunks(Kernel):
+    """A block has `[K, M, X]`, queries of a token together."""
+
+    refs: Refs
+    begin_of_block: jax.Array
+
+    def visit(self, item: Item, slot: jax.Array, part: Part) -> None:
+        shape, rows, row = part.shape, self.refs.rows, item[1]
+        length, first_query = rows.length[row], self.begin_of_block - rows.start[row]
+        before = rows.context[row] - length
+        last_query, last_key = first_query + shape.query_block - 1, part.first + shape.compute_tokens - 1
+        is_whole = (first_query >= 0) & (last_query < length) & (last_key <= before + first_query)
+        if shape.sliding_window is not None:
+            is_whole &= part.first > before + last_query - shape.sliding_window
+        # Of a long prompt nearly all is seen whole, and masks would cost as much as the products.
+        pl.when(is_whole)(lambda: self._add(part, None))
+
+        @pl.when(jnp.logical_not(is_whole))
+        def masked() -> None:
+            size = (self.refs.q.shape[1], shape.compute_tokens)
+            index = first_query + lax.broadcasted_iota(jnp.int32, size, 0) // shape.groups
+            key = part.first + lax.broadcasted_iota(jnp.int32, size, 1)
+            visible = (index >= 0) & (index < length) & (key <= before + index)
+            if shape.sliding_window is not None:
+                visible &= key > before + index - shape.sliding_window
+            self._add(part, visible)
+
+    def _add(self, part: Part, visible: jax.Array | None) -> None:
+        """All heads of a part."""
+        shape = part.shape
+        for head in range(shape.num_kv_heads):
+            k_lanes, v_lanes = shape.kv_lanes(2 * shape.head_dim * head, 1)
+            k = part.read(k_lanes)
+            v = k if v_lanes == k_lanes else part.read(v_lanes)
+            self.refs.softmax.add(head, self.refs.q[head], k, v, visible)
+
+
+def _blocks(shape: Shape, num_tokens: int, rows: RowArrays) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Blocks from the first chunk's first token on, and the first and last row of each that is a chunk."""
+    size, increments = shape.query_block, rows.num_increments
+    begin = size * jnp.arange(pl.cdiv(num_tokens, size), dtype=jnp.int32)[:, None]
+    end, is_chunk = rows.start + rows.length, rows.length > 1
+    first = increments + jnp.sum(is_chunk & (end <= begin), axis=1, dtype=jnp.int32)
+    last = increments + jnp.sum(is_chunk & (rows.start < begin + size), axis=1, dtype=jnp.int32)
+    total = jnp.sum(rows.length, dtype=jnp.int32)
+    lower = increments // size
+    upper = jnp.where(total > increments, pl.cdiv(total, size), lower)
+    return jnp.stack([lower, upper]), first, last
+
+
+def _by_head(shape: Shape, q: Float[Array, "T H D"]) -> Float[Array, "K TG X"]:
+    """Queries of chunks, the G of a token side by side."""
+    split = q.reshape(q.shape[0], shape.num_kv_heads, shape.groups, shape.head_dim).transpose(1, 0, 2, 3)
+    padded = jnp.pad(split, ((0, 0), (0, 0), (0, 0), (0, shape.lanes - shape.head_dim)))
+    return padded.reshape(shape.num_kv_heads, -1, shape.lanes)
+
+
+def _by_token(shape: Shape, out: Float[Array, "K TG X"]) -> Float[Array, "T H D"]:
+    """Outputs of chunks."""
+    split = out[..., -shape.head_dim :].reshape(shape.num_kv_heads, -1, shape.groups, shape.head_dim)
+    return split.transpose(1, 0, 2, 3).reshape(split.shape[1], -1, shape.head_dim)

@@ -1,0 +1,443 @@
+"""The loop that both TPU attention kernels share: over requests and their pages, which it fetches a step ahead.
+
+    HBM   kv pages   [N, S, W]        W = K * 2 * D: of a token, K then V of head 0, K then V of head 1, ...
+          scales     [N, 1, 2K]       of pages of 8 bits
+          page lists [R * C, 1, 128]  the page table, 128 pages a line, so that a line can be fetched by itself
+    SMEM  first, length and context of each row, first and last row of each query block; two lines of page lists;
+          the scales of the pages in VMEM
+    VMEM  two blocks of fetched pages
+
+    for block in query blocks                        the grid, as long as there are tokens: dynamic
+        for row in rows with queries in the block    increments: one for each token; chunks: usually one or two
+            for fetch in blocks of its pages         as far as its last query sees, from where its window begins
+                wait for these pages, which the step before has asked for
+                for part in parts of the fetched block: the kernel's own work
+
+Transfers are one page each, however pages are scattered. At each step the next step's pages are asked for, be it
+the same row's, the next row's or the next block's, and the line of the page list for the step after that. So scalar
+memory does not depend on the context length: 1,024 rows take 20 KiB, of 128k tokens as of ten.
+
+Pages of 8 bits become bfloat16 when they are read, times the scale that K or V of a head has in that page.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Int
+
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_shape import LANES, Shape
+from orca_jax.kernels.ragged_attention.tpu_softmax import Softmax
+
+_VMEM_LIMIT = 32 << 20  # bytes of one kernel; chips have 64 MiB or more, and half is left to what XLA keeps there
+
+Ref = Any  # Pallas has no public type for references
+Item = tuple[jax.Array, jax.Array, jax.Array]
+"""One step: query block, row, block of pages."""
+
+
+class RowArrays(NamedTuple):
+    """The requests: their page table in lines of 128, and the scalars that kernels keep in scalar memory."""
+
+    lists: Int[Array, "L 1 128"]
+    start: Int[Array, " R"]
+    length: Int[Array, " R"]
+    context: Int[Array, " R"]
+
+    @property
+    def num_increments(self) -> Int[Array, ""]:
+        """Rows with one query, which come first."""
+        return jnp.sum(self.length == 1, dtype=jnp.int32)
+
+
+class Rows:
+    """The scalars of a call, in scalar memory, and what follows from them."""
+
+    def __init__(
+        self, shape: Shape, span: Any, first_row: Any, end_row: Any, start: Any, length: Any, context: Any
+    ) -> None:
+        self.shape = shape
+        self.first_block, self.end_block = span[0], span[1]
+        self.first_row, self.end_row = first_row, end_row
+        self.start, self.length, self.context = start, length, context
+
+    def visible(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """First and last (exclusive) position that the row's queries in a block see."""
+        size = self.shape.query_block
+        first = jnp.maximum(block * size - self.start[row], 0)
+        end = jnp.minimum((block + 1) * size - self.start[row], self.length[row])
+        before = self.context[row] - self.length[row]
+        if self.shape.sliding_window is None:
+            return jnp.zeros_like(before), before + end
+        return jnp.maximum(before + first + 1 - self.shape.sliding_window, 0), before + end
+
+    def fetches(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Blocks of pages to visit."""
+        begin, end = self.visible(block, row)
+        return begin // self.shape.fetch_tokens, pl.cdiv(end, self.shape.fetch_tokens)
+
+    def num_pages(self, item: Item) -> jax.Array:
+        """Pages of a step."""
+        block, row, fetch = item
+        _, end = self.visible(block, row)
+        return jnp.minimum(pl.cdiv(end, self.shape.page_size) - fetch * self.shape.fetch_pages, self.shape.fetch_pages)
+
+    def first_item(self, block: jax.Array) -> Item:
+        """First step of a query block."""
+        row = self.first_row[block]
+        return block, row, self.fetches(block, row)[0]
+
+    def exists(self, item: Item) -> jax.Array:
+        """Whether there is such a step."""
+        return item[0] < self.end_block
+
+    def following(self, item: Item) -> Item:
+        """The step after `item`; one in `end_block` where that was the last."""
+        block, row, fetch = item
+        is_inside = block < self.end_block
+        safe = jnp.minimum(block, self.end_block - 1)
+        same_row = is_inside & (fetch + 1 < self.fetches(safe, row)[1])
+        same_block = is_inside & (same_row | (row + 1 < self.end_row[safe]))
+        next_block = jnp.where(same_block, block, jnp.minimum(block + 1, self.end_block))
+        new_block = jnp.minimum(next_block, self.end_block - 1)
+        next_row = jnp.where(same_row, row, jnp.where(same_block, row + 1, self.first_row[new_block]))
+        next_fetch = jnp.where(same_row, fetch + 1, self.fetches(new_block, next_row)[0])
+        return next_block, next_row, next_fetch
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Fetches pages, their scales and lines of page lists. Slot `s` of each buffer belongs to every second step."""
+
+    shape: Shape
+    rows: Rows
+    lists: Ref
+    kv: Ref
+    scale: Ref | None
+    list_buf: Ref
+    kv_buf: Ref
+    scale_buf: Ref | None
+    list_sem: Ref
+    kv_sem: Ref
+    scale_sem: Ref | None
+
+    def _list_copy(self, line: jax.Array, slot: jax.Array) -> Any:
+        return pltpu.make_async_copy(self.lists.at[line], self.list_buf.at[slot], self.list_sem.at[slot])
+
+    def _page_copies(self, page: jax.Array, place: jax.Array, slot: jax.Array) -> Iterable[Any]:
+        size = self.shape.page_size
+        there = self.kv_buf.at[slot, pl.ds(pl.multiple_of(place * size, size), size)]
+        yield pltpu.make_async_copy(self.kv.at[page], there, self.kv_sem.at[slot])
+        if self.scale is not None and self.scale_buf is not None and self.scale_sem is not None:
+            there = self.scale_buf.at[slot, place]
+            yield pltpu.make_async_copy(self.scale.at[page], there, self.scale_sem.at[slot])
+
+    def start_list(self, item: Item, slot: jax.Array) -> None:
+        """Ask for the line with the pages of a step."""
+        lines_per_row = self.lists.shape[0] // self.rows.start.shape[0]
+        line = item[1] * lines_per_row + item[2] * self.shape.fetch_pages // LANES
+        self._list_copy(line, slot).start()
+
+    def wait_list(self, slot: jax.Array) -> None:
+        """Wait for a line."""
+        self._list_copy(jnp.int32(0), slot).wait()
+
+    def page(self, item: Item, place: jax.Array, slot: jax.Array) -> jax.Array:
+        """The page at a place of a step's fetched block; its line must still be there."""
+        page: jax.Array = self.list_buf[slot, 0, lax.rem(item[2] * self.shape.fetch_pages, LANES) + place]
+        return page
+
+    def start(self, item: Item, slot: jax.Array) -> None:
+        """Ask for the pages of a step; the line must have come."""
+
+        def ask(place: jax.Array, _: None) -> None:
+            for copy in self._page_copies(self.page(item, place, slot), place, slot):
+                copy.start()
+
+        lax.fori_loop(0, self.rows.num_pages(item), ask, None)
+
+    def wait(self, item: Item, slot: jax.Array) -> None:
+        """Wait for the pages of a step."""
+
+        def wait_one(place: jax.Array, _: None) -> None:
+            for copy in self._page_copies(jnp.int32(0), place, slot):
+                copy.wait()
+
+        lax.fori_loop(0, self.rows.num_pages(item), wait_one, None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some pages of a fetched block: what is multiplied at a time."""
+
+    shape: Shape
+    tokens: Ref  # [compute_tokens, W]
+    scale: Ref | None  # [fetch_pages, 1, 2K]
+    first_page: jax.Array  # in the fetched block
+    first: jax.Array  # position of the first token
+    end: jax.Array  # nobody sees this position, or any behind it
+
+    def silence(self) -> None:
+        """Overwrite what no request wrote by zeros: it may be anything, and zero weight does not silence NaN."""
+        left = self.end - self.first
+
+        @pl.when(left < self.shape.compute_tokens)
+        def overwrite() -> None:
+            is_token = lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0) < left
+            tokens = self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
+            self.tokens[...] = jnp.where(is_token, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
+
+    def read(self, lanes: slice) -> jax.Array:
+        """K or V of a head, or both of some heads, in the type that is multiplied."""
+        if self.scale is None:
+            return self.tokens[:, lanes].astype(self.shape.compute_dtype)
+        size = self.shape.page_size
+        pages = [
+            self.tokens[page * size : (page + 1) * size, lanes].astype(jnp.float32) * self._scale(page, lanes)
+            for page in range(self.shape.compute_pages)
+        ]
+        return jnp.concatenate(pages, axis=0).astype(self.shape.compute_dtype)
+
+    def _scale(self, page: int, lanes: slice) -> jax.Array:
+        """Of each lane in a page; zero in pages past the end, which have no scale."""
+        assert self.scale is not None
+        size, dim = self.shape.page_size, self.shape.head_dim
+        is_there = self.first + page * size < self.end
+        # What is read of a page that was not fetched may be anything, but not out of bounds.
+        scales = [
+            jnp.where(is_there, self.scale[self.first_page + page, 0, index], 0.0)
+            for index in range(lanes.start // dim, lanes.stop // dim)
+        ]
+        if len(scales) == 1:
+            return scales[0]
+        lane = lax.broadcasted_iota(jnp.int32, (1, lanes.stop - lanes.start), 1)
+        of_lanes = jnp.full(lane.shape, scales[0])
+        for index, scale in enumerate(scales[1:], 1):
+            of_lanes = jnp.where(lane >= index * dim, scale, of_lanes)
+        return of_lanes
+
+
+class Kernel:
+    """What a kernel does at each turn of the loop."""
+
+    def begin(self) -> None:
+        """Before anything else."""
+
+    def begin_row(self, row: jax.Array) -> None:
+        """Before a row's first step in a query block."""
+
+    def end_row(self, row: jax.Array) -> None:
+        """After its last."""
+
+    def prepare(self, item: Item, slot: jax.Array) -> None:
+        """Before the line of a step's page list is overwritten."""
+
+    def release(self, slot: jax.Array) -> None:
+        """Before the pages in a slot are overwritten, and at the end."""
+
+    def visit(self, item: Item, slot: jax.Array, part: Part) -> None:
+        """Compute with a part of a step's pages, while the next ones come."""
+        raise NotImplementedError
+
+
+class Refs(NamedTuple):
+    """The references of a kernel by their roles, in the order of `launch`."""
+
+    rows: Rows
+    pages: Pages
+    q: Ref
+    new: Ref | None
+    out: Ref
+    softmax: Softmax
+    parity: Ref
+    writing: Ref | None
+    write_sem: Ref | None
+
+
+def walk(refs: Refs, kernel: Kernel) -> None:
+    """The loop of one query block over rows and their pages."""
+    rows, pages, parity = refs.rows, refs.pages, refs.parity
+    block = pl.program_id(0) + rows.first_block
+
+    @pl.when(pl.program_id(0) == 0)
+    def begin() -> None:
+        first = rows.first_item(block)
+        zero = jnp.int32(0)
+        parity[0] = zero
+        kernel.begin()
+        pages.start_list(first, zero)
+        pages.wait_list(zero)
+        pages.start(first, zero)
+        second = rows.following(first)
+
+        @pl.when(rows.exists(second))
+        def ask() -> None:
+            pages.start_list(second, jnp.int32(1))
+
+    def step(item: Item) -> None:
+        slot = parity[0]
+        other = 1 - slot
+        following = rows.following(item)
+        after = rows.following(following)
+        kernel.prepare(item, slot)
+        kernel.release(other)
+
+        @pl.when(rows.exists(following))
+        def fetch() -> None:
+            pages.wait_list(other)
+            pages.start(following, other)
+
+        @pl.when(rows.exists(after))
+        def ask() -> None:
+            pages.start_list(after, slot)
+
+        pages.wait(item, slot)
+        for_parts(rows, pages, item, slot, partial(kernel.visit, item, slot))
+        parity[0] = other
+        pl.when(jnp.logical_not(rows.exists(following)))(lambda: kernel.release(slot))
+
+    def one_row(row: jax.Array, _: None) -> None:
+        kernel.begin_row(row)
+        lower, upper = rows.fetches(block, row)
+        lax.fori_loop(lower, upper, lambda fetch, _: step((block, row, fetch)), None)
+        kernel.end_row(row)
+
+    lax.fori_loop(rows.first_row[block], rows.end_row[block], one_row, None)
+
+
+def for_parts(rows: Rows, pages: Pages, item: Item, slot: jax.Array, use: Callable[[Part], None]) -> None:
+    """Call `use` with each part of a fetched block that a query of the step sees."""
+    block, row, fetch = item
+    shape = pages.shape
+    begin, end = rows.visible(block, row)
+    size, first = shape.compute_tokens, fetch * shape.fetch_tokens
+    lower = jnp.maximum(begin - first, 0) // size
+    upper = pl.cdiv(jnp.minimum(end - first, shape.fetch_tokens), size)
+
+    def one(index: jax.Array, _: None) -> None:
+        place = pl.multiple_of(index * size, size)
+        tokens = pages.kv_buf.at[slot, pl.ds(place, size)]
+        scale = None if pages.scale_buf is None else pages.scale_buf.at[slot]
+        part = Part(shape, tokens, scale, index * shape.compute_pages, first + place, end)
+        part.silence()
+        use(part)
+
+    lax.fori_loop(lower, upper, one, None)
+
+
+def launch(
+    kernel: Callable[[Refs], None],
+    name: str,
+    shape: Shape,
+    blocks: tuple[jax.Array, jax.Array, jax.Array],
+    q: jax.Array,
+    pages: PackedPages,
+    rows: RowArrays,
+    *,
+    axis: int,
+    out_dtype: jnp.dtype,
+    interpret: Any,
+    new: jax.Array | None = None,
+) -> tuple[jax.Array, PackedPages]:
+    """Run a kernel over some query blocks; blocks of `q` and of the output are cut along `axis`.
+
+    Args:
+        kernel: the work of one query block.
+        name: of the kernel, for profiles.
+        shape: what it is compiled for.
+        blocks: first and last (exclusive) block; first row of each block; last row (exclusive) of each.
+        q: queries, as the kernel wants them.
+        pages: K and V.
+        rows: the requests.
+        axis: of tokens in `q`.
+        out_dtype: of the outputs, which have the shape of `q`.
+        interpret: as `pallas_call` takes it.
+        new: K and V of each row's new token `[R, W]` in float32, where the kernel writes them to their pages.
+
+    Returns:
+        Outputs, and the pages, which are the same ones where nothing is written.
+    """
+    assert (new is not None) == shape.is_writing
+    span, scalars = blocks[0], (*blocks, rows.start, rows.length, rows.context)
+    block = list(q.shape)
+    block[axis] = shape.query_block if axis == 0 else shape.query_block * shape.groups
+    index = [0] * q.ndim
+
+    def place(step: jax.Array, span: Any, *_: Any) -> tuple[Any, ...]:
+        return (*index[:axis], step + span[0], *index[axis + 1 :])
+
+    spec, anywhere = pl.BlockSpec(tuple(block), place), pl.BlockSpec(memory_space=pl.ANY)
+    inputs = {"q": (q, spec), "lists": (rows.lists, anywhere), "kv": (pages.kv, anywhere)}
+    outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)]
+    aliases = {}
+    if pages.scale is not None:
+        inputs["scale"] = pages.scale, anywhere
+    if new is not None:
+        inputs["new"] = new, pl.BlockSpec((shape.query_block, new.shape[1]), lambda step, span, *_: (step + span[0], 0))
+        outputs.append((jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype), anywhere))
+        aliases = {len(scalars) + list(inputs).index("kv"): 1}
+    scratch = _scratch(shape, pages, tuple(block[1:]) if axis == 0 else tuple(block))
+
+    def run(*refs: Ref) -> None:
+        kernel(_by_role(shape, refs, [*inputs], [*scratch]))
+
+    arrays = [array for array, _ in inputs.values()]
+    results = pl.pallas_call(
+        run,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(span[1] - span[0],),
+            in_specs=[spec for _, spec in inputs.values()],
+            out_specs=[spec for _, spec in outputs],
+            scratch_shapes=[*scratch.values()],
+        ),
+        out_shape=[shape for shape, _ in outputs],
+        input_output_aliases=aliases,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
+        name=name,
+        interpret=interpret,
+    )(*scalars, *arrays)
+    return results[0], pages if new is None else PackedPages(results[1])
+
+
+def _scratch(shape: Shape, pages: PackedPages, sums: tuple[int, ...]) -> dict[str, Any]:
+    """Memory of a kernel by its role."""
+    two, statistics = pltpu.SemaphoreType.DMA((2,)), pltpu.VMEM((*sums[:2], LANES), jnp.float32)
+    scratch = {
+        "parity": pltpu.SMEM((1,), jnp.int32),
+        "list_buf": pltpu.SMEM((2, 1, LANES), jnp.int32),
+        "kv_buf": pltpu.VMEM((2, shape.fetch_tokens, pages.kv.shape[2]), pages.dtype),
+        "list_sem": two,
+        "kv_sem": two,
+        "top": statistics,
+        "total": statistics,
+        "values": pltpu.VMEM(sums, jnp.float32),
+    }
+    if pages.scale is not None:
+        scratch["scale_buf"] = pltpu.SMEM((2, shape.fetch_pages, 1, pages.scale.shape[2]), jnp.float32)
+        scratch["scale_sem"] = two
+    if shape.is_writing:
+        scratch |= {"writing": pltpu.SMEM((2,), jnp.int32), "write_sem": two}
+    return scratch
+
+
+def _by_role(shape: Shape, refs: tuple[Ref, ...], inputs: list[str], scratch: list[str]) -> Refs:
+    """Scalars, inputs, outputs and scratch, as they come."""
+    outputs = ["out", *(["written"] if shape.is_writing else [])]
+    scalars, others = refs[:6], refs[6:]
+    role: dict[str, Ref] = dict(zip([*inputs, *outputs, *scratch], others, strict=True))
+    rows = Rows(shape, *scalars)
+    # Where pages are written they are read through the same reference.
+    kv = role.get("written", role["kv"])
+    buffers = (role.get(name) for name in ("list_buf", "kv_buf", "scale_buf", "list_sem", "kv_sem", "scale_sem"))
+    pages = Pages(shape, rows, role["lists"], kv, role.get("scale"), *buffers)
+    softmax = Softmax(shape, role["top"], role["total"], role["values"])
+    new, writing, write_sem = (role.get(name) for name in ("new", "writing", "write_sem"))
+    return Refs(rows, pages, role["q"], new, role["out"], softmax, role["parity"], writing, write_sem)
