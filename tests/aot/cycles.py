@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu_blocks import Heads, rule
@@ -43,11 +44,14 @@ CHIPS = {
     "tpu7x": Chip(2.2e9, 7380e9 / 2, 2307e12 / 2),  # a core is a device
 }
 HEADER = ["kernel", "heads", "for", "KiB", "MFLOP", "cycles of the loop", "of the transfer", "of the products", "bound"]
+NAMED = ((1, 1),)  # requests of a case are not compiled for
 CASES = [
-    Case("12 heads of 64", ((1, 1),), 12, 12, 64, 128),
-    Case("25 heads of 64", ((1, 1),), 25, 25, 64, 128),
-    Case("32 over 8 heads of 64", ((1, 1),), 32, 8, 64, 128),
-    Case("32 over 8 heads of 128", ((1, 1),), 32, 8, 128, 128),
+    Case("12 heads of 64", NAMED, 12, 12, 64, 128, page_dtype="bfloat16"),
+    Case("25 heads of 64", NAMED, 25, 25, 64, 128, page_dtype="bfloat16"),
+    Case("32 over 8 heads of 64", NAMED, 32, 8, 64, 128, page_dtype="bfloat16"),
+    Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 128, page_dtype="bfloat16"),
+    Case("12 heads of 64, int8 pages", NAMED, 12, 12, 64, 128, page_dtype="int8"),
+    Case("32 over 8 heads of 128, int8 pages", NAMED, 32, 8, 128, 128, page_dtype="int8"),
 ]
 _LINE = re.compile(r"\s*(?:0x[0-9a-f]+|\d+)\s+(LB|PF)?\s*:\s*(>+)\s*\{(.*)")
 
@@ -82,12 +86,13 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
     from tests.aot.tpu import compile_attention, compile_write
 
     groups = case.num_heads // case.num_kv_heads
-    blocks = rule(Heads("", case.num_kv_heads, groups, case.head_dim, case.page_size, 2))
-    slot, size = case.num_kv_heads * 2 * case.head_dim * 2, case.page_size
+    itemsize = jnp.dtype(case.page_dtype).itemsize
+    blocks = rule(Heads("", case.num_kv_heads, groups, case.head_dim, case.page_size, itemsize))
+    slot, size = case.num_kv_heads * 2 * case.head_dim * itemsize, case.page_size
     with TemporaryDirectory() as folder:
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        for compile_one in (compile_attention, compile_write):
-            compile_one(generation, case, "bfloat16", rows=64, tokens=256, pages_per_row=64)
+        for compile_one in (compile_attention, compile_write)[:itemsize]:
+            compile_one(generation, case, case.page_dtype, rows=64, tokens=256, pages_per_row=64)
         for kernel, queries, pages in (
             ("increments", 1, blocks.compute_pages),
             ("chunks", blocks.query_block, blocks.chunk_pages),
@@ -95,6 +100,8 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
             flops = 4 * queries * pages * size * case.num_heads * case.head_dim
             cycles = bundles(_schedule(folder, kernel), "vmat")
             yield _found(kernel, case, generation, pages * size * slot, flops, cycles)
+        if itemsize == 1:
+            return
         # Tokens are read, and written in groups of 16; each turn of the loop is one.
         cycles = size // 16 * bundles(_schedule(folder, "write_chunks"), "vrot")
         yield _found("write_chunks", case, generation, 2 * size * slot, 0, cycles)

@@ -96,9 +96,17 @@ class _Increments(Kernel):
             visible &= position >= part.end - shape.sliding_window
         for index, bundle in enumerate(shape.bundles):
             k_lanes, v_lanes = shape.kv_lanes(*bundle)
-            k = part.read(k_lanes)
-            v = k if v_lanes == k_lanes else part.read(v_lanes)
-            self.refs.softmax.add(index, queries[index, :, : k.shape[1]], k, v, visible)
+            k = part.stored(k_lanes)
+            v = k if v_lanes == k_lanes else part.stored(v_lanes)
+            self.refs.softmax.add(index, queries[index, :, : k.shape[1]], k, v, visible, self._scales(part, bundle))
+
+    def _scales(self, part: Part, bundle: tuple[int, int]) -> tuple[jax.Array, jax.Array] | None:
+        """Of scores and of weights, of which there are fewer than of keys and values."""
+        if not part.shape.is_quantised:
+            return None
+        lane, heads = bundle
+        first_head = lane // (2 * part.shape.head_dim)
+        return part.scales(first_head, heads, 0), part.scales(first_head, heads, 1)
 
     def prepare(self, item: Item, slot: jax.Array) -> None:
         if (writing := self.refs.writing) is None:

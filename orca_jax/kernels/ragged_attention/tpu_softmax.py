@@ -35,11 +35,30 @@ class Softmax:
         self.total[...] = jnp.zeros_like(self.total)
         self.values[...] = jnp.zeros_like(self.values)
 
-    def add(self, index: int, q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array | None) -> None:
-        """Take `k` and `v` `[tokens, lanes]` into the sums of the queries `q [M, lanes]`; None sees everything."""
+    def add(
+        self,
+        index: int,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        visible: jax.Array | None,
+        scales: tuple[jax.Array, jax.Array] | None = None,
+    ) -> None:
+        """Take `k` and `v` `[tokens, lanes]` into the sums of the queries `q [M, lanes]`.
+
+        Args:
+            index: of these queries' sums.
+            q: queries, scaled.
+            k: keys.
+            v: values.
+            visible: which tokens each query sees `[M, tokens]`; None where all see everything.
+            scales: of K and of V `[M, tokens]`, where `k` and `v` do not have theirs in them.
+        """
         shape = self.shape
         product = partial(lax.dot_general, precision=shape.precision, preferred_element_type=jnp.float32)
         scores = product(q, k, (((1,), (1,)), ((), ())))
+        if scales is not None:
+            scores = scores * scales[0]
         if shape.soft_cap is not None:
             scores = shape.soft_cap * _LOG2E * jnp.tanh(scores / shape.soft_cap)
         if visible is not None:
@@ -50,7 +69,8 @@ class Softmax:
         if visible is not None:
             weights = jnp.where(visible, weights, 0.0)
         shrink = jnp.exp2(before - top)
-        weighted = product(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())))
+        scaled = weights if scales is None else weights * scales[1]
+        weighted = product(scaled.astype(v.dtype), v, (((1,), (0,)), ((), ())))
         lanes = v.shape[1]
         self.values[index, :, :lanes] = self.values[index, :, :lanes] * _repeat(shrink, lanes) + weighted
         self.top[index] = top

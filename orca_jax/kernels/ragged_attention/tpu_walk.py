@@ -194,34 +194,46 @@ class Part:
             tokens = self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
             self.tokens[...] = jnp.where(is_token, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
 
+    def stored(self, lanes: slice) -> jax.Array:
+        """K or V of a head, or both of some heads, in the type that is multiplied; without their scales."""
+        return self.tokens[:, lanes].astype(self.shape.compute_dtype)
+
     def read(self, lanes: slice) -> jax.Array:
-        """K or V of a head, or both of some heads, in the type that is multiplied."""
+        """The same, with their scales."""
         if self.scale is None:
-            return self.tokens[:, lanes].astype(self.shape.compute_dtype)
-        size = self.shape.page_size
-        pages = [
-            self.tokens[page * size : (page + 1) * size, lanes].astype(jnp.float32) * self._scale(page, lanes)
-            for page in range(self.shape.compute_pages)
-        ]
+            return self.stored(lanes)
+        size, dim = self.shape.page_size, self.shape.head_dim
+        lane = lax.broadcasted_iota(jnp.int32, (1, lanes.stop - lanes.start), 1)
+        pages = []
+        for page in range(self.shape.compute_pages):
+            scales = [self._scale(page, index) for index in range(lanes.start // dim, lanes.stop // dim)]
+            tokens = self.tokens[page * size : (page + 1) * size, lanes].astype(jnp.float32)
+            pages.append(tokens * _steps(lane, dim, scales))
         return jnp.concatenate(pages, axis=0).astype(self.shape.compute_dtype)
 
-    def _scale(self, page: int, lanes: slice) -> jax.Array:
-        """Of each lane in a page; zero in pages past the end, which have no scale."""
+    def scales(self, first_head: int, heads: int, part: int) -> jax.Array:
+        """Of each score of a bundle of heads `[M, tokens]`: those of K (`part` 0) or of V (1)."""
+        size = self.shape.together * self.shape.groups, self.shape.compute_tokens
+        row, token = (lax.broadcasted_iota(jnp.int32, size, axis) for axis in (0, 1))
+        of_heads = []
+        for head in range(first_head, first_head + heads):
+            of_pages = [self._scale(page, 2 * head + part) for page in range(self.shape.compute_pages)]
+            of_heads.append(_steps(token, self.shape.page_size, of_pages))
+        return _steps(row, self.shape.groups, of_heads)
+
+    def _scale(self, page: int, index: int) -> jax.Array:
+        """K's or V's of a head in a page; zero past the end, where no scale was fetched."""
         assert self.scale is not None
-        size, dim = self.shape.page_size, self.shape.head_dim
-        is_there = self.first + page * size < self.end
-        # What is read of a page that was not fetched may be anything, but not out of bounds.
-        scales = [
-            jnp.where(is_there, self.scale[self.first_page + page, 0, index], 0.0)
-            for index in range(lanes.start // dim, lanes.stop // dim)
-        ]
-        if len(scales) == 1:
-            return scales[0]
-        lane = lax.broadcasted_iota(jnp.int32, (1, lanes.stop - lanes.start), 1)
-        of_lanes = jnp.full(lane.shape, scales[0])
-        for index, scale in enumerate(scales[1:], 1):
-            of_lanes = jnp.where(lane >= index * dim, scale, of_lanes)
-        return of_lanes
+        is_there = self.first + page * self.shape.page_size < self.end
+        return jnp.where(is_there, self.scale[self.first_page + page, 0, index], 0.0)
+
+
+def _steps(index: jax.Array, width: int, values: list[jax.Array]) -> jax.Array:
+    """The value whose turn it is at each index, when each has its turn for `width` of them."""
+    result = values[0]
+    for turn, value in enumerate(values[1:], 1):
+        result = jnp.where(index >= turn * width, value, result)
+    return result
 
 
 class Kernel:
