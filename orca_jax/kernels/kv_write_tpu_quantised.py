@@ -13,11 +13,11 @@ what stands behind its last token belongs to nobody yet.
 
     for piece in pieces              the grid, as many as there are: dynamic
         ask for a later piece's tokens, group and line; wait for this one's
-        the largest new value of each head, and the scales
-        for group before the piece   only where a scale has grown: read, quantised anew, and written
+        the largest new value of each head, and the scales; where one has grown, ask for the groups before
         for group in the piece       tokens rotated to their places, quantised, and written
+        for group before an earlier piece, where that has asked for them: quantised anew, and written
 
-So an increment that is no larger than what its page has seen moves a group, whatever stands before it in the page.
+So an increment that is no larger than what its page has seen moves one group, whatever else stands in the page.
 """
 
 from functools import partial
@@ -67,7 +67,7 @@ def write_quantised(
     size, width, line = pages.page_size, new.shape[1], pages.scale.shape[1:]
     count, pieces = cut(size, new.shape[0], page_table, query_start, query_len, context_len)
     new = jnp.pad(new, ((0, -new.shape[0] % _TILE), (0, 0)))
-    slots = _slots((size + _TILE) * width * new.dtype.itemsize + (size + _GROUP) * width)
+    slots = _slots((size + _TILE) * width * new.dtype.itemsize + (size + _GROUP + 8) * width)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     run = pl.pallas_call(
         partial(_kernel, head_dim=head_dim),
@@ -82,9 +82,9 @@ def write_quantised(
                 pltpu.VMEM((slots, *line), jnp.float32),
                 pltpu.VMEM((slots, size, width), pages.dtype),
                 pltpu.VMEM((slots, *line), jnp.float32),
-                *[pltpu.SemaphoreType.DMA((slots,))] * 5,
+                *[pltpu.SemaphoreType.DMA((slots,))] * 6,
                 pltpu.VMEM((size + _GROUP + _TILE, width), jnp.float32),
-                pltpu.VMEM((2, width), jnp.float32),
+                pltpu.VMEM((slots, 2, width), jnp.float32),
                 pltpu.SMEM((slots,), jnp.int32),
             ],
         ),
@@ -109,8 +109,8 @@ class _Transfers:
         self.pieces = pieces
         self.new, self.kv, self.scale = arrays
         self.new_buf, self.old_buf, self.old_line, self.page_buf, self.new_line = buffers[:5]
-        self.new_sem, self.old_sem, self.old_line_sem, self.page_sem, self.new_line_sem = buffers[5:]
-        self.first = first  # group that each slot's piece has written
+        self.new_sem, self.old_sem, self.old_line_sem, self.page_sem, self.new_line_sem, self.before_sem = buffers[5:]
+        self.first = first  # group that each slot's piece writes
 
     def tiles(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) of `new` that a piece has tokens in."""
@@ -149,15 +149,21 @@ class _Transfers:
             for copy in self._old(piece, slot):
                 copy.wait()
 
-    def load_before(self, piece: jax.Array, slot: jax.Array, end: jax.Array) -> None:
-        """Fetch the groups of a page before the `end`-th to where they will be written from."""
+    def _before(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
+        there = self.kv.at[self.pieces.page[piece], _places(index)]
+        return pltpu.make_async_copy(there, self.page_buf.at[slot, _places(index)], self.before_sem.at[slot])
 
-        def copy(index: jax.Array) -> Any:
-            there = self.kv.at[self.pieces.page[piece], _places(index)]
-            return pltpu.make_async_copy(there, self.page_buf.at[slot, _places(index)], self.old_sem.at[slot])
+    def load_before(self, piece: jax.Array, slot: jax.Array) -> None:
+        """Ask for the groups of a page that have to be written though the piece has no tokens there."""
+        lax.fori_loop(*self.before(piece, slot), lambda index, _: self._before(piece, slot, index).start(), None)
 
-        lax.fori_loop(0, end, lambda index, _: copy(index).start(), None)
-        lax.fori_loop(0, end, lambda index, _: copy(index).wait(), None)
+    def loaded_before(self, piece: jax.Array, slot: jax.Array) -> None:
+        """Wait for them: they come to where they are written from."""
+        lax.fori_loop(*self.before(piece, slot), lambda index, _: self._before(piece, slot, index).wait(), None)
+
+    def before(self, piece: jax.Array, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """First and last (exclusive) of these groups; none where no scale has grown."""
+        return self.first[slot], self.pieces.begin[piece] // _GROUP
 
     def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
@@ -187,60 +193,74 @@ def _places(index: jax.Array) -> Any:
 
 
 def _kernel(count: Any, *refs: Any, head_dim: int) -> None:
-    """One piece."""
-    pieces, (new, _, _, kv, scale), buffers, (*own, first) = Pieces(*refs[:4]), refs[4:9], refs[9:19], refs[19:]
+    """One piece, and what an earlier one has asked for."""
+    pieces, (new, _, _, kv, scale), buffers = Pieces(*refs[:4]), refs[4:9], refs[9:20]
+    tokens, spread, first = refs[20:]
     transfers = _Transfers(pieces, (new, kv, scale), buffers, first)
     slots, piece = first.shape[0], pl.program_id(0)
-    slot, ahead = lax.rem(piece, slots), piece + slots - 1
+    lag = slots // 2
+
+    def of(piece: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return piece, lax.rem(piece, slots)
 
     @pl.when(piece == 0)
     def begin() -> None:
         lax.fori_loop(0, jnp.minimum(slots - 1, count[0]), lambda i, _: transfers.load(i, i), None)
 
-    pl.when(ahead < count[0])(lambda: transfers.load(ahead, lax.rem(ahead, slots)))
-    transfers.loaded(piece, slot)
-    pl.when(piece >= slots)(lambda: transfers.stored(piece - slots, slot))
-    _write(transfers, own, piece, slot, head_dim)
+    pl.when(piece + slots - 1 < count[0])(lambda: transfers.load(*of(piece + slots - 1)))
+    transfers.loaded(*of(piece))
+    pl.when(piece >= slots)(lambda: transfers.stored(*of(piece - slots)))
+    _write(transfers, tokens, spread, *of(piece), head_dim)
+    pl.when(piece >= lag)(lambda: _write_before(transfers, spread, *of(piece - lag)))
 
     @pl.when(piece + 1 == count[0])
     def end() -> None:
-        waiting = jnp.maximum(count[0] - slots, 0), count[0]
-        lax.fori_loop(*waiting, lambda i, _: transfers.stored(i, lax.rem(i, slots)), None)
+        def last(pieces: int) -> tuple[jax.Array, jax.Array]:
+            return jnp.maximum(count[0] - pieces, 0), count[0]
+
+        lax.fori_loop(*last(lag), lambda i, _: _write_before(transfers, spread, *of(i)), None)
+        lax.fori_loop(*last(slots), lambda i, _: transfers.stored(*of(i)), None)
 
 
-def _write(transfers: _Transfers, own: list[Any], piece: jax.Array, slot: jax.Array, head_dim: int) -> None:
-    """Scales first, then what has to be written."""
+def _write(transfers: _Transfers, tokens: Any, spread: Any, piece: jax.Array, slot: jax.Array, head_dim: int) -> None:
+    """The scales of a piece, and the groups that it has tokens in; where a scale has grown, ask for those before."""
     begin, end = transfers.pieces.begin[piece], transfers.pieces.end[piece]
-    (tokens, spread), dtype = own, transfers.page_buf.dtype
     largest = _of_heads(_read_tokens(transfers, tokens, piece, slot), head_dim)
     before = jnp.where(begin > 0, transfers.old_line[slot], 0.0)
-    after = scales_of(largest, before, dtype)
+    after = scales_of(largest, before, transfers.page_buf.dtype)
     transfers.new_line[slot] = after
     transfers.store_line(piece, slot).start()
-    spread[...] = _over_lanes(jnp.concatenate([before, after]), head_dim)
+    spread[slot] = _over_lanes(jnp.concatenate([before, after]), head_dim)
     has_grown = jnp.max(jnp.where(after > before, 1.0, 0.0)) > 0
-    first = begin // _GROUP
-    transfers.first[slot] = jnp.where(has_grown, 0, first)
+    transfers.first[slot] = jnp.where(has_grown, 0, begin // _GROUP)
+    transfers.load_before(piece, slot)
 
-    def put(index: jax.Array, values: jax.Array) -> None:
-        transfers.page_buf[slot, _places(index)] = _stored(values / spread[1:], dtype)
-        transfers.store(piece, slot, index).start()
-
-    def put_before(index: jax.Array, _: None) -> None:
-        put(index, transfers.page_buf[slot, _places(index)].astype(jnp.float32) * spread[:1])
-
-    @pl.when(has_grown & (first > 0))
-    def requantise() -> None:
-        transfers.load_before(piece, slot, first)
-        lax.fori_loop(0, first, put_before, None)
-
-    def put_own(index: jax.Array, _: None) -> None:
-        kept = transfers.old_buf[slot].astype(jnp.float32) * spread[:1]
+    def write(index: jax.Array, _: None) -> None:
+        kept = transfers.old_buf[slot].astype(jnp.float32) * spread[slot, :1]
         moved = _at_places(tokens, index * _GROUP - begin + _lead(transfers, piece))
         place = index * _GROUP + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
-        put(index, jnp.where(place < begin, kept, moved))
+        _put(transfers, spread, piece, slot, index, jnp.where(place < begin, kept, moved))
 
-    lax.fori_loop(first, pl.cdiv(end, _GROUP), put_own, None)
+    lax.fori_loop(begin // _GROUP, pl.cdiv(end, _GROUP), write, None)
+
+
+def _write_before(transfers: _Transfers, spread: Any, piece: jax.Array, slot: jax.Array) -> None:
+    """What a piece has asked for, by its new scales."""
+    transfers.loaded_before(piece, slot)
+
+    def write(index: jax.Array, _: None) -> None:
+        values = transfers.page_buf[slot, _places(index)].astype(jnp.float32) * spread[slot, :1]
+        _put(transfers, spread, piece, slot, index, values)
+
+    lax.fori_loop(*transfers.before(piece, slot), write, None)
+
+
+def _put(
+    transfers: _Transfers, spread: Any, piece: jax.Array, slot: jax.Array, index: jax.Array, values: jax.Array
+) -> None:
+    """Quantise a group, and write it."""
+    transfers.page_buf[slot, _places(index)] = _stored(values / spread[slot, 1:], transfers.page_buf.dtype)
+    transfers.store(piece, slot, index).start()
 
 
 def _lead(transfers: _Transfers, piece: jax.Array) -> jax.Array:

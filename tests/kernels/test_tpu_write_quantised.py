@@ -10,6 +10,7 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
+from orca_jax.kernels import kv_write_tpu_quantised
 from orca_jax.kernels.kv_pages import PackedPages, slots
 from orca_jax.kernels.kv_pieces import cut
 from orca_jax.kernels.kv_write import write_kv
@@ -97,3 +98,10 @@ def test_new_tokens_in_bfloat16_that_all_fit_or_of_which_none_does(dtype: str) -
 def test_batches_without_races(requests: tuple[tuple[int, int], ...]) -> None:
     """Fewer pieces than are on their way at once, and more."""
     check_strictly(case_of("int8", HEADS[0], requests), SIZES["int8"][1])
+
+
+@pytest.mark.slow
+def test_wide_pages_of_which_two_fit_without_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_write_tpu_quantised, "_BUFFERS", 0)
+    _, grown = check_strictly(case_of("int8", HEADS[0]), SIZES["int8"][1])
+    assert grown
