@@ -46,7 +46,16 @@ HEADS = [
 ]
 
 
-KERNELS = [(generation, case) for generation in TOPOLOGIES for case in HEADS]
+QUANTISED = [
+    ("int8", Case("12 heads of 64", NAMED, 12, 12, 64, 128)),
+    ("float8_e4m3fn", Case("25 heads of 64", NAMED, 25, 25, 64, 32)),
+    ("int8", Case("8 over 2 heads of 96", NAMED, 8, 2, 96, 32)),
+    ("int8", HEADS[5]),
+    ("float8_e4m3fn", HEADS[5]),
+    ("int8", HEADS[8]),
+]
+KERNELS = [(generation, "bfloat16", case) for generation in TOPOLOGIES for case in HEADS]
+KERNELS += [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in QUANTISED]
 WRITES = [
     (generation, dtype, case)
     for generation in TOPOLOGIES
@@ -59,7 +68,7 @@ WRITES = [
     )
 ]
 QUICK = [
-    ("v6e", HEADS[7]),
+    ("v6e", "bfloat16", HEADS[7]),
     ("v5e", "int8", HEADS[5]),
     ("v5e", 4, "gpt2", 64),
 ]  # of the default tests: some seconds together
@@ -85,12 +94,13 @@ def mib(size: int) -> str:
     return f"{size / MIB:.1f}"
 
 
-@pytest.mark.parametrize(("generation", "case"), slow_but(QUICK, KERNELS), ids=name_of)
-def test_kernels(generation: str, case: Case, rows: list[list[str]]) -> None:
-    found = compile_attention(generation, case, "bfloat16", rows=64, tokens=256, pages_per_row=64)
+@pytest.mark.parametrize(("generation", "dtype", "case"), slow_but(QUICK, KERNELS), ids=name_of)
+def test_kernels(generation: str, dtype: str, case: Case, rows: list[list[str]]) -> None:
+    found = compile_attention(generation, case, dtype, rows=64, tokens=256, pages_per_row=64)
     assert found.temp < 16 * MIB, "the cache of 256 MiB was copied"
     assert 0 < found.vmem <= VMEM_BUDGET
-    rows.append([f"attention, {case.name}", generation, "256", "-", mib(found.temp), mib(found.vmem)])
+    name = f"attention, {case.name}" if dtype == "bfloat16" else f"attention, {dtype}, {case.name}"
+    rows.append([name, generation, "256", "-", mib(found.temp), mib(found.vmem)])
 
 
 @pytest.mark.parametrize(("generation", "dtype", "case"), slow_but(QUICK, WRITES), ids=name_of)

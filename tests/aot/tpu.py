@@ -96,7 +96,7 @@ def compile_attention(
     """One call of the kernels with the heads and pages of a case, over a cache of 256 MiB."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
-    q = _array(mesh, (tokens, case.num_heads, case.head_dim), dtype)
+    q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype)
     requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
     attend = jax.jit(lambda *args: ragged_attention_tpu(*args, **case.options))
     with jax.set_mesh(mesh):  # Pallas asks it for the generation
