@@ -384,21 +384,26 @@ def _shape_of(
     soft_cap: float | None,
     interpret: bool,
 ) -> _Shape:
-    """Of increments: 32 KiB of K and V in a block, so that three blocks that are on their way fit an Ampere card."""
+    """Of increments: 32 KiB of K and V in a block, so that three blocks that are on their way fit an Ampere card.
+
+    float32 is multiplied without tensor cores, with factors in registers: half as much, and more warps to many rows.
+    """
     head_dim = q.shape[2]
     kv_heads = num_kv_heads(pages, head_dim)
     groups = q.shape[1] // kv_heads
     # What is stored in less is not worth float32's products, whatever type queries come in.
     dtype = jnp.float32 if pages.dtype == jnp.float32 else jnp.bfloat16
-    widest = pl.next_power_of_2(head_dim) * jnp.dtype(dtype).itemsize
+    is_float = dtype == jnp.float32
+    widest = pl.next_power_of_2(head_dim) * (8 if is_float else 2)
+    rows = max(_LEAST_ROWS, pl.next_power_of_2(groups))
     return _Shape(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         groups=groups,
         page_size=pages.page_size,
-        rows=max(_LEAST_ROWS, pl.next_power_of_2(groups)),
+        rows=rows,
         block=max(16, min(128, 2**14 // widest)),
-        warps=4,
+        warps=8 if is_float and rows > _LEAST_ROWS else 4,
         stages=3,
         dtype=dtype,
         is_fp8=pages.dtype == jnp.float8_e4m3fn,
