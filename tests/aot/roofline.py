@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from orca_jax.kernels.ragged_attention.gpu_increments import CONSUMERS
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     CHUNK_BLOCKS,
     INCREMENT_BLOCKS,
@@ -61,8 +62,8 @@ class Heads:
 
     @property
     def padded_groups(self) -> int:
-        """G, as queries of increments are laid out."""
-        return -(-self.num_heads // self.num_kv_heads // 8) * 8
+        """G, as results of increments are laid out."""
+        return -(-self.num_heads // self.num_kv_heads // 4) * 4
 
 
 H200, LLAMA, GPT2_XL = Card(), Heads(32, 8, 128), Heads(25, 25, 64)
@@ -98,17 +99,23 @@ def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
     first, end = np.asarray(pieces.fields)[1:3, :total]
     blocks = shares(np.repeat(-(-(end - first) // block), heads.num_kv_heads), card)
     block_bytes = block * heads.head_dim * 2 * 2
-    partial = 2 * total * heads.num_kv_heads * heads.padded_groups * (heads.head_dim + 1) * 4  # written, then read
+    # Written, then read.
+    partial = 2 * CONSUMERS * total * heads.num_kv_heads * heads.padded_groups * (heads.head_dim + 1) * 4
+    # Each consumer has half the blocks, and does one thing after the other.
+    products = card.seconds(blocks.max() * ROWS * block * heads.head_dim * 4, card.flops)
+    exponentials = card.seconds(blocks.max() * ROWS * block, card.exponentials)
+    others = card.seconds(blocks.max() * ROWS * (block * SOFTMAX_OPS + heads.head_dim), card.other_ops)
     times = {
         "memory": (blocks.sum() * block_bytes + partial) / card.bandwidth,
         "L2 to one multiprocessor": card.seconds(blocks.max() * block_bytes, card.l2_bytes),
         "latency": card.latency * (1 + blocks.max() / stages),
-        "tensor cores": card.seconds(blocks.max() * ROWS * block * heads.head_dim * 4, card.flops),
-        "exponentials": card.seconds(blocks.max() * ROWS * block, card.exponentials),
+        "tensor cores": products,
+        "exponentials": exponentials,
+        "a consumer": (products + exponentials + others) / CONSUMERS,
     }
     useful = rows * context * heads.num_kv_heads * heads.head_dim * 4
     share = f"{useful / card.bandwidth / max(times.values()):.0%} of bandwidth"
-    shared = stages * block_bytes + ROWS * heads.head_dim * (2 + 2 + 4) + ROWS * 4
+    shared = stages * block_bytes + CONSUMERS * ROWS * (heads.head_dim * (2 + 4) + 4)
     busiest = blocks.max() / blocks.mean()
     name = f"increments, {heads.num_heads} over {heads.num_kv_heads} of {heads.head_dim}"
     return row(name, f"{rows} x {context}", (shared, stages * block_bytes), busiest, times, share)

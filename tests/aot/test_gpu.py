@@ -93,7 +93,7 @@ def name_of(value: Any) -> str:
 def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
     found = compile_attention(ptxas, card, name, case, rows=64, tokens=256)
     assert found.kernels == (2 if name == "gpu" else 3)
-    assert found.temp < 32 * MIB, "the cache of 256 MiB was copied"
+    assert found.temp < 64 * MIB, "the cache of 256 MiB was copied"
     assert 0 < found.registers <= 255
     assert found.spilled <= 256 or case.dtype == "float32"
     assert (found.shared or 0) <= SHARED[card]

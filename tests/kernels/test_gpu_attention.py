@@ -27,6 +27,8 @@ STRADDLING = Case(
     "17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2
 )
 
+LONG = Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64)
+
 
 def fitted(case: Case) -> Case:
     """The case with the nearest shapes that these kernels take."""
@@ -52,7 +54,7 @@ def test_both_phases() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", [*CASES, STRADDLING], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, STRADDLING, LONG], ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
     check(fitted(case))
 

@@ -35,7 +35,6 @@ from orca_jax.kernels.ragged_attention.gpu_common import (
     across,
     add_values,
     add_weights,
-    arrange_queries,
     empty_softmax,
     full,
     iota,
@@ -158,9 +157,7 @@ class _ChunkBlock:
         query, number, position, first, context = (self.fields[i, tile] for i in range(1, 6))
         num_blocks = lax.div(position + number - first + (shape.block - 1), shape.block)
         own_first = position + mine * ROWS
-        own = pl.ds(mine * ROWS, ROWS)
-        there = self.places.q_there.at[mine]
-        arrange_queries(self.q_raw.at[own], self.q_smem.at[own], there, self.places.q_free)
+        self.arrange_queries()
 
         def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
             slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
@@ -181,6 +178,16 @@ class _ChunkBlock:
         plgpu.commit_smem()
         _write_tile(own_out, self.out, head, query + mine * ROWS, number - mine * ROWS)
         return step + num_blocks
+
+    def arrange_queries(self) -> None:
+        """TMA writes wgmma's layout only from rows that are multiples of 8, and a request may begin anywhere."""
+        mine = lax.axis_index("warpgroup")
+        own = pl.ds(mine * ROWS, ROWS)
+        plgpu.barrier_wait(self.places.q_there.at[mine])
+        place = self.q_smem.at[own]
+        place[...] = plgpu.load(self.q_raw.at[own], layout=plgpu.Layout.WGMMA, optimized=False)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.places.q_free)
 
     def multiply(
         self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: Softmax
@@ -231,7 +238,7 @@ def attend_chunks(
         shape.smem(TILE, shape.head_dim),
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
         plgpu.Barrier(num_arrivals=_CONSUMERS),
-        *places_in(shape, _CONSUMERS),
+        *places_in(shape, _CONSUMERS, sharing=_CONSUMERS),
     ]
     results = (jax.ShapeDtypeStruct(q.shape, jnp.bfloat16),)
     launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)

@@ -1,7 +1,7 @@
 """What the kernels for Hopper share: how K and V reach registers, and the softmax that goes over them.
 
-A thread block is a producer warpgroup, which only asks TMA for blocks, and one or two consumer warpgroups, which only
-wait and multiply. Between them a block goes through one of `stages` places in shared memory:
+A thread block is a producer warpgroup, which only asks TMA for blocks, and two consumer warpgroups, which only wait and
+multiply. Between them a block goes through one of `stages` places in shared memory:
 
     page [S, W]   one head's K and V are two column ranges          place s of `stages`
                   [K D][V D]  [K D][V D]  ...
@@ -90,10 +90,10 @@ class Places(NamedTuple):
     q_free: Ref
 
 
-def places_in(shape: Shape, consumers: int) -> list[Any]:
-    """Scratch for `Places`, in its order."""
+def places_in(shape: Shape, consumers: int, *, sharing: int) -> list[Any]:
+    """Scratch for `Places`, in its order; `sharing` of the consumers multiply each block."""
     copies = plgpu.Barrier(num_arrivals=shape.pages_per_block, num_barriers=shape.stages)
-    freed = plgpu.Barrier(num_arrivals=consumers, num_barriers=shape.stages)
+    freed = plgpu.Barrier(num_arrivals=sharing, num_barriers=shape.stages)
     buffer = shape.smem(shape.stages, shape.block, shape.head_dim)
     q_there = plgpu.Barrier(num_barriers=consumers)
     return [buffer, buffer, copies, copies, freed, freed, q_there, plgpu.Barrier(num_arrivals=consumers)]
@@ -165,17 +165,6 @@ def produce(
     return lax.fori_loop(0, count, fetch, step)
 
 
-def arrange_queries(raw: Ref, place: Ref, there: Ref, free: Ref) -> None:
-    """Wait for 64 rows of queries, and lay them out for wgmma.
-
-    TMA writes that layout only to and from rows that are multiples of 8, and queries may begin anywhere.
-    """
-    plgpu.barrier_wait(there)
-    place[...] = plgpu.load(raw, layout=plgpu.Layout.WGMMA, optimized=False)
-    plgpu.commit_smem()
-    plgpu.barrier_arrive(free)
-
-
 class Softmax(NamedTuple):
     """Online softmax of 64 rows, in registers: running maximum (of scores in bits), denominator, weighted values."""
 
@@ -201,22 +190,37 @@ def across(rows: Float[Array, " 64"], like: jax.Array) -> jax.Array:
     return lax.broadcast_in_dim(rows, like.shape, [0])
 
 
-def scores_of(shape: Shape, q: Ref, k: Ref) -> Float[Array, "64 C"]:
-    """Scores in bits (base 2 logarithms), so that `exp2` is all that is left to do."""
+def scores_of(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
+    """Scores in bits (base 2 logarithms), so that `exp2` is all that is left to do.
+
+    Args:
+        shape: of the kernel.
+        q: [64, D], in shared memory or registers.
+        k: [C, D].
+    """
+    scores = _multiply_queries(shape, q, k)
+    if shape.soft_cap is None:
+        return scores * (shape.scale * _LOG2E)
+    return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
+
+
+def _multiply_queries(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
+    if shape.interpret is not None and isinstance(
+        q, jax.Array
+    ):  # the simulator has no wgmma with a factor in registers
+        return jnp.dot(q, k[...].T, preferred_element_type=jnp.float32)
 
     def multiply(accumulator: Ref) -> jax.Array:
         plgpu.wgmma(accumulator, q, k.transpose((1, 0)))
         return accumulator[...]
 
     scores: jax.Array = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, shape.block), jnp.float32))
-    if shape.soft_cap is None:
-        return scores * (shape.scale * _LOG2E)
-    return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
+    return scores
 
 
 def add_values(shape: Shape, state: Softmax, weights: Float[Array, "64 C"], v: Ref) -> Softmax:
     """The state with `weights @ v` added to its values, by wgmma itself, in the registers where they are."""
-    if shape.interpret is not None:  # the simulator has no wgmma with a factor in registers
+    if shape.interpret is not None:  # likewise
         added = jnp.dot(weights, v[...], preferred_element_type=jnp.float32)
         return state._replace(values=state.values + added)
     multiply = pl.run_state(lambda values: plgpu.wgmma(values, weights, v))

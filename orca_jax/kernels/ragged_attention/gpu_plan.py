@@ -25,7 +25,7 @@ class Blocks(NamedTuple):
     stages: int  # blocks in shared memory at once
 
 
-INCREMENT_BLOCKS = {64: Blocks(128, 6), 128: Blocks(64, 5)}  # of each head dim: 160 to 192 KiB in flight
+INCREMENT_BLOCKS = {64: Blocks(128, 4), 128: Blocks(64, 4)}  # of each head dim: 128 KiB in flight
 CHUNK_BLOCKS = Blocks(128, 2)
 
 

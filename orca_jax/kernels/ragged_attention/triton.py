@@ -392,8 +392,8 @@ def _shape_of(
     kv_heads = num_kv_heads(pages, head_dim)
     groups = q.shape[1] // kv_heads
     # What is stored in less is not worth float32's products, whatever type queries come in.
-    dtype = jnp.float32 if pages.dtype == jnp.float32 else jnp.bfloat16
-    is_float = dtype == jnp.float32
+    is_float = pages.dtype == jnp.float32
+    dtype = jnp.float32 if is_float else jnp.bfloat16
     widest = pl.next_power_of_2(head_dim) * (8 if is_float else 2)
     rows = max(_LEAST_ROWS, pl.next_power_of_2(groups))
     return _Shape(
