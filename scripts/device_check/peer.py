@@ -1,6 +1,6 @@
 """transformers on the same device and the same trace: its continuous batching, and static batches.
 
-Written for transformers 5.23, and tried there on a CPU.
+Tried with transformers 5.17 and 5.23, on a CPU.
 """
 
 import importlib.util
@@ -83,7 +83,7 @@ def continuous(model: Any, trace: list[TraceRequest], dry_run: bool) -> Found:
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
     config = transformers.GenerationConfig(do_sample=False, max_new_tokens=128, eos_token_id=-1, pad_token_id=0)
-    small = {"page_size": 16, "num_blocks": 128, "max_batch_tokens": 256} if dry_run else {}
+    small = {"num_blocks": 16, "max_batch_tokens": 256} if dry_run else {}
     manager = model.init_continuous_batching(
         generation_config=config,
         continuous_batching_config=transformers.ContinuousBatchingConfig(allow_block_sharing=False, **small),
