@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention.cases import CASES, make_arrays
 from tests.source import ROOT
 
 KINDS = ["gpu", "tpu"]
@@ -33,18 +39,16 @@ def dry_run(kind: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    status, parts = dry_run("gpu", tmp_path, "--parts", "serve:orca,machine,speed:gather", "--model", "nonsense")
+    status, parts = dry_run("gpu", tmp_path, "--parts", "serve:orca,machine", "--model", "nonsense")
     assert status == 1
     assert "nonsense is no directory" in parts["serve:orca"]["error"]
     assert parts["machine"]["ok"]
-    assert all(row["us"] > 0 for row in parts["speed:gather"]["rows"])
-    assert "share_of_copy" in parts["speed:gather"]["rows"][0]
+    assert parts["machine"]["rows"][-1]["copy_bytes_per_s"] > 0
 
 
 def test_what_cannot_be_done_is_skipped_with_a_reason(tmp_path: Path) -> None:
-    status, parts = dry_run("tpu", tmp_path, "--parts", "machine,peer:continuous")
+    status, parts = dry_run("tpu", tmp_path, "--parts", "peer:continuous")
     assert status == 0
-    assert parts["machine"]["rows"][0]["devices"] == 2
     assert "no TPU" in parts["peer:continuous"]["rows"][0]["skipped"]
 
 
@@ -70,6 +74,9 @@ def test_every_part(kind: str, tmp_path: Path) -> None:
     assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(parts)
     assert status == 0
     assert all(part["rows"] for part in parts.values())
+    assert parts["machine"]["rows"][0]["devices"] == {"gpu": 1, "tpu": 2}[kind]
+    assert 0 < parts["speed:gather"]["rows"][0]["share_of_copy"]
+    assert all(row["mbu"] > 0 for row in parts["step:gpt2-xl"]["rows"][1:])
 
 
 @pytest.mark.slow
@@ -80,3 +87,25 @@ def test_model_and_attention_may_be_others(tmp_path: Path) -> None:
     status, parts = dry_run("tpu", tmp_path, *flags, "nonsense")
     assert status == 1
     assert "no attention implementation 'nonsense'" in parts["serve:orca"]["error"]
+
+
+def test_a_wrong_kernel_is_found_and_a_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from device_check.correct import compare
+    from device_check.part import Skip
+
+    given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(CASES[0], layout="packed")))
+
+    def found(change: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
+        """What is said of an attention whose outputs are changed so."""
+        right = partial(ragged_attention, **CASES[0].options, implementation="reference")
+        return compare(lambda *args: change(right(*args)), CASES[0].options, given, 1e-4)()
+
+    def refuse(out: jax.Array) -> jax.Array:
+        raise NotImplementedError("heads of 7")
+
+    assert found(lambda out: out) == {"difference": 0.0, "allowed": 1e-4}
+    assert "differs from the oracle" in found(lambda out: 1.01 * out)["error"]
+    assert "differs from the oracle by nan" in found(lambda out: out.at[0, 0, 0].set(jnp.nan))["error"]
+    with pytest.raises(Skip, match="heads of 7"):
+        found(refuse)

@@ -1,6 +1,7 @@
 """Kernels against the oracle: the cases that every implementation passes on a CPU, and batches of real sizes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,14 +13,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 from device_check.loads import TINY, Given, Heads, Requests, attention_of, check_fit, llama, make_batch
 from device_check.part import Found, Setting, Skip, Write, attempt_all
-from orca_jax.kernels.kv_pages import PackedPages, page_tokens
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.ragged_attention import ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 
 Check = tuple[Found, Callable[[], Callable[[], Found]]]
 """What it is about, and what prepares it; see `attempt_all`."""
 
+SCALE = 0.25  # of scores, as the table has it
 MIXED: Requests = [(1, 4096), (1, 1000), (1, 77), (700, 700), (33, 1500)]
 WINDOW = {"sliding_window": 128, "soft_cap": 5.0}
 # Shapes and types that of the kernels for GPUs only Triton's take.
@@ -29,7 +32,7 @@ DRY_WRITES = ("increments and chunks with padding", "bfloat16", "int8 pages")
 
 
 def correct(what: str, setting: Setting, write: Write) -> None:
-    """Attention by the implementation `what`, or with "write" the kernel that writes K and V."""
+    """Attention by the implementation `what`; with "write" a layer that also writes K and V, on a TPU."""
     if what == "write":
         attempt_all(write, writes(setting))
         return
@@ -88,7 +91,7 @@ def compare(
 
     def run() -> Found:
         wanted, found = (np.asarray(call(*given), np.float32)[:used] for call in (oracle, program))
-        return judged(np.abs(wanted - found), tolerance, f"{tolerance:g}")
+        return judged(np.abs(wanted - found), tolerance)
 
     return run
 
@@ -102,16 +105,16 @@ def compiled(function: Callable[..., Any], given: tuple[Any, ...]) -> jax.stages
     return traced.lower().compile()
 
 
-def judged(apart: np.ndarray, allowed: np.ndarray | float, words: str) -> Found:
-    """The largest difference, with an error where one is more than allowed, or no number."""
-    found: Found = {"difference": float(apart.max()), "allowed": words}
+def judged(apart: np.ndarray, allowed: float) -> Found:
+    """The largest difference, with an error where it is more than allowed, or no number."""
+    found: Found = {"difference": float(apart.max()), "allowed": allowed}
     if (apart <= allowed).all():
         return found
     return {**found, "error": f"differs from the oracle by {found['difference']:.3g}"}
 
 
 def writes(setting: Setting) -> list[Check]:
-    """`write_kv` "tpu" against the oracle of each type of pages, over the table and at a real size."""
+    """A layer's writing and attending on a TPU, over the table and at a real size."""
     heads = llama(setting)
     shape = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.page_size
     real = Case("mixed", tuple(MIXED), *shape, dtype="bfloat16", page_dtype="bfloat16")
@@ -122,34 +125,45 @@ def writes(setting: Setting) -> list[Check]:
 
 
 def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
-    """Compile both ways to write; what is returned runs them and looks at the tokens of requests."""
+    """Compile a layer's way and the oracle's; what is returned runs both and looks at the tokens of requests."""
     arrays = make_arrays(case, layout="packed")
     assert isinstance(arrays.pages, PackedPages), "as asked for"
     rng = np.random.default_rng(3)
-    k, v = (rng.standard_normal((arrays.q.shape[0], case.num_kv_heads, case.head_dim)) for _ in range(2))
-    rows = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
-    dtype = jnp.dtype(case.dtype)
-    given = jax.tree.map(jnp.asarray, (arrays.pages, k.astype(dtype), v.astype(dtype), *rows))
-    is_quantised = arrays.pages.is_quantised
-
-    oracle = compiled(partial(write_kv, implementation="pages" if is_quantised else "scatter"), given)
-    if setting.dry_run:
-        with pltpu.force_tpu_interpret_mode():
-            program = compiled(partial(write_kv, implementation="tpu"), given)
-    else:
-        program = compiled(partial(write_kv, implementation="tpu"), given)
+    new = rng.standard_normal((2, arrays.q.shape[0], case.num_kv_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
+    given = jax.tree.map(jnp.asarray, (arrays.q, *new, *arrays[1:]))
+    is_quantised, tolerance = arrays.pages.is_quantised, max(case.tolerance, 1e-4)
+    oracle = compiled(partial(one_after_the_other, "pages" if is_quantised else "scatter", "reference"), given)
+    layer = partial(one_after_the_other, "tpu", "tpu")
+    if not is_quantised:  # such pages are written by what reads them
+        layer = partial(write_and_attend, jax.devices()[0], scale=SCALE, implementation="tpu")
+    with pltpu.force_tpu_interpret_mode() if setting.dry_run else nullcontext():
+        program = compiled(layer, given)
 
     def run() -> Found:
-        wanted, found = (values_of(call(*given), case) for call in (oracle, program))
+        (expected, wanted), (actual, found) = (
+            (out, values_of(x, case)) for out, x in (oracle(*given), program(*given))
+        )
         owned = slots_of_requests(arrays.page_table, arrays.context_len, case, wanted.shape[0])
         others = ~owned.any(axis=1)
         if not np.array_equal(found[others], wanted[others], equal_nan=True):
             return {"error": "pages of no request were changed"}
         # A value of 8 bits may be rounded to a neighbour where a compiler divides by scales in its own way.
         step = 0.13 * np.abs(wanted[owned]) + 0.04 if is_quantised else 0.0
-        return judged(np.abs(wanted[owned] - found[owned]), step, "a step of 8 bits" if is_quantised else "nothing")
+        in_pages = np.abs(wanted[owned] - found[owned])
+        if not (in_pages <= step).all():
+            return {"in_pages": float(in_pages.max()), "error": "pages differ from the oracle's"}
+        apart = np.abs(np.asarray(expected, np.float32) - np.asarray(actual, np.float32))
+        return {"in_pages": float(in_pages.max()), **judged(apart[: int(arrays.query_len.sum())], tolerance)}
 
     return run
+
+
+def one_after_the_other(
+    write: str, attention: str, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
+) -> tuple[jax.Array, KVPages]:
+    """New K and V are written, then attended over, by implementations of these names."""
+    written = write_kv(pages, k, v, *rows, implementation=write)
+    return ragged_attention(q, written, *rows, scale=SCALE, implementation=attention), written
 
 
 def values_of(pages: PackedPages, case: Case) -> np.ndarray:
