@@ -25,12 +25,22 @@ MIB = 1 << 20
 VMEM_BUDGET = 32 * MIB
 HEADER = ["program", "for", "T", "in place, MiB", "temporary, MiB", "VMEM, MiB"]
 STEPS = [
-    (generation, chips, preset, tokens)
+    (generation, chips, preset, tokens, "bfloat16")
     for generation in TOPOLOGIES
     for preset in ("gpt2", "llama-3-8b")
     for chips in (1, 4)
     for tokens in (64, 512)
     if (generation, preset, chips) != ("v5e", "llama-3-8b", 1)  # 15 GiB of weights on a chip of 16
+] + [
+    (generation, chips, preset, tokens, "int8")
+    for generation, chips, preset in (
+        ("v5e", 1, "gpt2"),
+        ("v5e", 4, "llama-3-8b"),
+        ("v5p", 4, "llama-3-8b"),
+        ("v6e", 1, "llama-3-8b"),
+        ("tpu7x", 1, "llama-3-8b"),
+    )
+    for tokens in (64, 512)
 ]
 NAMED = ((1, 1),)  # requests of a case are not compiled for
 HEADS = [
@@ -70,7 +80,7 @@ WRITES = [
 QUICK = [
     ("v6e", "bfloat16", HEADS[7]),
     ("v5e", "int8", HEADS[5]),
-    ("v5e", 4, "gpt2", 64),
+    ("v5e", 4, "gpt2", 64, "bfloat16"),
 ]  # of the default tests: some seconds together
 
 
@@ -110,7 +120,7 @@ def test_writing_of_quantised_pages(generation: str, dtype: str, case: Case, row
     assert not found.copies_of_pages
     assert found.temp < 8 * MIB
     assert 0 < found.vmem <= VMEM_BUDGET
-    name = f"`write_kv`, {dtype}, {case.name}"
+    name = f"writing, {dtype}, {case.name}"
     rows.append([name, generation, "256", mib(found.alias), mib(found.temp), mib(found.vmem)])
 
 
@@ -130,14 +140,16 @@ def test_float32(case: Case) -> None:
     assert compile_attention("v5e", case, "float32", rows=64, tokens=256, pages_per_row=64).temp < 16 * MIB
 
 
-@pytest.mark.parametrize(("generation", "chips", "preset", "tokens"), slow_but(QUICK, STEPS))
-def test_whole_step(generation: str, chips: int, preset: str, tokens: int, rows: list[list[str]]) -> None:
+@pytest.mark.parametrize(("generation", "chips", "preset", "tokens", "dtype"), slow_but(QUICK, STEPS))
+def test_whole_step(generation: str, chips: int, preset: str, tokens: int, dtype: str, rows: list[list[str]]) -> None:
     model = read_model_config(f"preset:{preset}")
-    found, kv_bytes = compile_step(generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256)
+    sizes = {"tokens": tokens, "rows": 64, "max_model_len": 1024, "num_pages": 256}
+    found, kv_bytes = compile_step(generation, chips, model, cache_dtype=dtype, **sizes)
     assert found.alias >= kv_bytes, "the cache is not updated in place"
     assert not found.copies_of_pages
     assert not found.copies_of_weights
     assert found.temp < budget(model, tokens, chips)
     assert 0 < found.vmem <= VMEM_BUDGET
     chip = generation if chips == 1 else f"{generation} x {chips}"
-    rows.append([f"step, {preset}", chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])
+    name = f"step, {preset}" if dtype == "bfloat16" else f"step, {preset}, {dtype}"
+    rows.append([name, chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])

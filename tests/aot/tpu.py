@@ -128,12 +128,20 @@ def _array(mesh: Mesh, shape: tuple[int, ...], dtype: str = "int32") -> jax.Shap
 
 
 def compile_step(
-    generation: str, chips: int, model: ModelConfig, *, tokens: int, rows: int, max_model_len: int, num_pages: int
+    generation: str,
+    chips: int,
+    model: ModelConfig,
+    *,
+    tokens: int,
+    rows: int,
+    max_model_len: int,
+    num_pages: int,
+    cache_dtype: str = "bfloat16",
 ) -> tuple[Compiled, int]:
     """The program of all layers, as the executor compiles it; and the bytes of K and V on one device."""
     mesh = mesh_of(generation, chips)
     page_size = 128
-    cache = CacheConfig(num_pages, page_size, "bfloat16", "packed")
+    cache = CacheConfig(num_pages, page_size, cache_dtype, "packed")
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     layout = Layout(tokens, rows, -(-max_model_len // page_size))
     here = NamedSharding(mesh, PartitionSpec())
