@@ -66,22 +66,11 @@ QUANTISED = [
 ]
 KERNELS = [(generation, "bfloat16", case) for generation in TOPOLOGIES for case in HEADS]
 KERNELS += [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in QUANTISED]
-WRITES = [
-    (generation, dtype, case)
-    for generation in TOPOLOGIES
-    for dtype, case in (
-        ("int8", HEADS[0]),
-        ("int8", Case("25 heads of 64", NAMED, 25, 25, 64, 64)),
-        ("int8", HEADS[5]),
-        ("float8_e4m3fn", HEADS[5]),
-        ("int8", HEADS[8]),
-    )
-]
-QUICK = [
-    ("v6e", "bfloat16", HEADS[7]),
-    ("v5e", "int8", HEADS[5]),
-    ("v5e", 4, "gpt2", 64, "bfloat16"),
-]  # of the default tests: some seconds together
+ODD = Case("25 heads of 64", NAMED, 25, 25, 64, 64)
+WRITTEN = [("int8", HEADS[0]), ("int8", ODD), ("int8", HEADS[5]), ("float8_e4m3fn", HEADS[5]), ("int8", HEADS[8])]
+WRITES = [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in WRITTEN]
+# Of the default tests: some seconds together.
+QUICK = [("v6e", "bfloat16", HEADS[7]), ("v5e", "int8", ODD), ("v5e", 4, "gpt2", 64, "bfloat16")]
 
 
 @pytest.fixture(scope="module")
