@@ -16,9 +16,13 @@ GIB = 1 << 30
 def machine(what: str, setting: Setting, write: Write) -> None:
     """Which device this is, how many there are, and the rates of one."""
     device = jax.local_devices()[0]
-    capability = getattr(device, "compute_capability", None)
-    write(device=device.device_kind, devices=jax.local_device_count(), compute_capability=capability)
-    write(jax=jax.__version__, platform=device.platform, runtime=device.client.platform_version.splitlines()[0])
+    write(
+        device=device.device_kind,
+        devices=jax.local_device_count(),
+        compute_capability=getattr(device, "compute_capability", None),
+        jax=jax.__version__,
+        runtime=device.client.platform_version.splitlines()[0],
+    )
     write(copy_bytes_per_s=copy_rate(setting), matmul_flop_per_s=matmul_rate(512 if setting.dry_run else 8192))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from device_check.part import Kind
-from device_check.tables import tables
+from device_check.tables import side_by_side, tables
 
 BUDGET = 465.0  # seconds for all parts
 NO_DEVICE = 3  # exit status of a part that finds none; nobody else's
@@ -80,6 +80,8 @@ def run_parts(args: argparse.Namespace) -> int:
         print_result(results[name])
         report["seconds"] = round(time.monotonic() - start, 1)
         (args.out / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    if together := side_by_side(results):
+        print(f"\nside by side\n{together}")
     wrong = [name for name, result in results.items() if not result["ok"]]
     print(f"\n{'wrong: ' + ', '.join(wrong) if wrong else 'all well'}, {report['seconds']} s; files in {args.out}")
     print(json.dumps(report))

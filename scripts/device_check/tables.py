@@ -1,4 +1,4 @@
-"""Rows of results for people: consecutive rows of one shape are a table."""
+"""Results for people: consecutive rows of one shape are a table; what several parts measured stands side by side."""
 
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -26,6 +26,27 @@ _UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
 def tables(rows: Iterable[Row]) -> str:
     """All rows, those with the same keys under one heading."""
     return "\n".join(_table(list(group)) for _, group in groupby(rows, key=tuple))
+
+
+def side_by_side(parts: dict[str, Any]) -> str:
+    """Shares that implementations reach of a copy (increments) or a product (chunks), and systems on the trace."""
+    shares: dict[tuple[Any, ...], Row] = {}
+    systems = []
+    for name, part in parts.items():
+        kind, _, what = name.partition(":")
+        for row in part["rows"]:
+            reached = row.get("share_of_copy", row.get("share_of_matmul"))
+            if kind == "speed" and reached is not None:
+                about = {key: row[key] for key in ("phase", "rows", "context")}
+                shares.setdefault(tuple(about.values()), about)[what] = f"{reached:.1%}"
+            if "output_tokens_per_s" in row:
+                system = row["system"] + (f", batches of {row['batch']}" if "batch" in row else "")
+                systems.append(
+                    {"system": system} | {key: row[key] for key in ("model", "seconds", "output_tokens_per_s")}
+                )
+    names = list(dict.fromkeys(key for row in shares.values() for key in row))
+    full = [{name: row.get(name, "-") for name in names} for row in shares.values()]
+    return "\n".join(_table(rows) for rows in (full, systems) if rows)
 
 
 def _table(rows: list[Row]) -> str:
