@@ -105,3 +105,33 @@ def test_wide_pages_of_which_two_fit_without_races(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kv_write_tpu_quantised, "_BUFFERS", 0)
     _, grown = check_strictly(case_of("int8", HEADS[0]), SIZES["int8"][1])
     assert grown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", SIZES)
+def test_iterations_that_follow_each_other(dtype: str) -> None:
+    """As an engine would: whatever requests bring, pages are what writing one by one makes them."""
+    rng, rows, tokens, size = np.random.default_rng(5), 6, 96, 64
+    case = case_of(dtype, HEADS[0], ((1, 4 * size),) * rows)
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    actual = wanted = PackedPages(arrays.pages.kv, jnp.full_like(arrays.pages.scale, np.nan))
+    ways = partial(write_kv, implementation="blocks"), partial(write_quantised, head_dim=64, interpret=True)
+    one_by_one, kernel = (jax.jit(way) for way in ways)
+    context, grown = np.zeros(rows, np.int32), 0
+    for _ in range(40):
+        brought = np.minimum(rng.choice([0, 1, 1, 1, 2, 7, 31], rows) * rng.choice([1, 1, 2], rows), 4 * size - context)
+        order = np.lexsort((rng.random(rows), np.select([brought == 1, brought > 1], [0, 1], 2)))
+        query_len, context = brought[order].astype(np.int32), context + brought.astype(np.int32)
+        query_len[np.cumsum(query_len) > tokens] = 0
+        context[order] -= brought[order] - query_len
+        start = (np.cumsum(query_len) - query_len).astype(np.int32)
+        batch = [jnp.asarray(x) for x in (np.asarray(arrays.page_table)[order], start, query_len, context[order])]
+        k, v = (jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32) for _ in range(2))
+        before, wanted = wanted, one_by_one(wanted, k, v, *batch)
+        actual = kernel(actual, slots(k, v, k.dtype), *batch)
+        for row, page in ((r, p) for r in range(rows) for p in range(-(-context[r] // size))):
+            index, end = arrays.page_table[row, page], context[row] - page * size
+            np.testing.assert_array_equal(bits(actual)[index, :end], bits(wanted)[index, :end])
+            np.testing.assert_array_equal(actual.scale[index], wanted.scale[index])
+            grown += bool((wanted.scale[index] > before.scale[index]).any())
+    assert grown
