@@ -1,13 +1,15 @@
 """The executor: runs plans on a mesh of devices, each launch by programs that were compiled at start.
 
 A launch is two programs: the layers, one program for each bucket, and a sampler, of which there are a few. Which one
-draws is decided on the host, from how many tokens are kept and whether a row among them wants more than the plain one
-can do. Everything that lives on the device between iterations is donated from program to program.
+draws is decided on the host, from how many tokens are kept, whether a row among them wants more than the plain one
+can do, and, where that spares the device a question to the host, whether anybody draws at all. Everything that lives on
+the device between iterations is donated from program to program.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import jax
@@ -28,13 +30,13 @@ from orca_jax.exec.launch import Launch, read_repeated, read_results
 from orca_jax.exec.pack import Layout, pack
 from orca_jax.exec.repeat import Repeated, limits_layout, make_repeat, pack_limits
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.sampler import Drawn, make_full_sampler, make_plain_sampler
+from orca_jax.exec.sampler import Drawn, has_greedy_samplers, make_full_sampler, make_plain_sampler
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult, TokenSet
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("repeat", bucket), ("plain", places) or ("full", places)."""
+"""("layers", bucket), ("repeat", bucket), ("plain", places), ("greedy", places) or ("full", places)."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class JaxExecutor:
         self._rows = RowTable(config.num_rows, pages_per_row)
         self._layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
         self._places = sampler_places(config.num_rows)
+        self._has_greedy = has_greedy_samplers(mesh.devices.flat[0].platform)
         self._full_places = self._places[0], self._places[-1]
         self._draws_layouts = {places: draws_layout(places) for places in self._places}
         self._extras_layouts = {places: extras_layout(places) for places in self._full_places}
@@ -245,7 +248,9 @@ class JaxExecutor:
         plain = self._unembedding, self._last_token, hidden, draws
         self._idle.begin()
         if extras is None:
-            self._last_token, drawn = self.programs["plain", places](*plain)
+            draws_nothing = self._has_greedy and not self._draws_layouts[places].views(draws)["temperature"].any()
+            name = "greedy" if draws_nothing else "plain"
+            self._last_token, drawn = self.programs[name, places](*plain)
         else:
             masks = self._no_masks[places] if mask is None else mask
             self._last_token, drawn = self.programs["full", places](*plain, self._history, extras, masks)
@@ -261,9 +266,11 @@ class JaxExecutor:
         """Every program, traced for the shapes it will see."""
         lowered = {("layers", bucket): self._lower_layers(bucket, mesh) for bucket in self.config.buckets}
         for places in self._places:
-            lowered["plain", places] = self._lower_sampler(places, mesh, is_full=False)
+            lowered["plain", places] = self._lower_sampler("plain", places, mesh)
+            if self._has_greedy:
+                lowered["greedy", places] = self._lower_sampler("greedy", places, mesh)
         for places in self._full_places:
-            lowered["full", places] = self._lower_sampler(places, mesh, is_full=True)
+            lowered["full", places] = self._lower_sampler("full", places, mesh)
         if self.config.max_steps > 1:
             most = bucket_for(self.config.buckets, min(self.config.num_rows, self.config.buckets[-1]))
             lowered |= {
@@ -298,15 +305,15 @@ class JaxExecutor:
         vector = self._abstract((layout.size,))
         return program.lower(self._weights, self._pages, self._history, self._last_token, vector)
 
-    def _lower_sampler(self, places: int, mesh: Mesh, *, is_full: bool) -> jax.stages.Lowered:
-        make = make_full_sampler if is_full else make_plain_sampler
+    def _lower_sampler(self, name: str, places: int, mesh: Mesh) -> jax.stages.Lowered:
+        make = make_full_sampler if name == "full" else partial(make_plain_sampler, is_greedy=name == "greedy")
         sampler = make(self._unembed, places, self._model.vocab_size, mesh)
         program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
         shape = self._places[-1], self._model.embed_dim
         hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         draws = self._abstract((self._draws_layouts[places].size,))
         plain = self._unembedding, self._last_token, hidden, draws
-        if not is_full:
+        if name != "full":
             return program.lower(*plain)
         extras, mask = self._extras_layouts[places].size, (places, self._columns // WORD)
         return program.lower(*plain, self._history, self._abstract((extras,)), self._abstract(mask))
@@ -322,7 +329,9 @@ class JaxExecutor:
         launch = Launch.of_nothing(self._run_layers(bucket, vector))
         for places in self._places:
             draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])
-            jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, None, None))
+            for temperature in (0, 1) if self._has_greedy else (0,):
+                self._draws_layouts[places].views(draws)["temperature"][:] = temperature
+                jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, None, None))
         for places in self._full_places:
             draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])
             extras = pack_extras(launch.kept, self._rows, self._extras_layouts[places])

@@ -39,7 +39,12 @@ class SamplingParameters(NamedTuple):
 
 
 def sample(
-    logits: Float[Array, "B V"], parameters: SamplingParameters, *, vocab_size: int, mesh: Mesh
+    logits: Float[Array, "B V"],
+    parameters: SamplingParameters,
+    *,
+    vocab_size: int,
+    mesh: Mesh,
+    is_greedy: bool = False,
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw a token for each row.
 
@@ -51,6 +56,7 @@ def sample(
         parameters: of each row.
         vocab_size: tokens that exist.
         mesh: with a tensor axis that divides the columns.
+        is_greedy: every row's temperature is 0, and nothing is compiled for others.
 
     Returns:
         Token ids, and whether all logits of the row were finite; where they were not, the id means nothing.
@@ -61,6 +67,8 @@ def sample(
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         finite = all_finite(logits, TENSOR_AXIS)
         logits = without_padding(logits, vocab_size, TENSOR_AXIS)
+        if is_greedy:
+            return _most_probable(logits, vocab_size, TENSOR_AXIS)[0], finite
         return choose(logits, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS), finite
 
     over_vocabulary = jax.shard_map(
@@ -97,9 +105,7 @@ def choose(
 
     Only rows that are not greedy make the shards exchange more than a maximum.
     """
-    top, place = _first_maximum(logits)
-    overall = lax.pmax(top, axis)
-    greedy = lax.pmin(jnp.where(top == overall, first_column(logits, axis) + place, vocab_size - 1), axis)
+    greedy, overall = _most_probable(logits, vocab_size, axis)
 
     def draw() -> Int[Array, " B"]:
         everything = lax.all_gather(logits, axis, axis=1, tiled=True)
@@ -107,6 +113,16 @@ def choose(
         return jnp.where(parameters.temperature > 0, _draw(scaled, parameters), greedy)
 
     return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy)
+
+
+def _most_probable(
+    logits: Float[Array, "B N"], vocab_size: int, axis: str
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """The first of the most probable tokens of each row, on all shards, and its logit."""
+    top, place = _first_maximum(logits)
+    overall = lax.pmax(top, axis)
+    token = jnp.where(top == overall, first_column(logits, axis) + place, vocab_size - 1)
+    return lax.pmin(token, axis), overall
 
 
 def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:

@@ -1,8 +1,9 @@
 """The samplers: programs that take hidden vectors to tokens. They are a handful, whatever the buckets.
 
-Plain ones have 8, 16, ... places, up to one for each row; the full one, which can all that a request may ask for beyond
-temperature, filters and seed, exists with the fewest and with the most. A launch where nobody asks pays nothing. Since
-samplers are apart from the layers, the host may still be computing what a grammar allows while the layers run.
+Plain ones have 8, 16, ... places, up to one for each row, on a GPU twice: once without any branch. The full one, which
+can all that a request may ask for beyond temperature, filters and seed, exists with the fewest and with the most. A
+launch where nobody asks pays nothing. Since samplers are apart from the layers, the host may still be computing what a
+grammar allows while the layers run.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,17 @@ class Drawn(NamedTuple):
     told: Told | None = None  # of the full one
 
 
+def has_greedy_samplers(platform: str) -> bool:
+    """Whether batches in which nobody draws get plain samplers of their own.
+
+    A GPU asks its host which branch of a program to take. Until the answer comes it has nothing to do, and until the
+    question comes, which is after all layers, neither has the host.
+    """
+    return platform == "gpu"
+
+
 def make_plain_sampler(
-    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh
+    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh, *, is_greedy: bool = False
 ) -> Callable[[Weights, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Drawn]]:
     """`(weights, last_token [R], hidden, draws) -> (last_token, drawn)`; `last_token` is updated in place.
 
@@ -45,6 +55,7 @@ def make_plain_sampler(
         num_places: B.
         vocab_size: tokens that exist.
         mesh: of the weights.
+        is_greedy: no place has a temperature.
     """
     layout = draws_layout(num_places)
 
@@ -54,7 +65,8 @@ def make_plain_sampler(
         with jax.named_scope("sampling"):
             draws = unpack_draws(layout, vector)
             logits = unembed(weights).scores(hidden[:num_places])
-            drawn = Drawn(*sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh))
+            tokens, finite = sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh, is_greedy=is_greedy)
+            drawn = Drawn(tokens, finite)
             return _keep(last_token, draws, drawn), drawn
 
     return plain_sampler

@@ -14,12 +14,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
-from orca_jax.exec.iteration import make_forward
+from orca_jax.exec.draws import draws_layout
+from orca_jax.exec.iteration import Weights, make_forward
 from orca_jax.exec.pack import Layout
+from orca_jax.exec.sampler import make_plain_sampler
 from orca_jax.kernels.kv_pages import PackedPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
+from orca_jax.model.layers import Maker, Table
 from orca_jax.model.load import decoder_builder, tensor_mesh
 from orca_jax.model.sharding import param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
@@ -51,7 +54,7 @@ class Compiled:
     kernels: int  # calls of Pallas kernels
     launches: int  # of kernels of any kind, and copies
     outside_graphs: list[str]  # what of these no CUDA graph holds
-    copies_of_pages: list[str]  # instructions
+    copies: list[str]  # instructions that copy arrays of the shape that was asked after
     registers: int  # of the Pallas kernel with most; 0 where all came from a cache
     spilled: int
     shared: int | None  # of a Triton kernel's thread block; Mosaic's own does not say
@@ -64,20 +67,21 @@ class Compiled:
         return [f"{self.temp / 2**20:.1f}", str(self.launches), *ours, shared]
 
 
-def compile_and_read(lowered: jax.stages.Lowered, pages: PackedPages, ptxas: Path) -> Compiled:
-    """Compile a program whose pages have, on one device, the shape of `pages`; `ptxas` is the wrapper's folder."""
+def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path) -> Compiled:
+    """Compile a program and look for copies of arrays of such sizes on a device; `ptxas` is the wrapper's folder."""
     with TemporaryDirectory() as folder:
         take(ptxas)
         program = lowered.compile(compiler_options={"xla_dump_to": folder})
         assembled = take(ptxas)
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         lines = thunks.read_text(encoding="utf-8").splitlines()
-        (graphs,) = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
+        # Where there is nothing to gather into a graph, no other text is written.
+        graphs = next(Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"), thunks)
         outside = [line for line in graphs.read_text(encoding="utf-8").splitlines() if _OUTSIDE.match(line)]
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    shape = f"[{','.join(map(str, pages.kv.shape))}]"
+    shape = f"[{','.join(map(str, sizes))}]"
     ours = [kernel for kernel in assembled if _OURS.search(kernel.name)]
     shared = [int(found[1]) for line in lines if _OURS.search(line) and (found := _SHARED.search(line))]
     return Compiled(
@@ -86,7 +90,7 @@ def compile_and_read(lowered: jax.stages.Lowered, pages: PackedPages, ptxas: Pat
         kernels=len(KERNELS.findall(text)),
         launches=sum(bool(_LAUNCH.search(line)) for line in lines),
         outside_graphs=outside,
-        copies_of_pages=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
+        copies=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),
         shared=max(shared, default=None),
@@ -98,7 +102,7 @@ def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: in
     pages, q, ids = _shapes(case, rows, tokens)
     with jax.set_mesh(mesh_of(card)):
         attend = jax.jit(lambda *args: ragged_attention(*args, **case.options, implementation=name))
-        return compile_and_read(attend.lower(q, pages, *ids), pages, ptxas)
+        return compile_and_read(attend.lower(q, pages, *ids), pages.kv.shape, ptxas)
 
 
 def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:
@@ -107,7 +111,7 @@ def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int)
     new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
     with jax.set_mesh(mesh_of(card)):
         lowered = jax.jit(write_kv, donate_argnums=0).lower(pages, new, new, *ids)
-        return compile_and_read(lowered, pages, ptxas), _bytes(pages)
+        return compile_and_read(lowered, pages.kv.shape, ptxas), _bytes(pages)
 
 
 def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, list[jax.ShapeDtypeStruct]]:
@@ -137,6 +141,28 @@ def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Deco
     shardings = param_shardings(state, mesh)
     shapes = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), state, shardings)
     return graph, shapes
+
+
+def compile_greedy_sampler(ptxas: Path, card: str, model: ModelConfig, *, places: int) -> Compiled:
+    """The sampler of batches in which nobody draws, as the executor compiles it; the table must not be copied."""
+    mesh, columns = mesh_of(card), -(-model.vocab_size // 32) * 32
+    graph, state = nnx.split(nnx.eval_shape(lambda: _table(columns, model.embed_dim)))
+    weights, tree = jax.tree.flatten(state)
+
+    def unembed(weights: Weights) -> Table:
+        merged: Table = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        return merged
+
+    sampler = make_plain_sampler(unembed, places, model.vocab_size, mesh, is_greedy=True)
+    last, draws = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (places, draws_layout(places).size))
+    hidden = jax.ShapeDtypeStruct((places, model.embed_dim), jnp.float32)
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(sampler, donate_argnums=1).lower(weights, last, hidden, draws)
+        return compile_and_read(lowered, (columns, model.embed_dim), ptxas)
+
+
+def _table(rows: int, width: int) -> Table:
+    return Table(Maker(jnp.dtype("bfloat16"), nnx.Rngs(0)), rows, width, "vocab")
 
 
 def compile_step(
@@ -179,4 +205,4 @@ def compile_step(
     with jax.set_mesh(mesh):
         lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
-    return compile_and_read(lowered, shard, ptxas), _bytes(shard)
+    return compile_and_read(lowered, shard.kv.shape, ptxas), _bytes(shard)

@@ -18,7 +18,7 @@ import pytest
 
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
-from tests.aot.gpu import compile_attention, compile_step, compile_write
+from tests.aot.gpu import CARDS, compile_attention, compile_greedy_sampler, compile_step, compile_write
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -104,9 +104,18 @@ def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[
 def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
     found, kv_bytes = compile_write(ptxas, card, case, rows=64, tokens=256)
     assert found.alias == kv_bytes
-    assert not found.copies_of_pages
+    assert not found.copies
     assert found.temp < (160 if case.page_dtype in ("int8", "float8_e4m3fn") else 4) * MIB
     rows.append([f"`write_kv`, {case.name}", card, "256", *found.cells])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b"])
+def test_a_sampler_that_draws_nothing_is_one_graph(card: str, preset: str, ptxas: Path) -> None:
+    found = compile_greedy_sampler(ptxas, card, read_model_config(f"preset:{preset}"), places=64)
+    assert not found.outside_graphs, "the device waits for its host"
+    assert not found.copies
 
 
 @pytest.mark.slow
@@ -118,7 +127,7 @@ def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path
     )
     history = 4 * 64 * 1024
     assert found.alias == kv_bytes + history, "the cache is not updated in place"
-    assert not found.copies_of_pages
+    assert not found.copies
     assert found.temp < 128 * MIB, "a layer's weights, or a layer's pages, were copied"
     assert chips > 1 or not found.outside_graphs, (
         "the host starts some kernels one by one"

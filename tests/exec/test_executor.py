@@ -108,6 +108,22 @@ def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, 
     assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(executor, PROMPT, 6)
 
 
+def test_where_nobody_draws_no_branch_is_taken(
+    executor: JaxExecutor, program_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orca_jax.exec.executor.has_greedy_samplers", lambda platform: True)
+    other = make_executor(program_cache)
+    assert {name for name, _ in executor.programs} == {"layers", "plain", "full"}
+    texts = {name: str(program.as_text()) for (name, _), program in other.programs.items()}
+    assert "conditional(" in texts["plain"]
+    assert "conditional(" not in texts["greedy"]
+    drawing = Member("d", 1, 0, [5, 6], samples=True, new_pages=[8], sampling=RowSampling(1.0, 0, 1.0, 3))
+    tokens = [x.collect(x.submit(plan(drawing))).token_ids for x in (executor, other)]
+    assert tokens[0] == tokens[1]
+    other.programs = {key: program for key, program in other.programs.items() if key[0] != "plain"}
+    assert generate(other, [1, 2, 3], 5) == generate(executor, [1, 2, 3], 5)
+
+
 def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
     expected = generate(executor, PROMPT, 3)
     member = Member("r", 1, 0, PROMPT, samples=True, new_pages=range(8, 16), sampling=GREEDY)
