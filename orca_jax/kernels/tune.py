@@ -83,7 +83,7 @@ def candidates(heads: Heads) -> Iterator[Blocks]:
     seen = {first}
     for fetch in (first.fetch_pages // 2, first.fetch_pages, 2 * first.fetch_pages):
         for factor in (0.5, 1, 2):
-            pages = [int(factor * n) for n in (first.compute_pages, first.chunk_pages)]
+            pages = [int(factor * n) for n in (first.compute_pages, first.whole_pages)]
             for query_block in (max(16, first.query_block // 2), first.query_block):
                 sizes = Blocks(first.increment_rows, query_block, fetch, *pages)
                 if min(pages) >= 1 and max(pages) <= fetch <= 128 and sizes not in seen:

@@ -95,7 +95,7 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
             compile_one(generation, case, case.page_dtype, rows=64, tokens=256, pages_per_row=64)
         for kernel, queries, pages in (
             ("increments", 1, blocks.compute_pages),
-            ("chunks", blocks.query_block, blocks.chunk_pages),
+            ("chunks", blocks.query_block, blocks.whole_pages),
         ):
             flops = 4 * queries * pages * size * case.num_heads * case.head_dim
             cycles = bundles(_schedule(folder, kernel), "vmat")

@@ -1,5 +1,6 @@
 """The TPU kernels without a TPU: their numerics, races and uninitialised memory, by Pallas' interpreters."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks, Heads, read_tab
 
 BY_NAME = {case.name: case for case in CASES}
 TINY = Blocks(
-    increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, chunk_pages=2
+    increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
 )  # many steps from few tokens
 
 
@@ -52,6 +53,15 @@ def test_mixed_phases_without_races() -> None:
 @pytest.mark.parametrize("name", ["window and soft cap", "int8 pages"])
 def test_short_set(name: str) -> None:
     check(BY_NAME[name], interpret=True)
+
+
+# Blocks that are all of one request, and such as are shared; parts that all queries see between others.
+LONG = Case("long chunks", ((1, 70), (60, 140), (20, 45)), 2, 1, padding_tokens=2, padding_rows=1)
+
+
+@pytest.mark.parametrize("window", [None, 61])
+def test_parts_without_masks(window: int | None) -> None:
+    check(replace(LONG, sliding_window=window), True, TINY)
 
 
 @pytest.mark.slow
@@ -91,7 +101,8 @@ def test_it_is_offered_on_tpus_alone() -> None:
 def test_the_rule_keeps_to_its_bounds(kv_heads: int, groups: int, page_size: int) -> None:
     blocks = rule(Heads("", kv_heads, groups, 128, page_size, 2))
     assert blocks.fetch_pages % blocks.compute_pages == 0
-    assert blocks.fetch_pages % blocks.chunk_pages == 0
+    assert blocks.fetch_pages % blocks.whole_pages == 0
+    assert blocks.whole_pages % blocks.compute_pages == 0
     assert 128 % blocks.fetch_pages == 0
     assert blocks.query_block % 16 == 0
     one_buffer = blocks.fetch_pages * page_size * kv_heads * 2 * 128 * 2

@@ -19,7 +19,7 @@ def test_candidates_begin_with_the_rule_and_are_possible() -> None:
     found = list(candidates(HEADS))
     assert found[0] == rule(HEADS)
     assert len(set(found)) == len(found) > 5
-    assert all(blocks.fetch_pages % n == 0 for blocks in found for n in (blocks.compute_pages, blocks.chunk_pages))
+    assert all(blocks.fetch_pages % n == 0 for blocks in found for n in (blocks.compute_pages, blocks.whole_pages))
 
 
 def test_tuning_needs_a_tpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu import write_and_attend_tpu
 from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks
 
-TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, chunk_pages=2)
+TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
 # Tokens that open a page, close one, and stand anywhere; contexts of one step and of several; more rows than a block.
 HARD = Case("places", ((1, 1), (1, 8), (1, 9), (1, 33), (1, 40), (5, 21), (3, 3)), padding_tokens=3, padding_rows=2)

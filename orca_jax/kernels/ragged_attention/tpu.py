@@ -136,6 +136,7 @@ class _Call:
             query_block=self.blocks.increment_rows,
             fetch_pages=self.blocks.fetch_pages,
             compute_pages=self.blocks.compute_pages,
+            whole_pages=self.blocks.whole_pages,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             compute_dtype=jnp.float32 if is_exact else jnp.bfloat16,
@@ -158,7 +159,7 @@ class _Call:
         if self.num_tokens == 1:
             return None
         query_block = min(self.blocks.query_block, pl.cdiv(self.num_tokens, 16) * 16)
-        shape = replace(self.shape, query_block=query_block, compute_pages=self.blocks.chunk_pages)
+        shape = replace(self.shape, query_block=query_block)
         return attend_chunks(shape, self.q, pages, self.rows, **self.options)
 
     def merged(self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None) -> Float[Array, "T H D"]:

@@ -11,10 +11,10 @@ TABLE = Path(__file__).with_name("tpu_blocks.json")
 """Written by `python -m orca_jax.kernels.tune`: a list of objects, the fields of `Heads` and of `Blocks` together."""
 
 MOST_FETCH_PAGES = 128  # a line of the page lists
-_FETCH_BYTES = 2 << 20  # of one of two buffers; a transfer of this size takes 2.5 us on v5e, many times its latency
+_FETCH_BYTES = 4 << 20  # of one of two buffers; a transfer of this size takes 5 us on v5e, many times its latency
 _FETCH_TOKENS = 2048
-_INCREMENT_TOKENS = 256
-_CHUNK_TOKENS = 512  # the more, the fewer maxima across lanes; scores of 512 x 512 float32 are a MiB
+_COMPUTE_TOKENS = 256
+_WHOLE_TOKENS = 1024  # the more, the fewer maxima across lanes; scores of 512 x 1024 float32 are 2 MiB
 _QUERY_ROWS = 512  # of one KV head: so many rows hide how long a matrix unit takes
 _SUM_ELEMENTS = 1 << 20  # of all heads: 4 MiB for the values, as much again for what stands beside them
 
@@ -38,8 +38,8 @@ class Blocks:
     increment_rows: int  # rows of increments whose queries and outputs are in VMEM at a time
     query_block: int  # tokens of chunks that are multiplied at a time; a multiple of 16
     fetch_pages: int  # pages that are fetched at a time; a power of two up to 128
-    compute_pages: int  # of these, pages that increments multiply at a time; divides `fetch_pages`
-    chunk_pages: int  # and chunks; divides `fetch_pages`
+    compute_pages: int  # of these, pages that are multiplied at a time; divides the next
+    whole_pages: int  # and pages where no query of a chunk needs a mask; divides `fetch_pages`
 
 
 def choose_blocks(heads: Heads) -> Blocks:
@@ -53,10 +53,10 @@ def rule(heads: Heads) -> Blocks:
     fetch = 1
     while 2 * fetch <= MOST_FETCH_PAGES and _fits(2 * fetch * heads.page_size, slot):
         fetch *= 2
-    compute, chunk = (min(fetch, max(1, n // heads.page_size)) for n in (_INCREMENT_TOKENS, _CHUNK_TOKENS))
+    compute, whole = (min(fetch, max(1, n // heads.page_size)) for n in (_COMPUTE_TOKENS, _WHOLE_TOKENS))
     lanes = heads.num_kv_heads * heads.groups * 2 * heads.head_dim
     most = min(128, _QUERY_ROWS // heads.groups, _SUM_ELEMENTS // lanes)
-    return Blocks(8, max(16, most // 16 * 16), fetch, compute, chunk)
+    return Blocks(8, max(16, most // 16 * 16), fetch, compute, whole)
 
 
 def read_table(text: str) -> dict[Heads, Blocks]:

@@ -6,11 +6,12 @@
 
     for block of tokens                  the grid, from the first chunk's first token on
         for row with tokens in it        the sums of the block are kept for all its rows together
-            for part of its pages        as far as the block's last query of the row sees
+            for part of its pages        large ones where all queries see all tokens, others with masks
                 for head in KV heads     scores of [M, tokens]
 
-Where a block has several requests each is visited with the others' queries masked, which leaves their sums alone;
-nothing is written until the block is done.
+Of a long prompt nearly all is seen whole, and masks would cost as much as the products. Large parts spare maxima
+across lanes, and turns of the sums through registers. Where a block has several requests each is visited with the
+others' queries masked, which leaves their sums alone; nothing is written until the block is done.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention.tpu_shape import Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, RowArrays, launch, walk
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, RowArrays, launch, part_of, walk
 
 
 def attend_chunks(
@@ -59,26 +60,57 @@ class _Chunks(Kernel):
     refs: Refs
     begin_of_block: jax.Array
 
-    def visit(self, item: Item, slot: jax.Array, part: Part) -> None:
-        shape, rows, row = part.shape, self.refs.rows, item[1]
-        length, first_query = rows.length[row], self.begin_of_block - rows.start[row]
-        before = rows.context[row] - length
-        last_query, last_key = first_query + shape.query_block - 1, part.first + shape.compute_tokens - 1
-        is_whole = (first_query >= 0) & (last_query < length) & (last_key <= before + first_query)
-        if shape.sliding_window is not None:
-            is_whole &= part.first > before + last_query - shape.sliding_window
-        # Of a long prompt nearly all is seen whole, and masks would cost as much as the products.
-        pl.when(is_whole)(lambda: self._add(part, None))
+    def visit(self, item: Item, slot: jax.Array) -> None:
+        pages, shape = self.refs.pages, self.refs.pages.shape
+        small, large = shape.compute_tokens, shape.whole_pages * shape.page_size
+        first_whole, end_whole = (jnp.clip(x, 0, shape.fetch_tokens) for x in self._seen_by_all(item))
+        first_large = pl.cdiv(first_whole, large)
+        end_large = jnp.maximum(end_whole // large, first_large)
+        lax.fori_loop(
+            first_large,
+            end_large,
+            lambda index, _: self._add(part_of(pages, item, slot, index, shape.whole_pages), None),
+            None,
+        )
+        # The parts around these: before them there are some where there is a window.
+        lower, upper = self.refs.rows.tokens(item)
+        first, end = lower // small, pl.cdiv(upper, small)
+        before = jnp.maximum(jnp.minimum(first_large * (large // small), end) - first, 0)
+        after = jnp.maximum(end_large * (large // small), first)
 
-        @pl.when(jnp.logical_not(is_whole))
-        def masked() -> None:
-            size = (self.refs.q.shape[1], shape.compute_tokens)
-            index = first_query + lax.broadcasted_iota(jnp.int32, size, 0) // shape.groups
-            key = part.first + lax.broadcasted_iota(jnp.int32, size, 1)
-            visible = (index >= 0) & (index < length) & (key <= before + index)
-            if shape.sliding_window is not None:
-                visible &= key > before + index - shape.sliding_window
-            self._add(part, visible)
+        def masked(turn: jax.Array, _: None) -> None:
+            index = jnp.where(turn < before, first + turn, after + turn - before)
+            part = part_of(pages, item, slot, index, shape.compute_pages)
+            self._add(part, self._visible(item, part))
+
+        lax.fori_loop(0, before + jnp.maximum(end - after, 0), masked, None)
+
+    def _seen_by_all(self, item: Item) -> tuple[jax.Array, jax.Array]:
+        """First and last (exclusive) token of a fetched block that every query of the row in this block of tokens sees.
+
+        Where the row is the only one in it, what others would get does not matter: it is padding, or increments.
+        """
+        block, row, fetch = item
+        rows, shape = self.refs.rows, self.refs.pages.shape
+        is_alone = rows.end_row[block] - rows.first_row[block] == 1
+        first_query = self.begin_of_block - rows.start[row]
+        first = rows.context[row] - rows.length[row] - fetch * shape.fetch_tokens  # of the row's queries
+        end = jnp.where(is_alone, first + jnp.maximum(first_query, 0) + 1, 0)
+        if shape.sliding_window is None:
+            return jnp.zeros_like(end), end
+        last_query = jnp.minimum(first_query + shape.query_block, rows.length[row]) - 1
+        return first + last_query + 1 - shape.sliding_window, end
+
+    def _visible(self, item: Item, part: Part) -> jax.Array:
+        """Which tokens of a part each query sees; those of other rows see none."""
+        rows, row, shape = self.refs.rows, item[1], part.shape
+        num_queries = self.refs.q.shape[1]
+        query = lax.broadcasted_iota(jnp.int32, (num_queries, part.size), 0) // shape.groups
+        index = self.begin_of_block - rows.start[row] + query
+        last = rows.context[row] - rows.length[row] + index  # position that a query sees at most
+        key = part.positions(num_queries)
+        visible = (index >= 0) & (index < rows.length[row]) & (key <= last)
+        return visible if shape.sliding_window is None else visible & (key > last - shape.sliding_window)
 
     def _add(self, part: Part, visible: jax.Array | None) -> None:
         """All heads of a part."""

@@ -30,7 +30,7 @@ from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention.tpu_shape import Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Ref, Refs, RowArrays, launch, walk
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Ref, Refs, RowArrays, launch, part_of, walk
 
 _NONE = -1  # no page
 
@@ -85,12 +85,24 @@ class _Increments(Kernel):
     def end_row(self, row: jax.Array) -> None:
         self.refs.out[row - self.begin_of_block] = self.refs.softmax.result().astype(self.refs.out.dtype)
 
-    def visit(self, item: Item, slot: jax.Array, part: Part) -> None:
+    def visit(self, item: Item, slot: jax.Array) -> None:
+        pages = self.refs.pages
+        lower, upper = self.refs.rows.tokens(item)
+        size = pages.shape.compute_tokens
+
+        def one(index: jax.Array, _: None) -> None:
+            part = part_of(pages, item, slot, index, pages.shape.compute_pages)
+            if part.shape.is_writing:
+                pl.when(part.end <= part.first + part.size)(lambda: self._insert(item, slot, part))
+            self._add(item, part)
+
+        lax.fori_loop(lower // size, pl.cdiv(upper, size), one, None)
+
+    def _add(self, item: Item, part: Part) -> None:
+        """All bundles of a part."""
         shape = part.shape
-        if shape.is_writing:
-            pl.when(part.end <= part.first + shape.compute_tokens)(lambda: self._insert(item, slot, part))
         queries = self.refs.q.at[item[1] - self.begin_of_block]
-        position = part.first + lax.broadcasted_iota(jnp.int32, (queries.shape[1], shape.compute_tokens), 1)
+        position = part.positions(queries.shape[1])
         visible = position < part.end
         if shape.sliding_window is not None:
             visible &= position >= part.end - shape.sliding_window

@@ -23,6 +23,7 @@ class Shape:
     query_block: int
     fetch_pages: int
     compute_pages: int
+    whole_pages: int
     sliding_window: int | None
     soft_cap: float | None
     compute_dtype: Any

@@ -22,7 +22,6 @@ Pages of 8 bits become bfloat16 when they are read, times the scale that K or V 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -82,6 +81,12 @@ class Rows:
         """Blocks of pages to visit."""
         begin, end = self.visible(block, row)
         return begin // self.shape.fetch_tokens, pl.cdiv(end, self.shape.fetch_tokens)
+
+    def tokens(self, item: Item) -> tuple[jax.Array, jax.Array]:
+        """First and last (exclusive) token of a step's fetched block that the row's queries see."""
+        begin, end = self.visible(item[0], item[1])
+        first = item[2] * self.shape.fetch_tokens
+        return jnp.maximum(begin - first, 0), jnp.minimum(end - first, self.shape.fetch_tokens)
 
     def num_pages(self, item: Item) -> jax.Array:
         """Pages of a step."""
@@ -178,17 +183,27 @@ class Part:
     """Some pages of a fetched block: what is multiplied at a time."""
 
     shape: Shape
-    tokens: Ref  # [compute_tokens, W]
+    num_pages: int
+    tokens: Ref  # [num_pages * S, W]
     scale: Ref | None  # [fetch_pages, 1, 2K]
     first_page: jax.Array  # in the fetched block
     first: jax.Array  # position of the first token
     end: jax.Array  # nobody sees this position, or any behind it
 
+    @property
+    def size(self) -> int:
+        """Tokens."""
+        return self.num_pages * self.shape.page_size
+
+    def positions(self, rows: int) -> jax.Array:
+        """Of the tokens `[rows, size]`."""
+        return self.first + lax.broadcasted_iota(jnp.int32, (rows, self.size), 1)
+
     def silence(self) -> None:
         """Overwrite what no request wrote by zeros: it may be anything, and zero weight does not silence NaN."""
         left = self.end - self.first
 
-        @pl.when(left < self.shape.compute_tokens)
+        @pl.when(left < self.size)
         def overwrite() -> None:
             is_token = lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0) < left
             tokens = self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
@@ -205,7 +220,7 @@ class Part:
         size, dim = self.shape.page_size, self.shape.head_dim
         lane = lax.broadcasted_iota(jnp.int32, (1, lanes.stop - lanes.start), 1)
         pages = []
-        for page in range(self.shape.compute_pages):
+        for page in range(self.num_pages):
             scales = [self._scale(page, index) for index in range(lanes.start // dim, lanes.stop // dim)]
             tokens = self.tokens[page * size : (page + 1) * size, lanes].astype(jnp.float32)
             pages.append(tokens * _steps(lane, dim, scales))
@@ -213,11 +228,11 @@ class Part:
 
     def scales(self, first_head: int, heads: int, part: int) -> jax.Array:
         """Of each score of a bundle of heads `[M, tokens]`: those of K (`part` 0) or of V (1)."""
-        size = self.shape.together * self.shape.groups, self.shape.compute_tokens
+        size = self.shape.together * self.shape.groups, self.size
         row, token = (lax.broadcasted_iota(jnp.int32, size, axis) for axis in (0, 1))
         of_heads = []
         for head in range(first_head, first_head + heads):
-            of_pages = [self._scale(page, 2 * head + part) for page in range(self.shape.compute_pages)]
+            of_pages = [self._scale(page, 2 * head + part) for page in range(self.num_pages)]
             of_heads.append(_steps(token, self.shape.page_size, of_pages))
         return _steps(row, self.shape.groups, of_heads)
 
@@ -254,8 +269,8 @@ class Kernel:
     def release(self, slot: jax.Array) -> None:
         """Before the pages in a slot are overwritten, and at the end."""
 
-    def visit(self, item: Item, slot: jax.Array, part: Part) -> None:
-        """Compute with a part of a step's pages, while the next ones come."""
+    def visit(self, item: Item, slot: jax.Array) -> None:
+        """Compute with the pages of a step, while the next ones come."""
         raise NotImplementedError
 
 
@@ -311,7 +326,7 @@ def walk(refs: Refs, kernel: Kernel) -> None:
             pages.start_list(after, slot)
 
         pages.wait(item, slot)
-        for_parts(rows, pages, item, slot, partial(kernel.visit, item, slot))
+        kernel.visit(item, slot)
         parity[0] = other
         pl.when(jnp.logical_not(rows.exists(following)))(lambda: kernel.release(slot))
 
@@ -324,24 +339,17 @@ def walk(refs: Refs, kernel: Kernel) -> None:
     lax.fori_loop(rows.first_row[block], rows.end_row[block], one_row, None)
 
 
-def for_parts(rows: Rows, pages: Pages, item: Item, slot: jax.Array, use: Callable[[Part], None]) -> None:
-    """Call `use` with each part of a fetched block that a query of the step sees."""
+def part_of(pages: Pages, item: Item, slot: jax.Array, index: jax.Array, num_pages: int) -> Part:
+    """The fetched block's part `index` of `num_pages` pages; what nobody sees of it is zeros."""
     block, row, fetch = item
-    shape = pages.shape
-    begin, end = rows.visible(block, row)
-    size, first = shape.compute_tokens, fetch * shape.fetch_tokens
-    lower = jnp.maximum(begin - first, 0) // size
-    upper = pl.cdiv(jnp.minimum(end - first, shape.fetch_tokens), size)
-
-    def one(index: jax.Array, _: None) -> None:
-        place = pl.multiple_of(index * size, size)
-        tokens = pages.kv_buf.at[slot, pl.ds(place, size)]
-        scale = None if pages.scale_buf is None else pages.scale_buf.at[slot]
-        part = Part(shape, tokens, scale, index * shape.compute_pages, first + place, end)
-        part.silence()
-        use(part)
-
-    lax.fori_loop(lower, upper, one, None)
+    shape, size = pages.shape, num_pages * pages.shape.page_size
+    place = pl.multiple_of(index * size, size)
+    tokens = pages.kv_buf.at[slot, pl.ds(place, size)]
+    scale = None if pages.scale_buf is None else pages.scale_buf.at[slot]
+    _, end = pages.rows.visible(block, row)
+    part = Part(shape, num_pages, tokens, scale, index * num_pages, fetch * shape.fetch_tokens + place, end)
+    part.silence()
+    return part
 
 
 def launch(
