@@ -7,11 +7,11 @@ merged tokens of all requests, and only `attend` tells requests apart (section 3
 
 from collections.abc import Callable
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.model.apart import apart
 from orca_jax.model.layers import Linear, Maker
 from orca_jax.model.rope import Rotation
 
@@ -25,16 +25,6 @@ type LayerAttend[Cache] = Callable[
     [Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache], tuple[Float[Array, "T H D"], Cache]
 ]
 """`Attend` with the layer filled in."""
-
-
-def split_heads(x: Float[Array, "T I"], head_dim: int) -> Float[Array, "T H D"]:
-    """The heads of every token, from a product with all heads.
-
-    On a TPU the product ends before: XLA would draw the reshape into it, and for that transpose the layer's weights at
-    every iteration (docs/kernels.md, TPU).
-    """
-    x = jax.lax.platform_dependent(x, tpu=jax.lax.optimization_barrier, default=lambda x: x)
-    return x.reshape(x.shape[0], -1, head_dim)
 
 
 class Attention(nnx.Module):
@@ -63,7 +53,10 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B E"], Cache]:
         """Attention output of every token, or of those in `keep`, and the cache that now holds all keys and values."""
         tokens = x.shape[0]
-        query, key, value = (split_heads(project(x), self.head_dim) for project in (self.query, self.key, self.value))
+        # On a TPU XLA would draw the reshapes into the products, and transpose the weights for that in every layer.
+        query, key, value = (
+            apart(project(x)).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
+        )
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         out, cache = attend(query, key, value, cache)

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,7 @@ class Compiled:
     vmem: int  # of the kernel that takes most
     copies_of_pages: list[str]  # instructions
     copies_of_weights: list[str]  # of all layers' or of one layer's
+    text: str = field(repr=False)  # the program, optimised
 
 
 def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.ShapeDtypeStruct] = ()) -> Compiled:
@@ -71,7 +72,7 @@ def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.Sha
     stacks = [weight.sharding.shard_shape(weight.shape) for weight in weights if len(weight.shape) == 3]
     sizes = {math.prod(shape[axis:]) for shape in stacks for axis in (0, 1)}
     relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
-    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid)
+    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid, text)
 
 
 def _elements(dimensions: str) -> int:

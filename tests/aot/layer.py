@@ -1,0 +1,107 @@
+"""What a layer of a step does beside its products: `python -m tests.aot.layer v5e 4 llama-3-8b 64`, half a minute.
+
+Reads the loop over layers in the optimised program, and prints what only moves data there, with the bytes it writes
+and the compiler's estimate of cycles; then sums. Kernels, gathers and collectives have no estimate, and that of a
+transposition is far too low. The last line is JSON.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.describe import read_model_config
+
+_SIZES = {"bf16": 2, "f32": 4, "s32": 4, "u32": 4, "s8": 1, "u8": 1, "pred": 1}
+_ARRAY = re.compile(rf"({'|'.join(_SIZES)})\[([\d,]*)\]")
+_LINE = re.compile(r"\s+(?:ROOT )?(%[\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)")
+_MOVES = frozenset(("copy", "transpose", "reshape", "slice", "pad", "concatenate", "maximum", "convert", "copy_fusion"))
+_FREE = frozenset(("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "broadcast"))
+_SMALL = 4096  # bytes: indices, and scalars of tokens
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a loop's body."""
+
+    name: str
+    result: str  # its type
+    operations: frozenset[str]  # its own, or those that are fused in it
+    cycles: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the result."""
+        arrays = _ARRAY.findall(self.result)
+        return sum(_SIZES[name] * int(np.prod([int(n) for n in sizes.split(",") if n])) for name, sizes in arrays)
+
+    @property
+    def kind(self) -> str:
+        """ "product", "small" (one that is about indices, or a number for each token), "moves" or "other"."""
+        if "convolution" in self.operations or "dot" in self.operations:
+            return "product"
+        if self.num_bytes <= _SMALL:
+            return "small"
+        return "moves" if self.operations <= _MOVES else "other"
+
+
+def layer_of(text: str) -> list[Instruction]:
+    """The body of the loop that does most, in its order."""
+    computations = {found[1]: part for part in re.split(r"\n(?=%|ENTRY)", text) if (found := re.match(r"(%\S+)", part))}
+    bodies = [computations[name] for name in re.findall(r" while\(.*?body=(%[\w.-]+)", text)]
+    return list(_instructions(max(bodies, key=lambda body: body.count("fusion(")), computations))
+
+
+def _instructions(body: str, computations: Mapping[str, str]) -> Iterator[Instruction]:
+    for line in body.splitlines():
+        if (found := _LINE.match(line)) and found[3] not in _FREE:
+            called = re.search(r"calls=(%[\w.-]+)", found[4])
+            operations = _fused(called[1], computations) if called else frozenset([found[3]])
+            cycles = re.search(r'"estimated_cycles":"(\d{1,12})"', found[4])
+            yield Instruction(found[1], found[2], operations, int(cycles[1]) if cycles else 0)
+
+
+def _fused(name: str, computations: Mapping[str, str]) -> frozenset[str]:
+    """What a fusion does, fusions in it included."""
+    operations: set[str] = set()
+    for line in computations[name].splitlines():
+        if found := _LINE.match(line):
+            called = re.search(r"calls=(%[\w.-]+)", found[4])
+            operations |= _fused(called[1], computations) if called else {found[3]}
+    return frozenset(operations - _FREE)
+
+
+def weight_bytes(model: ModelConfig, chips: int) -> int:
+    """Matrices of one layer on one device, in bfloat16."""
+    attention = model.embed_dim * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    mlp = model.embed_dim * model.mlp_dim * (3 if model.gated_mlp else 2)
+    return 2 * (attention + mlp) // chips
+
+
+def main(generation: str, chips: int, preset: str, tokens: int) -> None:
+    """Print what moves data, its bytes beside those of the layer's weights, and the cycles of each kind."""
+    from tests.aot.tpu import compile_step
+
+    model = read_model_config(f"preset:{preset}")
+    step, _ = compile_step(generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256)
+    layer = layer_of(step.text)
+    for item in layer:
+        if item.kind == "moves":
+            print(f"{item.num_bytes / 1024:8.0f} KiB {item.cycles:6d} cycles  {item.name:40s} {item.result}")
+    told = {"for": generation, "chips": chips, "model": preset, "tokens": tokens}
+    moved = sum(item.num_bytes for item in layer if item.kind == "moves") // 1024
+    cycles = {
+        kind: sum(item.cycles for item in layer if item.kind == kind) for kind in ("product", "small", "moves", "other")
+    }
+    weights = weight_bytes(model, chips) // 1024
+    print(json.dumps({**told, "weights_kib": weights, "moved_kib": moved, "cycles": cycles}))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
