@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from orca_jax.exec.extras import WORD, Extras
 from orca_jax.exec.pack import Kept
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.sample import SamplingParameters
+from orca_jax.exec.sample import Kind, SamplingParameters
 from orca_jax.exec.vector import VectorLayout
 from orca_jax.step import MAX_LOGIT_BIAS, TokenSet
 
@@ -54,6 +54,16 @@ def pack_draws(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.i
     for name in _PER_ROW:
         view[name][:number] = getattr(rows, name)[kept.row]
     return vector
+
+
+def kind_of_draws(vector: NDArray[np.int32], layout: VectorLayout) -> Kind:
+    """What a launch asks for at most; unused places ask for nothing."""
+    view = layout.views(vector)
+    draws = view["temperature"] > 0
+    if not draws.any():
+        return "greedy"
+    is_filtered = (view["top_k"] > 0) | (view["top_p"] < 1) | (view["min_p"] > 0)
+    return "plain" if (draws & is_filtered).any() else "unfiltered"
 
 
 def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:

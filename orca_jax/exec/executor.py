@@ -2,7 +2,7 @@
 
 A launch is two programs: the layers, one program for each bucket, and a sampler, of which there are a few. Which one
 draws is decided on the host, from how many tokens are kept, whether a row among them wants more than the plain one
-can do, and, where that spares the device a question to the host, whether anybody draws at all. Everything that lives on
+can do, and, where that spares the device a question to the host, of which kind they are. Everything that lives on
 the device between iterations is donated from program to program.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import bucket_for, launches, sampler_places
 from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache, compiler_options
-from orca_jax.exec.draws import draws_layout, extras_layout, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.draws import draws_layout, extras_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.extras import WORD
 from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.iteration import flatten_module, make_forward
@@ -30,13 +30,14 @@ from orca_jax.exec.launch import Launch, read_repeated, read_results
 from orca_jax.exec.pack import Layout, pack
 from orca_jax.exec.repeat import Repeated, limits_layout, make_repeat, pack_limits
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.sampler import Drawn, has_greedy_samplers, make_full_sampler, make_plain_sampler
+from orca_jax.exec.sample import Kind
+from orca_jax.exec.sampler import Drawn, make_full_sampler, make_plain_sampler, plain_kinds
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult, TokenSet
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("repeat", bucket), ("plain", places), ("greedy", places) or ("full", places)."""
+"""("layers", bucket), ("repeat", bucket), ("full", places) or (a kind of plain ones, places)."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class JaxExecutor:
         self._rows = RowTable(config.num_rows, pages_per_row)
         self._layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
         self._places = sampler_places(config.num_rows)
-        self._has_greedy = has_greedy_samplers(mesh.devices.flat[0].platform)
+        self._kinds = plain_kinds(mesh.devices.flat[0].platform)
         self._full_places = self._places[0], self._places[-1]
         self._draws_layouts = {places: draws_layout(places) for places in self._places}
         self._extras_layouts = {places: extras_layout(places) for places in self._full_places}
@@ -248,9 +249,8 @@ class JaxExecutor:
         plain = self._unembedding, self._last_token, hidden, draws
         self._idle.begin()
         if extras is None:
-            draws_nothing = self._has_greedy and not self._draws_layouts[places].views(draws)["temperature"].any()
-            name = "greedy" if draws_nothing else "plain"
-            self._last_token, drawn = self.programs[name, places](*plain)
+            kind = kind_of_draws(draws, self._draws_layouts[places]) if len(self._kinds) > 1 else "plain"
+            self._last_token, drawn = self.programs[kind, places](*plain)
         else:
             masks = self._no_masks[places] if mask is None else mask
             self._last_token, drawn = self.programs["full", places](*plain, self._history, extras, masks)
@@ -266,9 +266,7 @@ class JaxExecutor:
         """Every program, traced for the shapes it will see."""
         lowered = {("layers", bucket): self._lower_layers(bucket, mesh) for bucket in self.config.buckets}
         for places in self._places:
-            lowered["plain", places] = self._lower_sampler("plain", places, mesh)
-            if self._has_greedy:
-                lowered["greedy", places] = self._lower_sampler("greedy", places, mesh)
+            lowered |= {(kind, places): self._lower_sampler(kind, places, mesh) for kind in self._kinds}
         for places in self._full_places:
             lowered["full", places] = self._lower_sampler("full", places, mesh)
         if self.config.max_steps > 1:
@@ -305,8 +303,8 @@ class JaxExecutor:
         vector = self._abstract((layout.size,))
         return program.lower(self._weights, self._pages, self._history, self._last_token, vector)
 
-    def _lower_sampler(self, name: str, places: int, mesh: Mesh) -> jax.stages.Lowered:
-        make = make_full_sampler if name == "full" else partial(make_plain_sampler, is_greedy=name == "greedy")
+    def _lower_sampler(self, name: Kind | Literal["full"], places: int, mesh: Mesh) -> jax.stages.Lowered:
+        make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
         sampler = make(self._unembed, places, self._model.vocab_size, mesh)
         program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
         shape = self._places[-1], self._model.embed_dim
@@ -329,8 +327,9 @@ class JaxExecutor:
         launch = Launch.of_nothing(self._run_layers(bucket, vector))
         for places in self._places:
             draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])
-            for temperature in (0, 1) if self._has_greedy else (0,):
-                self._draws_layouts[places].views(draws)["temperature"][:] = temperature
+            view = self._draws_layouts[places].views(draws)
+            for kind in self._kinds:
+                view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
                 jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, None, None))
         for places in self._full_places:
             draws = pack_draws(launch.kept, self._rows, self._draws_layouts[places])

@@ -12,7 +12,7 @@ over all tokens, which bisects for a threshold and sorts nothing.
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,10 @@ from orca_jax.model.sharding import TENSOR_AXIS
 
 _WINDOW = 256
 _BLOCK = 128  # the padded vocabulary is a multiple of it
+
+
+type Kind = Literal["plain", "greedy", "unfiltered"]
+"""What a batch may ask for: anything; no draws at all; draws among all tokens, without top-k, top-p and min-p."""
 
 
 class SamplingParameters(NamedTuple):
@@ -44,7 +48,7 @@ def sample(
     *,
     vocab_size: int,
     mesh: Mesh,
-    is_greedy: bool = False,
+    kind: Kind = "plain",
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw a token for each row.
 
@@ -56,7 +60,7 @@ def sample(
         parameters: of each row.
         vocab_size: tokens that exist.
         mesh: with a tensor axis that divides the columns.
-        is_greedy: every row's temperature is 0, and nothing is compiled for others.
+        kind: nothing is compiled for rows that ask for more.
 
     Returns:
         Token ids, and whether all logits of the row were finite; where they were not, the id means nothing.
@@ -67,9 +71,7 @@ def sample(
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         finite = all_finite(logits, TENSOR_AXIS)
         logits = without_padding(logits, vocab_size, TENSOR_AXIS)
-        if is_greedy:
-            return _most_probable(logits, vocab_size, TENSOR_AXIS)[0], finite
-        return choose(logits, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS), finite
+        return choose(logits, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS, kind=kind), finite
 
     over_vocabulary = jax.shard_map(
         on_shard,
@@ -99,19 +101,26 @@ def first_column(logits: Float[Array, "B N"], axis: str) -> Int[Array, ""]:
 
 
 def choose(
-    logits: Float[Array, "B N"], parameters: SamplingParameters, *, vocab_size: int, axis: str
+    logits: Float[Array, "B N"], parameters: SamplingParameters, *, vocab_size: int, axis: str, kind: Kind = "plain"
 ) -> Int[Array, " B"]:
     """A token for each row, from N of the columns; minus infinity is never drawn.
 
     Only rows that are not greedy make the shards exchange more than a maximum.
     """
     greedy, overall = _most_probable(logits, vocab_size, axis)
+    if kind == "greedy":
+        return greedy
 
     def draw() -> Int[Array, " B"]:
         everything = lax.all_gather(logits, axis, axis=1, tiled=True)
         scaled = (everything - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
-        return jnp.where(parameters.temperature > 0, _draw(scaled, parameters), greedy)
+        # Of few tokens the window holds all, and every kind draws there.
+        is_unfiltered = kind == "unfiltered" and scaled.shape[1] > _WINDOW
+        drawn = _draw_unfiltered(scaled, parameters) if is_unfiltered else _draw(scaled, parameters)
+        return jnp.where(parameters.temperature > 0, drawn, greedy)
 
+    if kind == "unfiltered":
+        return draw()
     return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy)
 
 
@@ -155,7 +164,7 @@ class _Filters(NamedTuple):
 
 def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:
     """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
-    uniform = jax.vmap(_uniform)(parameters.seed_high, parameters.seed_low, parameters.position)
+    uniform = _uniforms(parameters)
     vocab = scaled.shape[1]
     top_k = jnp.where(parameters.top_k == 0, vocab, jnp.minimum(parameters.top_k, vocab))
     filters = _Filters(top_k, parameters.top_p, jnp.log(parameters.min_p))
@@ -164,6 +173,15 @@ def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Ar
     is_wide = ~fits & (parameters.temperature > 0)
     wide = partial(_draw_from_all, scaled, mass, filters, uniform, is_wide)
     return lax.cond(jnp.any(is_wide), lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
+
+
+def _draw_unfiltered(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:
+    """`_draw` for rows without filters."""
+    return _pick_from_all(jnp.exp(scaled), _uniforms(parameters))
+
+
+def _uniforms(parameters: SamplingParameters) -> Float[Array, " B"]:
+    return jax.vmap(_uniform)(parameters.seed_high, parameters.seed_low, parameters.position)
 
 
 def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, ""]:
@@ -214,7 +232,11 @@ def _draw_from_all(
         return jnp.where((rank >= least_rank[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
 
     kept = lax.cond(jnp.any(is_wide & (top_p < 1)), nucleus, lambda: kept)
-    kept = jnp.where(scaled >= least[:, None], kept, 0.0)
+    return _pick_from_all(jnp.where(scaled >= least[:, None], kept, 0.0), uniform)
+
+
+def _pick_from_all(kept: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The token at which the cumulative mass exceeds that share of all mass."""
     # Two short cumulative sums instead of a long one: first the block, then the token in it.
     blocks = kept.reshape(kept.shape[0], -1, _BLOCK)
     block_mass = blocks.sum(axis=-1)

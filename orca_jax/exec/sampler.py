@@ -1,9 +1,9 @@
 """The samplers: programs that take hidden vectors to tokens. They are a handful, whatever the buckets.
 
-Plain ones have 8, 16, ... places, up to one for each row, on a GPU twice: once without any branch. The full one, which
-can all that a request may ask for beyond temperature, filters and seed, exists with the fewest and with the most. A
-launch where nobody asks pays nothing. Since samplers are apart from the layers, the host may still be computing what a
-grammar allows while the layers run.
+Plain ones have 8, 16, ... places, up to one for each row; a GPU has more kinds of them, without any branch. The full
+one, which can all that a request may ask for beyond temperature, filters and seed, exists with the fewest and with the
+most. A launch where nobody asks pays nothing. Since samplers are apart from the layers, the host may still be computing
+what a grammar allows while the layers run.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from orca_jax.exec.draws import Draws, draws_layout, extras_layout, unpack_draws
 from orca_jax.exec.extras import Context, Extras, change_logits
 from orca_jax.exec.iteration import Weights
 from orca_jax.exec.logprobs import Told, tell, tell_nothing
-from orca_jax.exec.sample import SamplingParameters, all_finite, choose, sample, without_padding
+from orca_jax.exec.sample import Kind, SamplingParameters, all_finite, choose, sample, without_padding
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
 
@@ -34,17 +34,17 @@ class Drawn(NamedTuple):
     told: Told | None = None  # of the full one
 
 
-def has_greedy_samplers(platform: str) -> bool:
-    """Whether batches in which nobody draws get plain samplers of their own.
+def plain_kinds(platform: str) -> tuple[Kind, ...]:
+    """The kinds of plain samplers that devices of a platform have.
 
     A GPU asks its host which branch of a program to take. Until the answer comes it has nothing to do, and until the
-    question comes, which is after all layers, neither has the host.
+    question comes, which is after all layers, neither has the host. So there the most frequent kinds have no branches.
     """
-    return platform == "gpu"
+    return ("greedy", "unfiltered", "plain") if platform == "gpu" else ("plain",)
 
 
 def make_plain_sampler(
-    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh, *, is_greedy: bool = False
+    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh, *, kind: Kind = "plain"
 ) -> Callable[[Weights, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Drawn]]:
     """`(weights, last_token [R], hidden, draws) -> (last_token, drawn)`; `last_token` is updated in place.
 
@@ -55,7 +55,7 @@ def make_plain_sampler(
         num_places: B.
         vocab_size: tokens that exist.
         mesh: of the weights.
-        is_greedy: no place has a temperature.
+        kind: what its places may ask for.
     """
     layout = draws_layout(num_places)
 
@@ -65,7 +65,7 @@ def make_plain_sampler(
         with jax.named_scope("sampling"):
             draws = unpack_draws(layout, vector)
             logits = unembed(weights).scores(hidden[:num_places])
-            tokens, finite = sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh, is_greedy=is_greedy)
+            tokens, finite = sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh, kind=kind)
             drawn = Drawn(tokens, finite)
             return _keep(last_token, draws, drawn), drawn
 

@@ -17,6 +17,7 @@ from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.draws import draws_layout
 from orca_jax.exec.iteration import Weights, make_forward
 from orca_jax.exec.pack import Layout
+from orca_jax.exec.sample import Kind
 from orca_jax.exec.sampler import make_plain_sampler
 from orca_jax.kernels.kv_pages import PackedPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
@@ -143,9 +144,9 @@ def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Deco
     return graph, shapes
 
 
-def compile_greedy_sampler(ptxas: Path, card: str, model: ModelConfig, *, places: int) -> Compiled:
-    """The sampler of batches in which nobody draws, as the executor compiles it; the table must not be copied."""
-    mesh, columns = mesh_of(card), -(-model.vocab_size // 32) * 32
+def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, places: int) -> Compiled:
+    """A plain sampler, as the executor compiles it; the table must not be copied."""
+    mesh, columns = mesh_of(card), -(-model.vocab_size // 128) * 128
     graph, state = nnx.split(nnx.eval_shape(lambda: _table(columns, model.embed_dim)))
     weights, tree = jax.tree.flatten(state)
 
@@ -153,7 +154,7 @@ def compile_greedy_sampler(ptxas: Path, card: str, model: ModelConfig, *, places
         merged: Table = nnx.merge(graph, jax.tree.unflatten(tree, weights))
         return merged
 
-    sampler = make_plain_sampler(unembed, places, model.vocab_size, mesh, is_greedy=True)
+    sampler = make_plain_sampler(unembed, places, model.vocab_size, mesh, kind=kind)
     last, draws = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (places, draws_layout(places).size))
     hidden = jax.ShapeDtypeStruct((places, model.embed_dim), jnp.float32)
     with jax.set_mesh(mesh):

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from orca_jax.exec.sample import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
-from tests.aot.gpu import CARDS, compile_attention, compile_greedy_sampler, compile_step, compile_write
+from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -112,8 +113,9 @@ def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b"])
-def test_a_sampler_that_draws_nothing_is_one_graph(card: str, preset: str, ptxas: Path) -> None:
-    found = compile_greedy_sampler(ptxas, card, read_model_config(f"preset:{preset}"), places=64)
+@pytest.mark.parametrize("kind", ["greedy", "unfiltered"])
+def test_samplers_are_one_graph(card: str, preset: str, kind: Kind, ptxas: Path) -> None:
+    found = compile_sampler(ptxas, card, read_model_config(f"preset:{preset}"), kind, places=64)
     assert not found.outside_graphs, "the device waits for its host"
     assert not found.copies
 

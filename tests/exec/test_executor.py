@@ -12,6 +12,7 @@ from orca_jax.errors import CompileWhileServingError, ConfigError
 from orca_jax.exec.cache import page_bytes, size_cache
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.sampler import plain_kinds
 from orca_jax.model.load import random_decoder, tensor_mesh
 from orca_jax.step import Member, RowSampling, StepPlan
 
@@ -52,11 +53,13 @@ def plan(*members: Member) -> StepPlan:
     return StepPlan(0, members)
 
 
-def generate(executor: JaxExecutor, prompt: list[int], count: int, row: int = 0) -> list[int]:
-    """Greedy tokens of one request, an iteration at a time, in pages of its own."""
+def generate(
+    executor: JaxExecutor, prompt: list[int], count: int, row: int = 0, sampling: RowSampling = GREEDY
+) -> list[int]:
+    """Tokens of one request, an iteration at a time, in pages of its own."""
     pages = list(range(row * 8, row * 8 + 8))
     ids = list(prompt)
-    member = Member("r", row, 0, ids, samples=True, new_pages=pages, sampling=GREEDY)
+    member = Member("r", row, 0, ids, samples=True, new_pages=pages, sampling=sampling)
     for _ in range(count):
         [token] = executor.collect(executor.submit(plan(member))).token_ids
         ids.append(token)
@@ -108,20 +111,20 @@ def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, 
     assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(executor, PROMPT, 6)
 
 
-def test_where_nobody_draws_no_branch_is_taken(
+def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
     executor: JaxExecutor, program_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orca_jax.exec.executor.has_greedy_samplers", lambda platform: True)
+    monkeypatch.setattr("orca_jax.exec.executor.plain_kinds", lambda platform: plain_kinds("gpu"))
     other = make_executor(program_cache)
     assert {name for name, _ in executor.programs} == {"layers", "plain", "full"}
     texts = {name: str(program.as_text()) for (name, _), program in other.programs.items()}
-    assert "conditional(" in texts["plain"]
-    assert "conditional(" not in texts["greedy"]
-    drawing = Member("d", 1, 0, [5, 6], samples=True, new_pages=[8], sampling=RowSampling(1.0, 0, 1.0, 3))
-    tokens = [x.collect(x.submit(plan(drawing))).token_ids for x in (executor, other)]
-    assert tokens[0] == tokens[1]
+    assert [kind for kind in plain_kinds("gpu") if "conditional(" in texts[kind]] == ["plain"]
+    filtered = Member("d", 1, 0, [5, 6], samples=True, new_pages=[8], sampling=RowSampling(1.0, 0, 0.5, 3))
+    results = [x.collect(x.submit(plan(filtered))).token_ids for x in (executor, other)]
+    assert results[0] == results[1]
     other.programs = {key: program for key, program in other.programs.items() if key[0] != "plain"}
-    assert generate(other, [1, 2, 3], 5) == generate(executor, [1, 2, 3], 5)
+    for sampling in (GREEDY, RowSampling(1.0, 0, 1.0, 3)):
+        assert generate(other, PROMPT, 5, sampling=sampling) == generate(executor, PROMPT, 5, sampling=sampling)
 
 
 def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from orca_jax.exec.draws import draws_layout, kind_of_draws
 from orca_jax.exec.sample import SamplingParameters, sample
 from orca_jax.model.load import tensor_mesh
 
@@ -151,3 +152,26 @@ def test_shards_of_the_vocabulary_agree(devices: int) -> None:
     assert [int(token) for token in alone[:2]] == [3, 0]
     logits[5, 96] = np.nan
     assert np.flatnonzero(~np.asarray(jitted(97, devices)(jnp.asarray(logits), wanted)[1])).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([], "greedy"),
+        ([(0.0, 5, 0.5, 0.1)], "greedy"),
+        ([(0.7, 0, 1.0, 0.0), (0.0, 5, 0.5, 0.1)], "unfiltered"),
+        ([(0.7, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.0)], "plain"),
+        ([(0.7, 0, 0.9, 0.0)], "plain"),
+        ([(0.7, 0, 1.0, 0.1)], "plain"),
+    ],
+)
+def test_a_launch_is_of_the_least_kind_that_serves_all_rows(
+    rows: list[tuple[float, int, float, float]], kind: str
+) -> None:
+    layout = draws_layout(4)
+    vector = np.zeros(layout.size, np.int32)
+    view = layout.views(vector)
+    for place, row in enumerate(rows):
+        for name, value in zip(("temperature", "top_k", "top_p", "min_p"), row, strict=True):
+            view[name][place] = value
+    assert kind_of_draws(vector, layout) == kind
