@@ -16,9 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orca_jax.kernels.kv_pages import PackedPages
-from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+from orca_jax.kernels.kv_pages import PackedPages, needs_scales
+from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu, refusal
 from orca_jax.kernels.ragged_attention.tpu_blocks import TABLE, Blocks, Heads, read_table, rule, write_table
+
+DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn")
+"""Of pages. Sizes are kept by the bytes of a value: those of the two types of 8 bits are the same."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,12 @@ def seconds(load: Load, heads: Heads, blocks: Blocks, *, repeats: int, interpret
     """Time of one call in a chain of `repeats`, each taking the last one's output as queries: nothing else is timed."""
     pages_per_row = -(-load.context // heads.page_size)
     num_pages = load.requests * pages_per_row
-    dtype = jnp.bfloat16 if heads.itemsize == 2 else jnp.float32
-    shape = (num_pages, heads.page_size, heads.num_kv_heads * 2 * heads.head_dim)
-    pages = PackedPages(jax.random.normal(jax.random.key(0), shape, dtype))
+    pages = _random_pages(heads, num_pages)
     table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(load.requests, -1)
     start = np.arange(load.requests, dtype=np.int32) * load.queries
     length, context = (np.full(load.requests, n, np.int32) for n in (load.queries, load.context))
     queries = load.requests * load.queries, heads.num_kv_heads * heads.groups, heads.head_dim
-    q = jax.random.normal(jax.random.key(1), queries, dtype)
+    q = jax.random.normal(jax.random.key(1), queries, jnp.float32 if heads.itemsize == 4 else jnp.bfloat16)
 
     @jax.jit
     def chain(q: jax.Array, pages: PackedPages, *rows: jax.Array) -> jax.Array:
@@ -74,6 +75,16 @@ def seconds(load: Load, heads: Heads, blocks: Blocks, *, repeats: int, interpret
     begin = time.perf_counter()
     chain(*args).block_until_ready()
     return (time.perf_counter() - begin) / repeats
+
+
+def _random_pages(heads: Heads, num_pages: int) -> PackedPages:
+    """Pages of `num_pages` in the first type of the size that is asked for."""
+    dtype = next(jnp.dtype(name) for name in DTYPES if jnp.dtype(name).itemsize == heads.itemsize)
+    shape = num_pages, heads.page_size, heads.num_kv_heads * 2 * heads.head_dim
+    if not needs_scales(dtype):
+        return PackedPages(jax.random.normal(jax.random.key(0), shape, dtype))
+    values = jax.random.randint(jax.random.key(0), shape, -127, 128, dtype)
+    return PackedPages(values, jnp.full((num_pages, 1, 2 * heads.num_kv_heads), 0.01))
 
 
 def candidates(heads: Heads) -> Iterator[Blocks]:
@@ -116,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--num-kv-heads", type=int, default=8, metavar="K", help="KV heads of one device (default: 8)")
     add("--head-dim", type=int, default=128, metavar="D")
     add("--page-size", type=int, default=128, metavar="S")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of pages (default: bfloat16)")
     add(
         "--out", type=Path, default=TABLE, metavar="FILE", help="the table to bring up to date (default: the package's)"
     )
@@ -124,8 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.dry_run and jax.default_backend() != "tpu":
         print("error: there is no TPU here; --dry-run shows what would be done", file=sys.stderr)
         return 2
-    groups = args.num_heads // args.num_kv_heads
-    heads = Heads(jax.devices()[0].device_kind, args.num_kv_heads, groups, args.head_dim, args.page_size, 2)
+    if args.num_kv_heads < 1 or args.num_heads % args.num_kv_heads:
+        parser.error(f"--num-heads {args.num_heads} is not a multiple of --num-kv-heads {args.num_kv_heads}")
+    groups, itemsize = args.num_heads // args.num_kv_heads, jnp.dtype(args.dtype).itemsize
+    heads = Heads(jax.devices()[0].device_kind, args.num_kv_heads, groups, args.head_dim, args.page_size, itemsize)
+    if (reason := refusal(jax.eval_shape(lambda: _random_pages(heads, 1)))) is not None:
+        parser.error(reason)
     small = [Load(2, 1, 2 * args.page_size), Load(1, 32, 64)]
     full = [Load(64, 1, 4096), Load(1, 4096, 4096)]
     loads, repeats, most = (small, 1, 2) if args.dry_run else (full, 20, None)

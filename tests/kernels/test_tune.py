@@ -27,13 +27,28 @@ def test_tuning_needs_a_tpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dry-run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--num-heads", "5", "--num-kv-heads", "2"], "--num-heads 5 is not a multiple"),
+        (["--num-kv-heads", "0"], "--num-kv-heads 0"),
+        (["--page-size", "16", "--dtype", "int8"], "multiple of 32, not 16"),
+    ],
+)
+def test_heads_that_no_kernel_has(flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*flags, "--dry-run"])
+    assert reason in capsys.readouterr().err
+
+
 def test_the_shipped_table_can_be_read() -> None:
     assert isinstance(read_table(TABLE.read_text(encoding="utf-8")), dict)
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--num-heads", "4", "--num-kv-heads", "2", "--head-dim", "64", "--page-size", "16"]
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_dry_run_writes_nothing(dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-heads", "4", "--num-kv-heads", "2", "--head-dim", "64", "--page-size", "32", "--dtype", dtype]
     assert main([*flags, "--dry-run", "--out", str(tmp_path / "table.json")]) == 0
     assert "would write" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
