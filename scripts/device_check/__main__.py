@@ -10,7 +10,7 @@ made, so that a part that was stopped keeps what it had.
 
 Files: `<part>.jsonl`, a measurement a line; `<part>.log`, what the part printed; `result.json`, everything. The last
 line of the output is that as one line of JSON. The exit status is 1 where something is wrong or was stopped, and 2
-where nothing could be done. `--dry-run` does all of it on a CPU at small sizes, in two or three minutes.
+where nothing could be done. `--dry-run` does all of it on a CPU at small sizes, in two minutes on two free cores.
 """
 
 import argparse
