@@ -63,7 +63,7 @@ def test_every_case(case: Case) -> None:
     ("change", "reason"),
     [
         ({"page_dtype": "float32"}, "pages of bfloat16"),
-        ({"head_dim": 80}, "head dims"),
+        ({"head_dim": 256}, "head dims"),
         ({"page_size": 8}, "page sizes"),
         ({"num_heads": 65, "num_kv_heads": 1}, "at most 64 query heads"),
     ],

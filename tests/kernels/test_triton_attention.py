@@ -103,7 +103,8 @@ HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat
     [
         ("9.0", {}, "gpu"),
         ("9.0", {"page_dtype": "int8"}, "triton"),
-        ("9.0", {"head_dim": 80}, "triton"),
+        ("9.0", {"head_dim": 80}, "gpu"),
+        ("9.0", {"head_dim": 256}, "triton"),
         ("9.0", {"head_dim": 72}, "xla"),
         ("8.0", {}, "triton"),
         ("8.9", {"dtype": "float32", "page_dtype": "float32"}, "triton"),

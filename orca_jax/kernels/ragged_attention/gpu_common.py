@@ -72,8 +72,9 @@ class Shape:
         return max(1, self.block // self.page_size)
 
     def smem(self, *shape: int) -> Any:
-        """Shared memory of bf16 as wgmma and TMA want it."""
-        transforms = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)  # type: ignore[abstract]
+        """Shared memory of bf16 as wgmma and TMA want it: in tiles of 8 rows, as wide as divides a head."""
+        width = math.gcd(self.head_dim, 64)
+        transforms = plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(2 * width)  # type: ignore[abstract]
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms)
 
 

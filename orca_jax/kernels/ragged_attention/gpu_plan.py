@@ -25,7 +25,8 @@ class Blocks(NamedTuple):
     stages: int  # blocks in shared memory at once
 
 
-INCREMENT_BLOCKS = {64: Blocks(128, 4), 128: Blocks(64, 4)}  # of each head dim: 128 KiB in flight
+# Of each head dim: 80 to 128 KiB in flight.
+INCREMENT_BLOCKS = {64: Blocks(128, 4), 80: Blocks(64, 4), 96: Blocks(64, 4), 128: Blocks(64, 4)}
 CHUNK_BLOCKS = Blocks(128, 2)
 
 

@@ -1,7 +1,7 @@
 """Ragged paged attention for CUDA cards before and after Hopper, through Pallas' Triton backend.
 
 JAX has deprecated that backend, so everything that uses it is in this file. It stays for as long as Ampere and Ada have
-no other way, and takes what `gpu.py` refuses on Hopper: float32, pages of 8 bits, head dims 80, 96 and 256.
+no other way, and takes what `gpu.py` refuses on Hopper: float32, pages of 8 bits, head dim 256.
 
 A page is packed (`kernels/kv_pages.py`). Triton reads by a pointer for each element, so a block of tokens may lie on
 many pages or on a part of one; all page sizes are the same program:
