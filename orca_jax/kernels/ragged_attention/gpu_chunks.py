@@ -14,6 +14,9 @@ so that the last ones are short. A producer warpgroup owns the fetching (gpu_com
 64 queries each, so that both use what was fetched once, and take turns: one computes its softmax while the
 other has the tensor cores. Each one's loop over blocks is two: those that every query sees need no mask, and then
 those on the diagonal, at a window's edge, or past what is written.
+
+Before their tiles consumers do what else is to be written, dealt out to all of them in turn: they put increments
+together from their pieces (`Combiner` in gpu_increments.py; the loop owns one row), and write zeros for padding.
 """
 
 from dataclasses import dataclass
