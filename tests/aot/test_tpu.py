@@ -3,7 +3,7 @@
     .venv/bin/python -m pip install libtpu
     .venv/bin/python -m pytest -m aot tests/aot/test_tpu.py
 
-takes some 15 minutes on two cores, and brings the table in docs/kernels.md up to date.
+takes some 20 minutes on two cores, and brings the table in docs/kernels.md up to date.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from orca_jax.config import ModelConfig
+from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
 from tests.aot.table import recorded_rows, slow_but
-from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_step, compile_write
+from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
@@ -142,3 +143,15 @@ def test_whole_step(generation: str, chips: int, preset: str, tokens: int, dtype
     chip = generation if chips == 1 else f"{generation} x {chips}"
     name = f"step, {preset}" if dtype == "bfloat16" else f"step, {preset}, {dtype}"
     rows.append([name, chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_full", [False, True], ids=["plain", "full"])
+@pytest.mark.parametrize(("generation", "preset"), sorted({(case[0], case[2]) for case in STEPS if case[1] == 1}))
+def test_sampler(generation: str, preset: str, is_full: bool, rows: list[list[str]]) -> None:
+    model = read_model_config(f"preset:{preset}")
+    found = compile_sampler(generation, model, rows=64, max_model_len=1024, is_full=is_full)
+    assert not found.copies_of_weights, "the unembedding was copied"
+    assert found.temp < workspace_bytes(model, 0, 64, 1024), "the engine sets less aside"
+    name = "full" if is_full else "plain"
+    rows.append([f"{name} sampler, {preset}", generation, "64", "-", mib(found.temp), "-"])

@@ -9,19 +9,25 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.exec.buckets import num_places
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.compile import compile_one, compiler_options
+from orca_jax.exec.draws import draws_layout, extras_layout
+from orca_jax.exec.extras import WORD
 from orca_jax.exec.iteration import make_forward
 from orca_jax.exec.pack import Layout
+from orca_jax.exec.sampler import make_full_sampler, make_plain_sampler
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
 from orca_jax.model.load import abstract_decoder, tensor_mesh
+from orca_jax.model.transformer import Decoder
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
@@ -62,15 +68,15 @@ class Compiled:
 
 
 def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.ShapeDtypeStruct] = ()) -> Compiled:
-    """Memory of a program whose pages have, on one device, the shape of `pages`, and whose weights are stacked."""
+    """Memory of a program whose pages have, on one device, the shape of `pages`, and which reads these weights."""
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
     assert isinstance(pages, PackedPages)
     shape = f"[{','.join(map(str, pages.kv.shape))}]"
     copies = [line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)]
-    stacks = [weight.sharding.shard_shape(weight.shape) for weight in weights if len(weight.shape) == 3]
-    sizes = {math.prod(shape[axis:]) for shape in stacks for axis in (0, 1)}
+    matrices = [weight.sharding.shard_shape(weight.shape) for weight in weights if len(weight.shape) > 1]
+    sizes = {math.prod(shape[axis:]) for shape in matrices for axis in range(len(shape) - 1)}
     relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
     return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid, text)
 
@@ -150,8 +156,6 @@ def compile_step(
     weights, tree = jax.tree.flatten(state)
 
     def structure(weights: list[jax.Array]) -> object:
-        from flax import nnx
-
         return nnx.merge(graph, jax.tree.unflatten(tree, weights))
 
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
@@ -174,3 +178,22 @@ def compile_step(
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
     program = compile_one(lowered, compiler_options(mesh.devices.flat[0].device_kind))
     return read(program, shard, weights), kv_bytes
+
+
+def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model_len: int, is_full: bool) -> Compiled:
+    """The sampler with a place for every row, as the executor compiles it for one chip."""
+    mesh = mesh_of(generation, 1)
+    graph, state = abstract_decoder(model, "bfloat16", mesh)
+    decoder: Decoder = nnx.merge(graph, state)
+    table, parameters = nnx.split(decoder.unembedding)
+    weights, tree = jax.tree.flatten(parameters)
+    make = make_full_sampler if is_full else make_plain_sampler
+    sample = make(lambda weights: nnx.merge(table, jax.tree.unflatten(tree, weights)), rows, model.vocab_size, mesh)
+    hidden = _array(mesh, (num_places(rows), model.embed_dim), "float32")
+    arguments = [weights, _array(mesh, (rows,)), hidden, _array(mesh, (draws_layout(rows).size,))]
+    if is_full:
+        mask = rows, weights[0].shape[0] // WORD
+        arguments += [_array(mesh, shape) for shape in ((rows, max_model_len), (extras_layout(rows).size,), mask)]
+    program = jax.jit(sample, donate_argnums=1, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    compiled = compile_one(program.lower(*arguments), compiler_options(mesh.devices.flat[0].device_kind))
+    return read(compiled, PackedPages(jax.ShapeDtypeStruct((0,), jnp.bfloat16)), weights)
