@@ -1,5 +1,6 @@
 """The set-up that scripts/{serve,test,check} share, with stand-ins for Python and pip so that it takes no time."""
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.source import ROOT
+
+HAS_COMPILERS = sys.platform == "linux" and platform.machine() == "x86_64"
 
 # A Python that answers `-c` truthfully, makes environments of itself, and writes down what pip was asked for.
 # Files beside the record steer it: `fail` lets pip fail, `slow` lets it work until it is killed or the file is gone.
@@ -36,7 +39,8 @@ class Clone:
         self.record = folder / "record"
         self.bin.mkdir(parents=True)
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-        for name in ("pyproject.toml", "constraints.txt"):
+        (self.root / "tests" / "aot").mkdir(parents=True)
+        for name in ("pyproject.toml", "constraints.txt", "tests/aot/requirements.txt"):
             shutil.copy(ROOT / name, self.root / name)
         for tool in ("bash", "env", "dirname", "cat", "rm", "touch", "mkdir", "cp", "sleep"):
             found = shutil.which(tool)
@@ -124,9 +128,33 @@ def test_installs_once_and_passes_flags_on(clone: Clone) -> None:
 
 def test_dev_installation_serves_too_but_not_the_reverse(clone: Clone) -> None:
     clone.add_python("python3")
-    for script in ("serve", "test", "check", "serve"):
+    for script in ("serve", "check", "test", "serve"):
         assert clone.run(script)[0] == 0
-    assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}[dev]"]
+    assert clone.recorded()[:3] == ["venv", f"pip {clone.root}", f"pip {clone.root}[dev]"]
+    assert clone.recorded()[3:] == [f"pip {clone.root}/.compilers"] * HAS_COMPILERS
+
+
+@pytest.mark.skipif(not HAS_COMPILERS, reason="there are no compilers for this platform")
+def test_compilers_are_fetched_once_and_again_when_their_pins_change(clone: Clone) -> None:
+    clone.add_python("python3")
+    clone.run("test")
+    clone.run("test")
+    assert clone.recorded().count(f"pip {clone.root}/.compilers") == 1
+    with (clone.root / "tests" / "aot" / "requirements.txt").open("a") as file:
+        file.write("# changed\n")
+    clone.run("test")
+    assert clone.recorded().count(f"pip {clone.root}/.compilers") == 2
+
+
+@pytest.mark.skipif(not HAS_COMPILERS, reason="there are no compilers for this platform")
+def test_without_compilers_the_other_tests_run(clone: Clone) -> None:
+    clone.add_python("python3")
+    clone.run("check")
+    Path(f"{clone.record}.fail").touch()
+    status, out, messages = clone.run("test")
+    assert (status, out) == (0, "ran -m pytest -n auto --dist worksteal\n")
+    assert "tests that need them are skipped" in messages
+    assert "no such distribution" in (clone.root / ".compilers" / "install.log").read_text()
 
 
 def test_tpu_check_needs_the_tpu_extra_only_for_a_tpu(clone: Clone) -> None:

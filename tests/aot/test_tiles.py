@@ -12,9 +12,10 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orca_jax.exec.compile import compiler_options
+from tests.aot.compilers import skip_without
 from tests.aot.tpu import mesh_of
 
-pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
+skip_without("libtpu")
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 

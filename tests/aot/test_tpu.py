@@ -1,7 +1,6 @@
 """Kernels and whole steps compile for TPUs, keep the cache in place, and stay within a chip's memories.
 
-    .venv/bin/python -m pip install libtpu
-    .venv/bin/python -m pytest -m aot tests/aot/test_tpu.py
+    ./scripts/test -n 0 -m aot tests/aot/test_tpu.py
 
 takes some 20 minutes on two cores, and brings the table in docs/kernels.md up to date.
 """
@@ -15,10 +14,11 @@ from orca_jax.config import ModelConfig
 from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
+from tests.aot.compilers import skip_without
 from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
 
-pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
+skip_without("libtpu")
 
 pytestmark = [pytest.mark.aot, pytest.mark.timeout(600)]
 

@@ -28,6 +28,7 @@ from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from tests.aot.compilers import use_compilers
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
@@ -46,6 +47,7 @@ LIBTPU = {
 
 def mesh_of(generation: str, chips: int) -> Mesh:
     """A mesh of devices that can be compiled for and nothing else."""
+    use_compilers()
     os.environ.update(LIBTPU)
     topology = topologies.get_topology_desc(topology_name=TOPOLOGIES[generation], platform="tpu")
     return tensor_mesh(list(topology.devices[:chips]))
