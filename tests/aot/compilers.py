@@ -5,7 +5,6 @@ for the devices.
 """
 
 import importlib
-import os
 import sys
 from functools import cache
 from importlib.machinery import PathFinder
@@ -31,7 +30,6 @@ def use_compilers() -> None:
     """Let this process import them."""
     if FOLDER.is_dir():
         sys.path.append(str(FOLDER))
-        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(CUDA / "bin")])
 
 
 @cache

@@ -27,6 +27,7 @@ from orca_jax.model.layers import Maker, Table
 from orca_jax.model.load import decoder_builder, tensor_mesh
 from orca_jax.model.sharding import param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
+from tests.aot.compilers import use_cuda
 from tests.aot.ptxas import take
 from tests.source import ROOT
 
@@ -41,6 +42,7 @@ _OURS = re.compile(r"increments|combine|chunks")
 
 def mesh_of(card: str, chips: int = 1) -> Mesh:
     """A mesh of devices that can be compiled for and nothing else."""
+    use_cuda()
     config = (ROOT / "tests" / "aot" / CARDS[card]).read_text(encoding="utf-8")
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{chips}", target_config=config)
     return tensor_mesh(list(topology.devices))
@@ -72,7 +74,7 @@ def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas:
     """Compile a program and look for copies of arrays of such sizes on a device; `ptxas` is the wrapper's folder."""
     with TemporaryDirectory() as folder:
         take(ptxas)
-        program = lowered.compile(compiler_options={"xla_dump_to": folder})
+        program = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)})
         assembled = take(ptxas)
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         lines = thunks.read_text(encoding="utf-8").splitlines()

@@ -6,6 +6,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.aot.compilers import CUDA
+
 _WRAPPER = """#!/bin/sh
 {ptxas} -v "$@" 2> {folder}/$$.log
 code=$?
@@ -30,10 +32,16 @@ class Assembled:
 
 
 def write_wrapper(folder: Path) -> None:
-    """A `ptxas` in the folder that calls the real one, and leaves there what it says."""
-    ptxas = shutil.which("ptxas")
+    """A CUDA toolkit in the folder, as far as XLA wants one: its `ptxas` calls a real one and keeps what that says.
+
+    The one of `.compilers` comes before the machine's own, so that everybody finds the same registers.
+    """
+    ptxas = shutil.which(CUDA / "bin" / "ptxas") or shutil.which("ptxas")
     assert ptxas is not None
-    wrapper = folder / "ptxas"
+    wrapper = folder / "bin" / "ptxas"
+    wrapper.parent.mkdir()
+    if CUDA.is_dir():
+        (folder / "nvvm").symlink_to(CUDA / "nvvm")
     wrapper.write_text(_WRAPPER.format(ptxas=ptxas, folder=folder), encoding="utf-8")
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
 

@@ -1,15 +1,12 @@
 """Kernels and whole steps compile for an H200 and an A100, keep the cache in place, and copy no layer's weights.
 
-    .venv/bin/python -m pip install --no-deps jax-cuda12-plugin==<version of jax> jax-cuda12-pjrt==<the same>
-    .venv/bin/python -m pytest -m aot tests/aot/test_gpu.py
+    ./scripts/test -n 0 -m aot tests/aot/test_gpu.py
 
-needs `ptxas` beside them, from the CUDA toolkit or the wheel nvidia-cuda-nvcc-cu12. It takes some 10 minutes on two
-cores, and brings the table in docs/kernels.md up to date. That shared memory and registers suffice is part of
-compiling.
+takes some 10 minutes on two cores, and brings the table in docs/kernels.md up to date. That shared memory and registers
+suffice is part of compiling.
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,12 @@ import pytest
 from orca_jax.exec.sample import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
+from tests.aot.compilers import skip_without
 from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
-pytest.importorskip("jax_cuda12_plugin", reason="compiling for GPUs needs jax-cuda12-plugin and jax-cuda12-pjrt")
-if shutil.which("ptxas") is None:
-    pytest.skip("compiling for GPUs needs ptxas", allow_module_level=True)
+skip_without("jax_cuda12_plugin")
 
 pytestmark = [
     pytest.mark.aot,
@@ -84,7 +80,7 @@ def ptxas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("ptxas")
     write_wrapper(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(folder), prepend=os.pathsep)
+        patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
         yield folder
 
 
