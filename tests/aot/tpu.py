@@ -70,15 +70,15 @@ class Compiled:
 
 
 def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.ShapeDtypeStruct] = ()) -> Compiled:
-    """Memory of a program whose pages have, on one device, the shape of `pages`, and which reads these weights."""
+    """Memory of a program whose pages have, on one device, the shape of `pages`, and which has these weights."""
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
     assert isinstance(pages, PackedPages)
     shape = f"[{','.join(map(str, pages.kv.shape))}]"
     copies = [line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)]
-    matrices = [weight.sharding.shard_shape(weight.shape) for weight in weights if len(weight.shape) > 1]
-    sizes = {math.prod(shape[axis:]) for shape in matrices for axis in range(len(shape) - 1)}
+    shapes = [weight.sharding.shard_shape(weight.shape) for weight in weights]
+    sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) - 1)}
     relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
     return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid, text)
 
@@ -179,7 +179,8 @@ def compile_step(
     kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
     program = compile_one(lowered, compiler_options(mesh.devices.flat[0].device_kind))
-    return read(program, shard, weights), kv_bytes
+    # Stacked matrices: vectors and the table of positions have the sizes of activations.
+    return read(program, shard, [weight for weight in weights if len(weight.shape) == 3]), kv_bytes
 
 
 def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model_len: int, is_full: bool) -> Compiled:
