@@ -6,19 +6,20 @@ their own (`sampler.py`).
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import num_places
-from orca_jax.exec.cache import cache_spec
+from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import write_and_attend
+from orca_jax.kernels.ragged_attention import RowArrays, prepare, write_and_attend
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -87,23 +88,24 @@ def make_layers(
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write the new K and V, then split by request; sharded over heads."""
-    num_pages = config.cache.num_pages
+    num_pages, name = config.cache.num_pages, config.attention_implementation
     scale = model.head_dim**-0.5
     # The mesh knows its devices also where programs are compiled for devices that are not there.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
+    requests = RowArrays(batch.page_table, batch.query_start, batch.query_len, batch.context_len)
+    prepared = prepare(device, *_on_one_device(batch.ids.shape[0], model, config, mesh), requests, name)
 
     def on_shard(
         layer: Int[Array, ""],
-        batch: Batch,
+        prepared: Any,
         q: Float[Array, "T H D"],
         k: Float[Array, "T K D"],
         v: Float[Array, "T K D"],
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        requests = batch.page_table + layer * num_pages, batch.query_start, batch.query_len, batch.context_len
-        name = config.attention_implementation
-        return write_and_attend(device, q, k, v, pages, *requests, scale=scale, implementation=name)
+        first_page = layer * num_pages
+        return write_and_attend(device, q, k, v, pages, prepared, first_page, scale=scale, implementation=name)
 
     split = jax.shard_map(
         on_shard,
@@ -117,10 +119,23 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         layer: Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         with jax.named_scope("attention"):
-            out: tuple[Array, KVPages] = split(layer, batch, q, k, v, pages)
+            out: tuple[Array, KVPages] = split(layer, prepared, q, k, v, pages)
             return out
 
     return attend
+
+
+def _on_one_device(
+    num_tokens: int, model: ModelConfig, config: ExecutorConfig, mesh: Mesh
+) -> tuple[jax.ShapeDtypeStruct, KVPages]:
+    """Shapes of queries and of the cache on each device of the mesh."""
+
+    def shard(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(x.shape), x.dtype)
+
+    q = jax.ShapeDtypeStruct((num_tokens, model.num_heads, model.head_dim), jnp.dtype(config.dtype))
+    pages: KVPages = jax.tree.map(shard, cache_shape(model, config.cache), cache_spec(config.cache))
+    return shard(q, HEADS_SPEC), pages
 
 
 def flatten_module[M: nnx.Module](module: M) -> tuple[Callable[[Weights], M], list[jax.Array]]:

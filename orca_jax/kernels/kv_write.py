@@ -9,6 +9,7 @@ its host at every turn. `tpu` has a kernel for them (`kv_write_tpu_quantised.py`
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -170,16 +171,20 @@ def _tpu(
 
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
-    requests = page_table, query_start, query_len, context_len
-    if isinstance(pages, PackedPages) and pages.is_quantised:
-        return write_quantised(pages, slots(k, v, k.dtype), *requests, head_dim=k.shape[2])
+    assert isinstance(pages, PackedPages), "the only layout that is not refused"
+    first_page = jnp.zeros(1, jnp.int32)
+    cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
+    if pages.is_quantised:
+        pieces = cut_pages(query_len, context_len)
+        return write_quantised(pages, slots(k, v, k.dtype), *pieces, first_page, head_dim=k.shape[2])
     most = min(k.shape[0], query_len.shape[0])
     single = jnp.where(query_len == 1, query_len, 0)
-    pages = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
+    scattered = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
     if k.shape[0] == 1:
-        return pages
-    assert isinstance(pages, PackedPages), "the only layout that is not refused"
-    return write_chunks(pages, slots(k, v, pages.dtype), *requests)
+        return scattered
+    assert isinstance(scattered, PackedPages), "as they were"
+    pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
+    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces, first_page)
 
 
 def _write_slots(

@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages
-from orca_jax.kernels.kv_pieces import Pieces, cut
+from orca_jax.kernels.kv_pieces import Pieces
 
 _TILE_BYTES = 32  # of a column of a register tile: 8 float32 or 16 bfloat16
 _VMEM_LIMIT = 48 << 20
@@ -46,10 +46,9 @@ def refusal(pages: KVPages) -> str | None:
 def write_chunks(
     pages: PackedPages,
     new: Float[Array, "T W"],
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    count: Int[Array, ""],
+    pieces: Pieces,
+    first_page: Int[Array, "1"],
     *,
     interpret: Any = False,
 ) -> PackedPages:
@@ -58,23 +57,19 @@ def write_chunks(
     Args:
         pages: to be updated, of a kind that `refusal` has nothing against.
         new: K and V of each token as a slot of a page has them.
-        page_table: pages of each request.
-        query_start: first token of each request in `new`.
-        query_len: number of new tokens; requests with one or none are left alone.
-        context_len: tokens in the cache after this iteration.
+        count: how many pieces there are.
+        pieces: what goes to which page, of `cut`.
+        first_page: of the layer; added to the pieces' pages.
         interpret: as `pallas_call` takes it, to run without a TPU.
     """
     size, group = pages.page_size, _group(pages)
-    chunks = jnp.where(query_len > 1, query_len, 0)
-    count, pieces = cut(size, new.shape[0], page_table, query_start, chunks, context_len)
-    pieces = pieces._replace(token=pieces.token + size)  # of the padded ones
     padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
     anywhere, width = pl.BlockSpec(memory_space=pl.ANY), new.shape[1]
     semaphores = pltpu.SemaphoreType.DMA((2,))
     run = pl.pallas_call(
         partial(_kernel, group=group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=6,
             grid=(count,),
             in_specs=[anywhere, anywhere],
             out_specs=anywhere,
@@ -86,12 +81,12 @@ def write_chunks(
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype),
-        input_output_aliases={6: 0},
+        input_output_aliases={7: 0},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
         name="write_chunks",
         interpret=interpret,
     )
-    return PackedPages(run(count[None], *pieces, padded, pages.kv))
+    return PackedPages(run(count[None], *pieces, first_page, padded, pages.kv))
 
 
 def _group(pages: PackedPages) -> int:
@@ -101,17 +96,29 @@ def _group(pages: PackedPages) -> int:
 class _Transfers:
     """Of one piece at a time; slot `s` of each buffer belongs to every second one."""
 
-    def __init__(self, pieces: Pieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
-        self.pieces, self.group = pieces, group
+    def __init__(
+        self, pieces: Pieces, first_page: Any, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int
+    ) -> None:
+        self.pieces, self.first_page, self.group = pieces, first_page, group
         self.new, self.kv = arrays
         self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = buffers
+
+    def page(self, piece: jax.Array) -> jax.Array:
+        """Where a piece goes."""
+        page: jax.Array = self.pieces.page[piece] + self.first_page[0]
+        return page
+
+    def token(self, piece: jax.Array) -> jax.Array:
+        """Which of the padded new tokens would go to place 0."""
+        token: jax.Array = self.pieces.token[piece] + self.page_buf.shape[1]
+        return token
 
     def _loads(self, piece: jax.Array, slot: jax.Array) -> list[Any]:
         def down(x: jax.Array) -> jax.Array:
             return pl.multiple_of(x // self.group * self.group, self.group)
 
-        tokens = self.new.at[pl.ds(down(self.pieces.token[piece]), self.new_buf.shape[1])]
-        before = self.kv.at[self.pieces.page[piece], pl.ds(down(self.pieces.begin[piece]), self.group)]
+        tokens = self.new.at[pl.ds(down(self.token(piece)), self.new_buf.shape[1])]
+        before = self.kv.at[self.page(piece), pl.ds(down(self.pieces.begin[piece]), self.group)]
         return [
             pltpu.make_async_copy(tokens, self.new_buf.at[slot], self.new_sem.at[slot]),
             pltpu.make_async_copy(before, self.old_buf.at[slot], self.old_sem.at[slot]),
@@ -130,7 +137,7 @@ class _Transfers:
     def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
         place = pl.ds(pl.multiple_of(index * self.group, self.group), self.group)
-        there = self.kv.at[self.pieces.page[piece], place]
+        there = self.kv.at[self.page(piece), place]
         return pltpu.make_async_copy(self.page_buf.at[slot, place], there, self.page_sem.at[slot])
 
     def groups(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -144,8 +151,8 @@ class _Transfers:
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
     """One piece."""
-    pieces, (new, _, kv), buffers = Pieces(*refs[:4]), refs[4:7], refs[7:]
-    transfers = _Transfers(pieces, (new, kv), buffers, group)
+    pieces, first_page, (new, _, kv), buffers = Pieces(*refs[:4]), refs[4], refs[5:8], refs[8:]
+    transfers = _Transfers(pieces, first_page, (new, kv), buffers, group)
     new_buf, old_buf, page_buf = buffers[:3]
     piece = pl.program_id(0)
     slot = lax.rem(piece, 2)
@@ -158,7 +165,7 @@ def _kernel(count: Any, *refs: Any, group: int) -> None:
         at = pl.multiple_of(index * group, group)
         # Registers hold tokens of 32 bits, and rotate by those.
         two = new_buf[slot, pl.ds(at, 2 * group)].astype(jnp.float32)
-        turns = lax.rem(2 * group - lax.rem(pieces.token[piece], group), 2 * group)
+        turns = lax.rem(2 * group - lax.rem(transfers.token(piece), group), 2 * group)
         moved = pltpu.roll(two, turns, 0)[:group]
         place = at + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
         kept = old_buf[slot].astype(jnp.float32)

@@ -31,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import PackedPages, largest_stored, scales_of
-from orca_jax.kernels.kv_pieces import Pieces, cut
+from orca_jax.kernels.kv_pieces import Pieces
 
 _GROUP = 32  # tokens that pages are read and written by
 _TILE = 16  # tokens that new ones are read by: whole tiles of bfloat16 and of float32
@@ -43,10 +43,9 @@ _VMEM_LIMIT = 48 << 20
 def write_quantised(
     pages: PackedPages,
     new: Float[Array, "T W"],
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    count: Int[Array, ""],
+    pieces: Pieces,
+    first_page: Int[Array, "1"],
     *,
     head_dim: int,
     interpret: Any = False,
@@ -56,23 +55,21 @@ def write_quantised(
     Args:
         pages: to be updated, of a kind that `refusal` of `kv_write_tpu` has nothing against.
         new: K and V of each token side by side as in a slot of a page, in bfloat16 or float32.
-        page_table: pages of each request.
-        query_start: first token of each request in `new`.
-        query_len: number of new tokens.
-        context_len: tokens in the cache after this iteration.
+        count: how many pieces there are.
+        pieces: what goes to which page, of `cut`.
+        first_page: of the layer; added to the pieces' pages.
         head_dim: D.
         interpret: as `pallas_call` takes it, to run without a TPU.
     """
     assert pages.scale is not None, "quantised pages have scales"
     size, width, line = pages.page_size, new.shape[1], pages.scale.shape[1:]
-    count, pieces = cut(size, new.shape[0], page_table, query_start, query_len, context_len)
     new = jnp.pad(new, ((0, -new.shape[0] % _TILE), (0, 0)))
     slots = _slots((size + _TILE) * width * new.dtype.itemsize + (size + _GROUP + 8) * width)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     run = pl.pallas_call(
         partial(_kernel, head_dim=head_dim),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=6,
             grid=(count,),
             in_specs=[anywhere] * 3,
             out_specs=[anywhere] * 2,
@@ -89,12 +86,12 @@ def write_quantised(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (pages.kv, pages.scale)],
-        input_output_aliases={6: 0, 7: 1},
+        input_output_aliases={7: 0, 8: 1},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
         name="write_quantised",
         interpret=interpret,
     )
-    return PackedPages(*run(count[None], *pieces, new, pages.kv, pages.scale))
+    return PackedPages(*run(count[None], *pieces, first_page, new, pages.kv, pages.scale))
 
 
 def _slots(size: int) -> int:
@@ -105,12 +102,19 @@ def _slots(size: int) -> int:
 class _Transfers:
     """Of one piece at a time; slot `s` of each buffer belongs to every so many-th one."""
 
-    def __init__(self, pieces: Pieces, arrays: tuple[Any, ...], buffers: tuple[Any, ...], first: Any) -> None:
-        self.pieces = pieces
+    def __init__(
+        self, pieces: Pieces, first_page: Any, arrays: tuple[Any, ...], buffers: tuple[Any, ...], first: Any
+    ) -> None:
+        self.pieces, self.first_page = pieces, first_page
         self.new, self.kv, self.scale = arrays
         self.new_buf, self.old_buf, self.old_line, self.page_buf, self.new_line = buffers[:5]
         self.new_sem, self.old_sem, self.old_line_sem, self.page_sem, self.new_line_sem, self.before_sem = buffers[5:]
         self.first = first  # group that each slot's piece writes
+
+    def page(self, piece: jax.Array) -> jax.Array:
+        """Where a piece goes."""
+        page: jax.Array = self.pieces.page[piece] + self.first_page[0]
+        return page
 
     def tiles(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) of `new` that a piece has tokens in."""
@@ -124,7 +128,7 @@ class _Transfers:
 
     def _old(self, piece: jax.Array, slot: jax.Array) -> list[Any]:
         """Of a page that has tokens: the group that the piece begins in, and the scales."""
-        page = self.pieces.page[piece]
+        page = self.page(piece)
         group = self.kv.at[page, _places(self.pieces.begin[piece] // _GROUP)]
         return [
             pltpu.make_async_copy(group, self.old_buf.at[slot], self.old_sem.at[slot]),
@@ -150,7 +154,7 @@ class _Transfers:
                 copy.wait()
 
     def _before(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
-        there = self.kv.at[self.pieces.page[piece], _places(index)]
+        there = self.kv.at[self.page(piece), _places(index)]
         return pltpu.make_async_copy(there, self.page_buf.at[slot, _places(index)], self.before_sem.at[slot])
 
     def load_before(self, piece: jax.Array, slot: jax.Array) -> None:
@@ -167,12 +171,12 @@ class _Transfers:
 
     def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
-        there = self.kv.at[self.pieces.page[piece], _places(index)]
+        there = self.kv.at[self.page(piece), _places(index)]
         return pltpu.make_async_copy(self.page_buf.at[slot, _places(index)], there, self.page_sem.at[slot])
 
     def store_line(self, piece: jax.Array, slot: jax.Array) -> Any:
         """The transfer of the new scales."""
-        there = self.scale.at[self.pieces.page[piece]]
+        there = self.scale.at[self.page(piece)]
         return pltpu.make_async_copy(self.new_line.at[slot], there, self.new_line_sem.at[slot])
 
     def stored(self, piece: jax.Array, slot: jax.Array) -> None:
@@ -194,9 +198,9 @@ def _places(index: jax.Array) -> Any:
 
 def _kernel(count: Any, *refs: Any, head_dim: int) -> None:
     """One piece, and what an earlier one has asked for."""
-    pieces, (new, _, _, kv, scale), buffers = Pieces(*refs[:4]), refs[4:9], refs[9:20]
-    tokens, spread, first = refs[20:]
-    transfers = _Transfers(pieces, (new, kv, scale), buffers, first)
+    pieces, first_page, (new, _, _, kv, scale) = Pieces(*refs[:4]), refs[4], refs[5:10]
+    buffers, (tokens, spread, first) = refs[10:21], refs[21:]
+    transfers = _Transfers(pieces, first_page, (new, kv, scale), buffers, first)
     slots, piece = first.shape[0], pl.program_id(0)
     lag = slots // 2
 

@@ -15,7 +15,7 @@ from device_check.loads import TINY, Given, Heads, Requests, attention_of, check
 from device_check.part import Found, Setting, Skip, Write, attempt_all
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
-from orca_jax.kernels.ragged_attention import ragged_attention, write_and_attend
+from orca_jax.kernels.ragged_attention import RowArrays, prepare, ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 
@@ -132,12 +132,9 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
     new = rng.standard_normal((2, arrays.q.shape[0], case.num_kv_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
     given = jax.tree.map(jnp.asarray, (arrays.q, *new, *arrays[1:]))
     is_quantised, tolerance = arrays.pages.is_quantised, max(case.tolerance, 1e-4)
-    oracle = compiled(partial(one_after_the_other, "pages" if is_quantised else "scatter", "reference"), given)
-    layer = partial(one_after_the_other, "tpu", "tpu")
-    if not is_quantised:  # such pages are written by what reads them
-        layer = partial(write_and_attend, jax.devices()[0], scale=SCALE, implementation="tpu")
+    oracle = compiled(partial(one_after_the_other, "pages" if is_quantised else "scatter"), given)
     with pltpu.force_tpu_interpret_mode() if setting.dry_run else nullcontext():
-        program = compiled(layer, given)
+        program = compiled(one_layer, given)
 
     def run() -> Found:
         (expected, wanted), (actual, found) = (
@@ -159,11 +156,20 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
 
 
 def one_after_the_other(
-    write: str, attention: str, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
+    write: str, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
 ) -> tuple[jax.Array, KVPages]:
-    """New K and V are written, then attended over, by implementations of these names."""
+    """New K and V are written by an implementation of this name, then the oracle attends over them."""
     written = write_kv(pages, k, v, *rows, implementation=write)
-    return ragged_attention(q, written, *rows, scale=SCALE, implementation=attention), written
+    return ragged_attention(q, written, *rows, scale=SCALE, implementation="reference"), written
+
+
+def one_layer(
+    q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
+) -> tuple[jax.Array, KVPages]:
+    """The same as a layer on a TPU does it."""
+    device, shape = jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype)
+    prepared = prepare(device, shape, pages, RowArrays(*rows), "tpu")
+    return write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), scale=SCALE, implementation="tpu")
 
 
 def values_of(pages: PackedPages, case: Case) -> np.ndarray:

@@ -10,6 +10,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, PackedPages
+from orca_jax.kernels.kv_pieces import cut
 from orca_jax.kernels.kv_write import default_write, write_kv
 from orca_jax.kernels.kv_write_tpu import write_chunks
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
@@ -28,8 +29,10 @@ def check(case: Case, interpret: Any) -> None:
     new = jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
     chunks = jnp.where(arrays.query_len > 1, arrays.query_len, 0)
     rows = arrays.page_table, arrays.query_start
+    # Of a layer whose pages begin at the third.
+    pieces = cut(case.page_size, new.shape[0], rows[0] - 2, rows[1], chunks, arrays.context_len)
     write = jax.jit(lambda *args: write_chunks(*args, interpret=interpret))
-    actual = np.asarray(write(pages, new, *rows, arrays.query_len, arrays.context_len).kv, np.float32)
+    actual = np.asarray(write(pages, new, *pieces, jnp.array([2])).kv, np.float32)
     wanted = np.array(pages.kv, np.float32)
     size = case.page_size
     owned = np.ones(wanted.shape[:2], bool)

@@ -15,6 +15,7 @@ from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu import write_and_attend_tpu
 from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks
+from orca_jax.kernels.ragged_attention.tpu_plan import blocks_for, plan_attention
 
 TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
@@ -31,7 +32,10 @@ def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
     shape = q.shape[0], case.num_kv_heads, case.head_dim
     k, v = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2))
     options = {**case.options, "blocks": blocks, "interpret": interpret}
-    actual, written = jax.jit(lambda *args: write_and_attend_tpu(*args, **options))(q, k, v, pages, *rows)
+
+    # Of a layer whose pages begin at the third.
+    plan = plan_attention(q, pages, rows[0] - 2, *rows[1:], blocks or blocks_for(q, pages)).of_layer(jnp.int32(2))
+    actual, written = jax.jit(lambda *args: write_and_attend_tpu(*args, **options))(q, k, v, pages, plan)
     scattered = write_kv(pages, k, v, *rows, implementation="scatter")
     wanted = ragged_attention(q, scattered, *rows, **case.options, implementation="reference")
     used = sum(count for count, _ in case.requests)
@@ -81,8 +85,17 @@ def test_cases_without_races(name: str) -> None:
     check_strictly(case, TINY if sum(context for _, context in case.requests) < 100 else None)
 
 
-def test_quantised_pages_are_refused() -> None:
-    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(BY_NAME["int8 pages"], layout="packed"))
-    new = jnp.zeros((q.shape[0], 3, 64))
-    with pytest.raises(NotImplementedError, match="write_kv"):
-        write_and_attend_tpu(q, new, new, pages, *rows, scale=1.0)
+@pytest.mark.parametrize("name", ["int8 pages", pytest.param("fp8 pages", marks=pytest.mark.slow)])
+def test_quantised_pages_are_written_first(name: str) -> None:
+    case = BY_NAME[name]
+    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    rng = np.random.default_rng(3)
+    k, v = (jnp.asarray(rng.standard_normal((q.shape[0], 3, 64)), q.dtype) for _ in range(2))
+    plan = plan_attention(q, pages, *rows, blocks_for(q, pages))
+    layer = jax.jit(lambda *args: write_and_attend_tpu(*args, **case.options, interpret=True))
+    actual, written = layer(q, k, v, pages, plan)
+    wanted_pages = write_kv(pages, k, v, *rows, implementation="pages")
+    wanted = ragged_attention(q, wanted_pages, *rows, **case.options, implementation="reference")
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (actual, wanted)), rtol=1e-5, atol=case.tolerance)
+    owned = slots_with_tokens(case, rows[0])
+    np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, wanted_pages)))

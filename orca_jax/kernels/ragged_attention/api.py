@@ -5,15 +5,18 @@
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
 from orca_jax.kernels.kv_write import default_write, write_kv
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
+
+if TYPE_CHECKING:
+    from orca_jax.kernels.ragged_attention.tpu_plan import Plan
 
 
 def _tpu(*args: Any, **options: Any) -> jax.Array:
@@ -43,10 +46,12 @@ _IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "triton": _triton,
 }
 _PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "triton": "gpu"}  # of implementations that do not run everywhere
+Queries = Float[Array, "T H D"] | jax.ShapeDtypeStruct
+"""Of one device, or their shape."""
 _HOPPER, _AMPERE = 9, 8  # compute capability, its first number
 
 
-def default_implementation(device: jax.Device, q: Float[Array, "T H D"], pages: KVPages) -> str:
+def default_implementation(device: jax.Device, q: Queries, pages: KVPages) -> str:
     """The name that None stands for: the first of the device's implementations that can do these shapes."""
     if device.platform == "tpu":
         return _default_of_tpu(pages)
@@ -61,7 +66,7 @@ def _default_of_tpu(pages: KVPages) -> str:
     return "tpu" if refusal(pages) is None else "xla"
 
 
-def default_of_gpu(capability: str, q: Float[Array, "T H D"], pages: KVPages) -> str:
+def default_of_gpu(capability: str, q: Queries, pages: KVPages) -> str:
     """Hopper has kernels of its own; Ampere and later get Triton's, since older tensor cores know no bfloat16.
 
     Args:
@@ -100,7 +105,7 @@ def ragged_attention(
 
     Request r has the queries `query_start[r] : query_start[r] + query_len[r]`; they are the last
     `query_len[r]` of its `context_len[r]` tokens, whose K and V already stand in the pages
-    `page_table[r]`. Requests come in the order of `query_start`, those with one query first, absent ones
+    `page_table[r]`. RowArrays come in the order of `query_start`, those with one query first, absent ones
     (`query_len` 0) last.
 
     Args:
@@ -131,16 +136,53 @@ def ragged_attention(
     return _IMPLEMENTATIONS[name](q, pages, *rows, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
 
+class RowArrays(NamedTuple):
+    """The requests of an iteration, as `ragged_attention` takes them, in the first layer's pages."""
+
+    page_table: Int[Array, "R P"]
+    query_start: Int[Array, " R"]
+    query_len: Int[Array, " R"]
+    context_len: Int[Array, " R"]
+
+
+def prepare(
+    device: jax.Device,
+    q: jax.ShapeDtypeStruct,
+    pages: KVPages,
+    requests: RowArrays,
+    implementation: str | None = None,
+) -> "RowArrays | Plan":
+    """What layers need to know of an iteration's requests, so that none of them has to find it out again.
+
+    Args:
+        device: what this is compiled for, here or not.
+        q: shape of the queries on one device.
+        pages: of one device, or their shapes.
+        requests: the iteration's.
+        implementation: of attention; None takes the device's default.
+
+    Raises:
+        NotImplementedError: the implementation cannot read such pages.
+    """
+    name = implementation or default_implementation(device, q, pages)
+    if name != "tpu":
+        return requests
+    from orca_jax.kernels.ragged_attention.tpu import refusal
+    from orca_jax.kernels.ragged_attention.tpu_plan import blocks_for, plan_attention
+
+    if (reason := refusal(pages)) is not None or not isinstance(pages, PackedPages):
+        raise NotImplementedError(reason)
+    return plan_attention(q, pages, *requests, blocks_for(q, pages))
+
+
 def write_and_attend(
     device: jax.Device,
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    prepared: "RowArrays | Plan",
+    first_page: Int[Array, ""],
     *,
     scale: float,
     implementation: str | None = None,
@@ -150,18 +192,21 @@ def write_and_attend(
     An implementation that writes on the way does so; before any other comes `write_kv`, in the device's own way.
 
     Args:
-        device: what this is compiled for, here or not.
+        device: as for `prepare`, and so is `implementation`.
+        q: queries.
         k: new keys of all requests, flattened.
         v: new values.
-        implementation: of attention; None takes the device's default.
-
-    The others are those of `ragged_attention`, and so is what is raised. The pages of the caller are to be donated.
+        pages: of all layers; donated by the caller, so that the update is in place.
+        prepared: what `prepare` made of the requests.
+        first_page: of this layer.
+        scale: as for `ragged_attention`.
     """
-    rows = page_table, query_start, query_len, context_len
-    name = implementation or default_implementation(device, q, pages)
-    if name == "tpu" and not pages.is_quantised:
+    if not isinstance(prepared, RowArrays):
         from orca_jax.kernels.ragged_attention.tpu import write_and_attend_tpu
 
-        return write_and_attend_tpu(q, k, v, pages, *rows, scale=scale)
+        assert isinstance(pages, PackedPages), "what was prepared"
+        return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scale=scale)
+    rows = prepared._replace(page_table=prepared.page_table + first_page)
+    name = implementation or default_implementation(device, q, pages)
     pages = write_kv(pages, k, v, *rows, implementation=default_write(device, pages))
     return ragged_attention(q, pages, *rows, scale=scale, implementation=name), pages

@@ -103,7 +103,7 @@ def ragged_attention_gpu(
     return out.astype(dtype)
 
 
-def refusal(q: Float[Array, "T H D"], pages: KVPages) -> str | None:
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """Why these kernels cannot do this; None if they can."""
     head_dim = q.shape[2]
     if not isinstance(pages, PackedPages):

@@ -7,7 +7,8 @@ has a kernel of its own and a run of query blocks of its own; one that has none 
     chunks      `tpu_chunks.py`       bound by products: many queries of one head at a time
 
 Both are turns of one loop (`tpu_walk.py`), which fetches pages while it computes, and share an online softmax
-(`tpu_softmax.py`). `tpu_blocks.py` says how much is fetched and multiplied at a time.
+(`tpu_softmax.py`). `tpu_plan.py` has what they need to know of the requests, once for all layers; `tpu_blocks.py` says
+how much is fetched and multiplied at a time.
 
 Scores and sums are float32. Pages in bfloat16 are multiplied as they are, with the weights rounded to bfloat16; pages
 of 8 bits become bfloat16 first.
@@ -17,18 +18,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads, slots
 from orca_jax.kernels.kv_write_tpu import write_chunks
-from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks, Heads, choose_blocks
+from orca_jax.kernels.kv_write_tpu_quantised import write_quantised
+from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks
 from orca_jax.kernels.ragged_attention.tpu_chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.tpu_increments import attend_increments
-from orca_jax.kernels.ragged_attention.tpu_shape import LANES, SUBLANES, Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import RowArrays
+from orca_jax.kernels.ragged_attention.tpu_plan import Plan, blocks_for, chunk_block, plan_attention
+from orca_jax.kernels.ragged_attention.tpu_shape import SUBLANES, Shape
 
 _LOG2E = math.log2(math.e)
 
@@ -56,9 +56,13 @@ def ragged_attention_tpu(
     Raises:
         NotImplementedError: the pages are not packed, or do not have whole tiles.
     """
-    rows = RowArrays(_page_lists(page_table), query_start, query_len, context_len)
-    call = _Call(q, pages, rows, scale, sliding_window, soft_cap, blocks, interpret)
-    out, pages = call.increments(call.pages, None)
+    reason = refusal(pages)
+    if reason is not None or not isinstance(pages, PackedPages):
+        raise NotImplementedError(reason)
+    blocks = blocks or blocks_for(q, pages)
+    plan = plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks)
+    call = _Call(q, pages, plan, blocks, scale, sliding_window, soft_cap, interpret)
+    out, pages = call.increments(pages, None)
     return call.merged(out, call.chunks(pages))
 
 
@@ -66,34 +70,37 @@ def write_and_attend_tpu(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
-    pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    pages: PackedPages,
+    plan: Plan,
     *,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     blocks: Blocks | None = None,
     interpret: Any = False,
-) -> tuple[Float[Array, "T H D"], KVPages]:
+) -> tuple[Float[Array, "T H D"], PackedPages]:
     """`write_kv` and `ragged_attention` at once: the kernel of increments writes what it has just read.
 
-    Args are theirs.
+    A token may change the scale of its page, and so pages of 8 bits are written by a kernel of their own before.
 
-    Raises:
-        NotImplementedError: the pages are not packed, do not have whole tiles, or are quantised.
+    Args:
+        plan: the iteration's, of `plan_attention`, in the layer's pages.
+        blocks: those of the plan, where it has others than the table's.
+
+    The others are those of `write_kv` and `ragged_attention`; pages are of a kind that `refusal` has nothing against.
     """
+    call = _Call(q, pages, plan, blocks or blocks_for(q, pages), scale, sliding_window, soft_cap, interpret)
+    pieces = plan.num_pieces, plan.pieces, plan.first_page
     if pages.is_quantised:
-        raise NotImplementedError("a token may change the scale of its page: quantised pages are written by write_kv")
-    rows = RowArrays(_page_lists(page_table), query_start, query_len, context_len)
-    call = _Call(q, pages, rows, scale, sliding_window, soft_cap, blocks, interpret)
-    new = slots(k, v, pages.dtype)
-    out, written = call.increments(call.pages, new)
-    if q.shape[0] > 1:
-        written = write_chunks(written, new, page_table, query_start, query_len, context_len, interpret=interpret)
-    return call.merged(out, call.chunks(written)), written
+        new = slots(k, v, k.dtype)
+        pages = write_quantised(pages, new, *pieces, head_dim=q.shape[2], interpret=interpret)
+        out, pages = call.increments(pages, None)
+    else:
+        new = slots(k, v, pages.dtype)
+        out, pages = call.increments(pages, new)
+        if q.shape[0] > 1:
+            pages = write_chunks(pages, new, *pieces, interpret=interpret)
+    return call.merged(out, call.chunks(pages)), pages
 
 
 def refusal(pages: KVPages) -> str | None:
@@ -112,19 +119,15 @@ class _Call:
     def __init__(
         self,
         q: Float[Array, "T H D"],
-        pages: KVPages,
-        rows: RowArrays,
+        pages: PackedPages,
+        plan: Plan,
+        blocks: Blocks,
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
-        blocks: Blocks | None,
         interpret: Any,
     ) -> None:
-        if (reason := refusal(pages)) is not None:
-            raise NotImplementedError(reason)
-        assert isinstance(pages, PackedPages), "the only layout that is not refused"
-        self.pages, self.rows, self.num_tokens = pages, rows, q.shape[0]
-        self.blocks = blocks or choose_blocks(_heads(q, pages))
+        self.plan, self.blocks, self.num_tokens = plan, blocks, q.shape[0]
         is_exact = q.dtype == jnp.float32 and pages.dtype == jnp.float32
         kv_heads = num_kv_heads(pages, q.shape[2])
         self.shape = Shape(
@@ -152,33 +155,18 @@ class _Call:
     ) -> tuple[Float[Array, "T H D"], PackedPages]:
         """Outputs of the rows with one query; and the pages, with `new` of those rows if it is given."""
         shape = replace(self.shape, is_writing=new is not None)
-        return attend_increments(shape, self.q, pages, self.rows, new=new, **self.options)
+        return attend_increments(shape, self.q, pages, self.plan, new=new, **self.options)
 
     def chunks(self, pages: PackedPages) -> Float[Array, "T H D"] | None:
         """Outputs of the other rows; None where there is no room for any."""
         if self.num_tokens == 1:
             return None
-        query_block = min(self.blocks.query_block, pl.cdiv(self.num_tokens, 16) * 16)
-        shape = replace(self.shape, query_block=query_block)
-        return attend_chunks(shape, self.q, pages, self.rows, **self.options)
+        shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
+        return attend_chunks(shape, self.q, pages, self.plan, **self.options)
 
     def merged(self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None) -> Float[Array, "T H D"]:
         """Outputs of all tokens, and zeros for padding."""
         token = jnp.arange(self.num_tokens)[:, None, None]
-        out = increments if chunks is None else jnp.where(token < self.rows.num_increments, increments, chunks)
+        out = increments if chunks is None else jnp.where(token < self.plan.num_increments, increments, chunks)
         # Blocks without a request are not visited, and what stands there may be anything.
-        return jnp.where(token < self.rows.length.sum(), out, jnp.zeros_like(out))
-
-
-def _heads(q: Array, pages: PackedPages) -> Heads:
-    """What block sizes depend on; a program that is compiled for another machine's TPU gets the rule's."""
-    device = jax.devices()[0].device_kind if jax.default_backend() == "tpu" else ""
-    kv_heads = num_kv_heads(pages, q.shape[2])
-    return Heads(device, kv_heads, q.shape[1] // kv_heads, q.shape[2], pages.page_size, pages.dtype.itemsize)
-
-
-def _page_lists(page_table: Int[Array, "R P"]) -> Int[Array, "L 1 128"]:
-    """The page table, a row in lines of 128 pages."""
-    rows, width = page_table.shape
-    padded = jnp.pad(page_table, ((0, 0), (0, -width % LANES)))
-    return padded.reshape(rows * (padded.shape[1] // LANES), 1, LANES)
+        return jnp.where(token < self.plan.num_used, out, jnp.zeros_like(out))

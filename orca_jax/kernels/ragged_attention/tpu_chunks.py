@@ -24,12 +24,13 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_plan import Plan
 from orca_jax.kernels.ragged_attention.tpu_shape import Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, RowArrays, launch, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, launch, part_of, walk
 
 
 def attend_chunks(
-    shape: Shape, q: Float[Array, "T H D"], pages: PackedPages, rows: RowArrays, **options: Any
+    shape: Shape, q: Float[Array, "T H D"], pages: PackedPages, plan: Plan, **options: Any
 ) -> Float[Array, "T H D"]:
     """Outputs of the tokens of rows with several queries.
 
@@ -37,13 +38,12 @@ def attend_chunks(
         shape: with tokens of a query block as `query_block`.
         q: queries, scaled.
         pages: K and V, those of these tokens too.
-        rows: the requests.
+        plan: the requests.
         options: of `launch`.
     """
     queries = _by_head(shape, q)
     queries = jnp.pad(queries, ((0, 0), (0, -queries.shape[1] % (shape.query_block * shape.groups)), (0, 0)))
-    blocks = _blocks(shape, q.shape[0], rows)
-    out, _ = launch(_kernel, "chunks", shape, blocks, queries, pages, rows, axis=1, **options)
+    out, _ = launch(_kernel, "chunks", shape, plan.chunks, queries, pages, plan, axis=1, **options)
     return _by_token(shape, out)[: q.shape[0]]
 
 
@@ -120,19 +120,6 @@ class _Chunks(Kernel):
             k = part.read(k_lanes)
             v = k if v_lanes == k_lanes else part.read(v_lanes)
             self.refs.softmax.add(head, self.refs.q[head], k, v, visible)
-
-
-def _blocks(shape: Shape, num_tokens: int, rows: RowArrays) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Blocks from the first chunk's first token on, and the first and last row of each that is a chunk."""
-    size, increments = shape.query_block, rows.num_increments
-    begin = size * jnp.arange(pl.cdiv(num_tokens, size), dtype=jnp.int32)[:, None]
-    end, is_chunk = rows.start + rows.length, rows.length > 1
-    first = increments + jnp.sum(is_chunk & (end <= begin), axis=1, dtype=jnp.int32)
-    last = increments + jnp.sum(is_chunk & (rows.start < begin + size), axis=1, dtype=jnp.int32)
-    total = jnp.sum(rows.length, dtype=jnp.int32)
-    lower = increments // size
-    upper = jnp.where(total > increments, pl.cdiv(total, size), lower)
-    return jnp.stack([lower, upper]), first, last
 
 
 def _by_head(shape: Shape, q: Float[Array, "T H D"]) -> Float[Array, "K TG X"]:

@@ -29,8 +29,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_plan import Plan
 from orca_jax.kernels.ragged_attention.tpu_shape import Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Ref, Refs, RowArrays, launch, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Ref, Refs, launch, part_of, walk
 
 _NONE = -1  # no page
 
@@ -39,7 +40,7 @@ def attend_increments(
     shape: Shape,
     q: Float[Array, "T H D"],
     pages: PackedPages,
-    rows: RowArrays,
+    plan: Plan,
     *,
     new: Float[Array, "T W"] | None = None,
     **options: Any,
@@ -50,17 +51,16 @@ def attend_increments(
         shape: with rows of a query block as `query_block`.
         q: queries, scaled.
         pages: K and V.
-        rows: the requests.
+        plan: the requests.
         new: K and V of each token as a slot has them, in the type of the pages; None where they are there already.
         options: of `launch`.
     """
-    most = min(q.shape[0], rows.start.shape[0])
+    most = min(q.shape[0], plan.start.shape[0])
     queries = _pad(_bundle(shape, q[:most]), shape.query_block)
     if new is not None:
         # Registers hold tokens of 32 bits each in a line of its own.
         options["new"] = _pad(new[:most].astype(jnp.float32), shape.query_block)
-    blocks = _blocks(shape, most, rows.num_increments)
-    out, pages = launch(_kernel, "increments", shape, blocks, queries, pages, rows, axis=0, **options)
+    out, pages = launch(_kernel, "increments", shape, plan.increments, queries, pages, plan, axis=0, **options)
     return jnp.pad(_unbundle(shape, out)[:most], ((0, q.shape[0] - most), (0, 0), (0, 0))), pages
 
 
@@ -158,13 +158,6 @@ class _Increments(Kernel):
         """The transfer of a tile to its page."""
         assert self.refs.write_sem is not None
         return pltpu.make_async_copy(tokens, self.refs.pages.kv.at[page, there], self.refs.write_sem.at[slot])
-
-
-def _blocks(shape: Shape, most: int, count: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Blocks `0 : end`, and first and last row of each: row r has token r."""
-    first = shape.query_block * jnp.arange(pl.cdiv(most, shape.query_block), dtype=jnp.int32)
-    span = jnp.stack([jnp.zeros_like(count), pl.cdiv(count, shape.query_block)])
-    return span, first, jnp.minimum(first + shape.query_block, count)
 
 
 def _bundle(shape: Shape, q: Float[Array, "T H D"]) -> Float[Array, "T B M X"]:

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Int
 
 from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_plan import Plan, Span
 from orca_jax.kernels.ragged_attention.tpu_shape import LANES, Shape
 from orca_jax.kernels.ragged_attention.tpu_softmax import Softmax
 
@@ -42,27 +42,21 @@ Item = tuple[jax.Array, jax.Array, jax.Array]
 """One step: query block, row, block of pages."""
 
 
-class RowArrays(NamedTuple):
-    """The requests: their page table in lines of 128, and the scalars that kernels keep in scalar memory."""
-
-    lists: Int[Array, "L 1 128"]
-    start: Int[Array, " R"]
-    length: Int[Array, " R"]
-    context: Int[Array, " R"]
-
-    @property
-    def num_increments(self) -> Int[Array, ""]:
-        """Rows with one query, which come first."""
-        return jnp.sum(self.length == 1, dtype=jnp.int32)
-
-
 class Rows:
     """The scalars of a call, in scalar memory, and what follows from them."""
 
     def __init__(
-        self, shape: Shape, span: Any, first_row: Any, end_row: Any, start: Any, length: Any, context: Any
+        self,
+        shape: Shape,
+        span: Any,
+        first_row: Any,
+        end_row: Any,
+        start: Any,
+        length: Any,
+        context: Any,
+        first_page: Any,
     ) -> None:
-        self.shape = shape
+        self.shape, self.first_page = shape, first_page
         self.first_block, self.end_block = span[0], span[1]
         self.first_row, self.end_row = first_row, end_row
         self.start, self.length, self.context = start, length, context
@@ -156,7 +150,8 @@ class Pages:
 
     def page(self, item: Item, place: jax.Array, slot: jax.Array) -> jax.Array:
         """The page at a place of a step's fetched block; its line must still be there."""
-        page: jax.Array = self.list_buf[slot, 0, lax.rem(item[2] * self.shape.fetch_pages, LANES) + place]
+        of_line = lax.rem(item[2] * self.shape.fetch_pages, LANES) + place
+        page: jax.Array = self.list_buf[slot, 0, of_line] + self.rows.first_page[0]
         return page
 
     def start(self, item: Item, slot: jax.Array) -> None:
@@ -356,10 +351,10 @@ def launch(
     kernel: Callable[[Refs], None],
     name: str,
     shape: Shape,
-    blocks: tuple[jax.Array, jax.Array, jax.Array],
+    blocks: Span,
     q: jax.Array,
     pages: PackedPages,
-    rows: RowArrays,
+    plan: Plan,
     *,
     axis: int,
     out_dtype: jnp.dtype,
@@ -372,10 +367,10 @@ def launch(
         kernel: the work of one query block.
         name: of the kernel, for profiles.
         shape: what it is compiled for.
-        blocks: first and last (exclusive) block; first row of each block; last row (exclusive) of each.
+        blocks: the plan's for this kind of rows.
         q: queries, as the kernel wants them.
         pages: K and V.
-        rows: the requests.
+        plan: the requests.
         axis: of tokens in `q`.
         out_dtype: of the outputs, which have the shape of `q`.
         interpret: as `pallas_call` takes it.
@@ -385,7 +380,7 @@ def launch(
         Outputs, and the pages, which are the same ones where nothing is written.
     """
     assert (new is not None) == shape.is_writing
-    span, scalars = blocks[0], (*blocks, rows.start, rows.length, rows.context)
+    span, scalars = blocks.ends, (*blocks, plan.start, plan.length, plan.context, plan.first_page)
     block = list(q.shape)
     block[axis] = shape.query_block if axis == 0 else shape.query_block * shape.groups
     index = [0] * q.ndim
@@ -394,7 +389,7 @@ def launch(
         return (*index[:axis], step + span[0], *index[axis + 1 :])
 
     spec, anywhere = pl.BlockSpec(tuple(block), place), pl.BlockSpec(memory_space=pl.ANY)
-    inputs = {"q": (q, spec), "lists": (rows.lists, anywhere), "kv": (pages.kv, anywhere)}
+    inputs = {"q": (q, spec), "lists": (plan.lists, anywhere), "kv": (pages.kv, anywhere)}
     outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)]
     aliases = {}
     if pages.scale is not None:
@@ -451,7 +446,7 @@ def _scratch(shape: Shape, pages: PackedPages, sums: tuple[int, ...]) -> dict[st
 def _by_role(shape: Shape, refs: tuple[Ref, ...], inputs: list[str], scratch: list[str]) -> Refs:
     """Scalars, inputs, outputs and scratch, as they come."""
     outputs = ["out", *(["written"] if shape.is_writing else [])]
-    scalars, others = refs[:6], refs[6:]
+    scalars, others = refs[:7], refs[7:]
     role: dict[str, Ref] = dict(zip([*inputs, *outputs, *scratch], others, strict=True))
     rows = Rows(shape, *scalars)
     # Where pages are written they are read through the same reference.
