@@ -1,7 +1,8 @@
 """Ragged attention for TPUs, in Pallas (Mosaic), over packed pages.
 
 An iteration has increments, which are its first rows and whose queries are its first tokens, and chunks. Each kind
-has a kernel of its own and a run of query blocks of its own; one that has none runs no step:
+has a kernel of its own and a run of query blocks of its own; one that has none runs no step, and where there are no
+chunks nothing is laid out for their kernel either:
 
     increments  `tpu_increments.py`   bound by memory: eight rows at a time, several KV heads in one product
     chunks      `tpu_chunks.py`       bound by products: many queries of one head at a time
@@ -16,9 +17,11 @@ of 8 bits become bfloat16 first.
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads, slots
@@ -99,7 +102,8 @@ def write_and_attend_tpu(
         new = slots(k, v, pages.dtype)
         out, pages = call.increments(pages, new)
         if q.shape[0] > 1:
-            pages = write_chunks(pages, new, *pieces, interpret=interpret)
+            write = partial(write_chunks, interpret=interpret)
+            pages = lax.cond(plan.has_chunks, lambda pages: write(pages, new, *pieces), lambda pages: pages, pages)
     return call.merged(out, call.chunks(pages)), pages
 
 
@@ -162,7 +166,8 @@ class _Call:
         if self.num_tokens == 1:
             return None
         shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
-        return attend_chunks(shape, self.q, pages, self.plan, **self.options)
+        attend = partial(attend_chunks, shape, self.q, pages, self.plan, **self.options)
+        return lax.cond(self.plan.has_chunks, attend, lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]))
 
     def merged(self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None) -> Float[Array, "T H D"]:
         """Outputs of all tokens, and zeros for padding."""

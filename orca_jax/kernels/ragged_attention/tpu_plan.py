@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.kernels.kv_pages import PackedPages, num_kv_heads
 from orca_jax.kernels.kv_pieces import Pieces, cut
@@ -41,6 +41,11 @@ class Plan(NamedTuple):
         Pieces  # what is written to pages by a kernel of its own: of chunks, or of all rows where pages are quantised
     )
     first_page: Int[Array, "1"]  # of the layer
+
+    @property
+    def has_chunks(self) -> Bool[Array, ""]:
+        """Whether a row has several queries."""
+        return self.chunks.ends[0] < self.chunks.ends[1]
 
     def of_layer(self, first_page: Int[Array, ""]) -> "Plan":
         """The same requests, in pages that begin elsewhere."""
