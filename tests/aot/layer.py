@@ -1,15 +1,15 @@
 """What a layer of a step does beside its products: `python -m tests.aot.layer v5e 4 llama-3-8b 64`, half a minute.
 
 Reads the loop over layers in the optimised program, and prints what only moves data there, with the bytes it writes
-and the compiler's estimate of cycles; then sums. Kernels, gathers and collectives have no estimate, and that of a
-transposition is far too low. The last line is JSON.
+and the compiler's estimate of cycles; then sums, of what is done for chunks alone apart. Kernels, gathers and
+collectives have no estimate, and that of a transposition is far too low. The last line is JSON.
 """
 
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ class Instruction:
     result: str  # its type
     operations: frozenset[str]  # its own, or those that are fused in it
     cycles: int
+    is_of_chunks: bool = False  # in a branch that is taken where there are chunks
 
     @property
     def num_bytes(self) -> int:
@@ -64,6 +65,15 @@ def _instructions(body: str, computations: Mapping[str, str]) -> Iterator[Instru
             operations = _fused(called[1], computations) if called else frozenset([found[3]])
             cycles = re.search(r'"estimated_cycles":"(\d{1,12})"', found[4])
             yield Instruction(found[1], found[2], operations, int(cycles[1]) if cycles else 0)
+            yield from (replace(item, is_of_chunks=True) for item in _branch(found[4], computations))
+
+
+def _branch(text: str, computations: Mapping[str, str]) -> list[Instruction]:
+    """The longer branch of a conditional; nothing of other instructions."""
+    names = re.search(r"branch_computations=\{(.*?)\}", text)
+    found = names[1] if names else " ".join(re.findall(r"(?:true|false)_computation=(%[\w.-]+)", text))
+    branches = (list(_instructions(computations[name], computations)) for name in re.findall(r"%[\w.-]+", found))
+    return max(branches, key=len, default=[])
 
 
 def _fused(name: str, computations: Mapping[str, str]) -> frozenset[str]:
@@ -92,14 +102,22 @@ def main(generation: str, chips: int, preset: str, tokens: int) -> None:
     layer = layer_of(step.text)
     for item in layer:
         if item.kind == "moves":
-            print(f"{item.num_bytes / 1024:8.0f} KiB {item.cycles:6d} cycles  {item.name:40s} {item.result}")
+            kind = "chunks" if item.is_of_chunks else "      "
+            print(f"{item.num_bytes / 1024:8.0f} KiB {item.cycles:6d} cycles  {kind}  {item.name:40s} {item.result}")
     told = {"for": generation, "chips": chips, "model": preset, "tokens": tokens}
-    moved = sum(item.num_bytes for item in layer if item.kind == "moves") // 1024
+    moved, of_chunks = (
+        sum(item.num_bytes for item in layer if item.kind == "moves" and item.is_of_chunks <= which) // 1024
+        for which in (False, True)
+    )
     cycles = {
-        kind: sum(item.cycles for item in layer if item.kind == kind) for kind in ("product", "small", "moves", "other")
+        kind: sum(item.cycles for item in layer if item.kind == kind and not item.is_of_chunks)
+        for kind in ("product", "small", "moves", "other")
     }
+    cycles["of chunks"] = sum(item.cycles for item in layer if item.is_of_chunks)
     weights = weight_bytes(model, chips) // 1024
-    print(json.dumps({**told, "weights_kib": weights, "moved_kib": moved, "cycles": cycles}))
+    print(
+        json.dumps({**told, "weights_kib": weights, "moved_kib": moved, "with_chunks_kib": of_chunks, "cycles": cycles})
+    )
 
 
 if __name__ == "__main__":
