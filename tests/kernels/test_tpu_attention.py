@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
 
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks, Heads, read_table, rule, write_table
+from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
 TINY = Blocks(
@@ -37,13 +36,8 @@ def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
 
 
 def check_strictly(case: Case, blocks: Blocks | None) -> None:
-    """The same with transfers that run beside, memory that starts as NaN, and a look-out for races."""
-    try:
-        check(case, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"), blocks)
-        assert interpret_pallas_call.races is not None
-        assert not interpret_pallas_call.races.races_found
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    with strictly() as interpret:
+        check(case, interpret, blocks)
 
 
 def test_mixed_phases_without_races() -> None:

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, PackedPages
 from orca_jax.kernels.kv_pieces import cut
 from orca_jax.kernels.kv_write import default_write, write_kv
 from orca_jax.kernels.kv_write_tpu import write_chunks
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from tests.kernels.strictly import strictly
 
 # Chunks that begin and end anywhere in a page, fill several, and stand in the batch at any token; increments before.
 HARD = Case("pieces", ((1, 9), (2, 17), (5, 21), (40, 43), (3, 3)), 2, 2, 64, 16, padding_tokens=3, padding_rows=2)
@@ -47,13 +46,8 @@ def check(case: Case, interpret: Any) -> None:
 
 
 def check_strictly(case: Case) -> None:
-    """The same with transfers that run beside, memory that starts as NaN, and a look-out for races."""
-    try:
-        check(case, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"))
-        assert interpret_pallas_call.races is not None
-        assert not interpret_pallas_call.races.races_found
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    with strictly() as interpret:
+        check(case, interpret)
 
 
 def test_pieces_without_races() -> None:

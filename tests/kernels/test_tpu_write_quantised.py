@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
 
 from orca_jax.kernels import kv_write_tpu_quantised
 from orca_jax.kernels.kv_pages import PackedPages, slots
@@ -16,6 +14,7 @@ from orca_jax.kernels.kv_pieces import cut
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.kv_write_tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
+from tests.kernels.strictly import strictly
 
 # Increments at the first and last place of a page and of a group; chunks that begin and end anywhere and fill pages.
 REQUESTS = ((1, 1), (1, 9), (1, 64), (1, 65), (1, 33), (1, 100), (2, 17), (5, 37), (70, 130), (64, 64), (40, 203))
@@ -64,14 +63,8 @@ def bits(pages: PackedPages) -> np.ndarray:
 
 
 def check_strictly(case: Case, size: float) -> tuple[int, int]:
-    """The same with transfers that run beside, memory that starts as NaN, and a look-out for races."""
-    try:
-        found = check(case, size, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"))
-        assert interpret_pallas_call.races is not None
-        assert not interpret_pallas_call.races.races_found
-        return found
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    with strictly() as interpret:
+        return check(case, size, interpret)
 
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])

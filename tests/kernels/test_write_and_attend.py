@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.kv_write import write_kv
@@ -16,6 +14,7 @@ from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu import write_and_attend_tpu
 from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks
 from orca_jax.kernels.ragged_attention.tpu_plan import blocks_for, plan_attention
+from tests.kernels.strictly import strictly
 
 TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
@@ -58,13 +57,8 @@ def slots_with_tokens(case: Case, page_table: np.ndarray) -> np.ndarray:
 
 
 def check_strictly(case: Case, blocks: Blocks | None) -> None:
-    """The same with transfers that run beside, memory that starts as NaN, and a look-out for races."""
-    try:
-        check(case, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"), blocks)
-        assert interpret_pallas_call.races is not None
-        assert not interpret_pallas_call.races.races_found
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    with strictly() as interpret:
+        check(case, interpret, blocks)
 
 
 def test_places_without_races() -> None:
