@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_it_usable(llm: LLM) -> None:
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(["a", "b"], params_of(4000), use_tqdm=False)
+        llm.generate(["a", "b"], params_of(4000, ignore_eos=True), use_tqdm=False)
     timer.join()
     assert llm.generate("a", params_of(4), use_tqdm=False)[0].outputs[0].token_ids == oracle("a", params_of(4))
 

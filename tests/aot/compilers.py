@@ -5,6 +5,7 @@ for the devices.
 """
 
 import importlib
+import os
 import sys
 from functools import cache
 from importlib.machinery import PathFinder
@@ -36,5 +37,9 @@ def use_compilers() -> None:
 def use_cuda() -> None:
     """Register JAX's plugin for GPUs, unless JAX has found it already."""
     use_compilers()
+    runtime = FOLDER / "jax_cuda12_plugin" / "libmosaic_gpu_runtime.so"
+    if runtime.is_file():
+        # Mosaic looks for it when it is imported, which another test may have done by now.
+        os.environ["MOSAIC_GPU_RUNTIME_LIB_PATH"] = str(runtime)
     if "cuda" not in xla_bridge._backend_factories:
         importlib.import_module("jax_plugins.xla_cuda12").initialize()
