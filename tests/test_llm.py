@@ -143,11 +143,15 @@ def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_leaves_it_usable(llm: LLM) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(["a", "b"], params_of(4000, ignore_eos=True), use_tqdm=False)
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b"], params_of(4000, ignore_eos=True), use_tqdm=False)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
     assert llm.generate("a", params_of(4), use_tqdm=False)[0].outputs[0].token_ids == oracle("a", params_of(4))
 
 
