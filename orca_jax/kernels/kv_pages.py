@@ -121,6 +121,11 @@ def num_kv_heads(pages: KVPages, head_dim: int) -> int:
     return pages.kv.shape[2] // (2 * head_dim)
 
 
+def tile_tokens(dtype: jnp.dtype) -> int:
+    """Tokens in a tile of a TPU's registers, which memory is written in: 8 in float32, 16 in bfloat16, 32 in 8 bits."""
+    return 32 // jnp.dtype(dtype).itemsize
+
+
 def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) -> Num[Array, "T W"]:
     """K and V of each token as a slot of packed pages of this type has them."""
     return jnp.stack([k, v], axis=2).astype(dtype).reshape(k.shape[0], -1)

@@ -13,8 +13,8 @@ what stands behind its last token belongs to nobody yet.
         ask for the next piece's tokens, wait for this one's
         for group in its groups   rotated to their places, and written while the next group is made
 
-XLA's scatter reads, changes and writes the group around each token, which is right for increments and is what they
-get; for a prompt it moves every group as many times as it has tokens.
+XLA's scatter reads, changes and writes the group around each token: for a prompt it moves every group as many times as
+that has tokens. Increments are written by their own attention kernel, or, where another attends, by the scatter.
 """
 
 from functools import partial
@@ -27,10 +27,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, tile_tokens
 from orca_jax.kernels.kv_pieces import Pieces
 
-_TILE_BYTES = 32  # of a column of a register tile: 8 float32 or 16 bfloat16
 _VMEM_LIMIT = 48 << 20
 
 
@@ -38,8 +37,9 @@ def refusal(pages: KVPages) -> str | None:
     """Why this kernel or, where pages are quantised, that of `kv_write_tpu_quantised` cannot write them; or None."""
     if not isinstance(pages, PackedPages):
         return "write_kv 'tpu' writes packed pages"
-    if pages.page_size % _group(pages):
-        return f"write_kv 'tpu' needs a page_size that is a multiple of {_group(pages)}, not {pages.page_size}"
+    group = tile_tokens(pages.dtype)
+    if pages.page_size % group:
+        return f"write_kv 'tpu' needs a page_size that is a multiple of {group}, not {pages.page_size}"
     return None
 
 
@@ -62,7 +62,7 @@ def write_chunks(
         first_page: of the layer; added to the pieces' pages.
         interpret: as `pallas_call` takes it, to run without a TPU.
     """
-    size, group = pages.page_size, _group(pages)
+    size, group = pages.page_size, tile_tokens(pages.dtype)
     padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
     anywhere, width = pl.BlockSpec(memory_space=pl.ANY), new.shape[1]
     semaphores = pltpu.SemaphoreType.DMA((2,))
@@ -87,10 +87,6 @@ def write_chunks(
         interpret=interpret,
     )
     return PackedPages(run(count[None], *pieces, first_page, padded, pages.kv))
-
-
-def _group(pages: PackedPages) -> int:
-    return _TILE_BYTES // pages.dtype.itemsize
 
 
 class _Transfers:

@@ -7,9 +7,9 @@ chunks nothing is laid out for their kernel either:
     increments  `tpu_increments.py`   bound by memory: eight rows at a time, several KV heads in one product
     chunks      `tpu_chunks.py`       bound by products: many queries of one head at a time
 
-Both are turns of one loop (`tpu_walk.py`), which fetches pages while it computes, and share an online softmax
-(`tpu_softmax.py`). `tpu_plan.py` has what they need to know of the requests, once for all layers; `tpu_blocks.py` says
-how much is fetched and multiplied at a time.
+Both are turns of one loop (`tpu_walk.py`), which fetches pages while it computes, and are called alike
+(`tpu_launch.py`); they share an online softmax (`tpu_softmax.py`). `tpu_plan.py` has what they need to know of the
+requests, once for all layers; `tpu_blocks.py` says how much is fetched and multiplied at a time.
 
 Scores and sums are float32. Pages in bfloat16 are multiplied as they are, with the weights rounded to bfloat16; pages
 of 8 bits become bfloat16 first.
@@ -24,14 +24,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads, slots
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads, slots, tile_tokens
 from orca_jax.kernels.kv_write_tpu import write_chunks
 from orca_jax.kernels.kv_write_tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.tpu_blocks import Blocks
 from orca_jax.kernels.ragged_attention.tpu_chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.tpu_increments import attend_increments
 from orca_jax.kernels.ragged_attention.tpu_plan import Plan, blocks_for, chunk_block, plan_attention
-from orca_jax.kernels.ragged_attention.tpu_shape import SUBLANES, Shape
+from orca_jax.kernels.ragged_attention.tpu_shape import Shape
 
 _LOG2E = math.log2(math.e)
 
@@ -111,7 +111,7 @@ def refusal(pages: KVPages) -> str | None:
     """Why the kernels cannot read such pages; None where they can."""
     if not isinstance(pages, PackedPages):
         return "attention 'tpu' reads packed pages only"
-    least = SUBLANES * 4 // pages.dtype.itemsize
+    least = tile_tokens(pages.dtype)
     if pages.page_size % least:
         return f"attention 'tpu' needs a page_size that is a multiple of {least}, not {pages.page_size}"
     return None

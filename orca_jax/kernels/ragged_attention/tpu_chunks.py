@@ -24,9 +24,10 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_launch import launch
 from orca_jax.kernels.ragged_attention.tpu_plan import Plan
 from orca_jax.kernels.ragged_attention.tpu_shape import Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, launch, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Refs, part_of, walk
 
 
 def attend_chunks(

@@ -29,9 +29,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention.tpu_launch import launch
 from orca_jax.kernels.ragged_attention.tpu_plan import Plan
 from orca_jax.kernels.ragged_attention.tpu_shape import Shape
-from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Ref, Refs, launch, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu_walk import Item, Kernel, Part, Ref, Refs, part_of, walk
 
 _NONE = -1  # no page
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from orca_jax.kernels.kv_pages import tile_tokens
+
 LANES = 128
 SUBLANES = 8
 
@@ -42,8 +44,8 @@ class Shape:
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens in a tile of registers, which is what memory is written in: 8 in float32, 16 in bfloat16."""
-        return SUBLANES * 4 // jnp.dtype(self.page_dtype).itemsize
+        """Tokens that pages are written by."""
+        return tile_tokens(self.page_dtype)
 
     @property
     def splits_kv(self) -> bool:
