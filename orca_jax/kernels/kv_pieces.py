@@ -9,12 +9,21 @@ from orca_jax.kernels.row_items import lay_out
 
 
 class Pieces(NamedTuple):
-    """What goes to one page: `[M]` each, of which the first `count` exist. No two of them have the same page."""
+    """What goes to one page: `[M]` each, of which the first `count` exist. No two of them have the same page.
+
+    Kernels get the fields one by one, and may then put references in their places.
+    """
 
     page: Int[Array, " M"]
     begin: Int[Array, " M"]  # first place that is written
     end: Int[Array, " M"]  # last place, exclusive
     token: Int[Array, " M"]  # which of the new tokens would go to place 0; may be before the first
+    first_page: Int[Array, "1"]  # of the layer: added to every page
+
+    def page_of(self, piece: Int[Array, ""]) -> Int[Array, ""]:
+        """Where a piece goes in this layer."""
+        page: Array = self.page[piece] + self.first_page[0]
+        return page
 
 
 def cut(
@@ -47,5 +56,6 @@ def cut(
         jnp.maximum(first[row] - start, 0),
         jnp.minimum(context_len[row] - start, page_size),
         query_start[row] + start - first[row],
+        jnp.zeros(1, jnp.int32),
     )
     return total[0], pieces

@@ -172,11 +172,10 @@ def _tpu(
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
     assert isinstance(pages, PackedPages), "the only layout that is not refused"
-    first_page = jnp.zeros(1, jnp.int32)
     cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
     if pages.is_quantised:
         pieces = cut_pages(query_len, context_len)
-        return write_quantised(pages, slots(k, v, k.dtype), *pieces, first_page, head_dim=k.shape[2])
+        return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
     most = min(k.shape[0], query_len.shape[0])
     single = jnp.where(query_len == 1, query_len, 0)
     scattered = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
@@ -184,7 +183,7 @@ def _tpu(
         return scattered
     assert isinstance(scattered, PackedPages), "as they were"
     pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
-    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces, first_page)
+    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)
 
 
 def _write_slots(

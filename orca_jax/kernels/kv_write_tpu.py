@@ -48,7 +48,6 @@ def write_chunks(
     new: Float[Array, "T W"],
     count: Int[Array, ""],
     pieces: Pieces,
-    first_page: Int[Array, "1"],
     *,
     interpret: Any = False,
 ) -> PackedPages:
@@ -59,7 +58,6 @@ def write_chunks(
         new: K and V of each token as a slot of a page has them.
         count: how many pieces there are.
         pieces: what goes to which page, of `cut`.
-        first_page: of the layer; added to the pieces' pages.
         interpret: as `pallas_call` takes it, to run without a TPU.
     """
     size, group = pages.page_size, tile_tokens(pages.dtype)
@@ -86,23 +84,16 @@ def write_chunks(
         name="write_chunks",
         interpret=interpret,
     )
-    return PackedPages(run(count[None], *pieces, first_page, padded, pages.kv))
+    return PackedPages(run(count[None], *pieces, padded, pages.kv))
 
 
 class _Transfers:
     """Of one piece at a time; slot `s` of each buffer belongs to every second one."""
 
-    def __init__(
-        self, pieces: Pieces, first_page: Any, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int
-    ) -> None:
-        self.pieces, self.first_page, self.group = pieces, first_page, group
+    def __init__(self, pieces: Pieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
+        self.pieces, self.group = pieces, group
         self.new, self.kv = arrays
         self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = buffers
-
-    def page(self, piece: jax.Array) -> jax.Array:
-        """Where a piece goes."""
-        page: jax.Array = self.pieces.page[piece] + self.first_page[0]
-        return page
 
     def token(self, piece: jax.Array) -> jax.Array:
         """Which of the padded new tokens would go to place 0."""
@@ -114,7 +105,7 @@ class _Transfers:
             return pl.multiple_of(x // self.group * self.group, self.group)
 
         tokens = self.new.at[pl.ds(down(self.token(piece)), self.new_buf.shape[1])]
-        before = self.kv.at[self.page(piece), pl.ds(down(self.pieces.begin[piece]), self.group)]
+        before = self.kv.at[self.pieces.page_of(piece), pl.ds(down(self.pieces.begin[piece]), self.group)]
         return [
             pltpu.make_async_copy(tokens, self.new_buf.at[slot], self.new_sem.at[slot]),
             pltpu.make_async_copy(before, self.old_buf.at[slot], self.old_sem.at[slot]),
@@ -133,7 +124,7 @@ class _Transfers:
     def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
         place = pl.ds(pl.multiple_of(index * self.group, self.group), self.group)
-        there = self.kv.at[self.page(piece), place]
+        there = self.kv.at[self.pieces.page_of(piece), place]
         return pltpu.make_async_copy(self.page_buf.at[slot, place], there, self.page_sem.at[slot])
 
     def groups(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -147,8 +138,8 @@ class _Transfers:
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
     """One piece."""
-    pieces, first_page, (new, _, kv), buffers = Pieces(*refs[:4]), refs[4], refs[5:8], refs[8:]
-    transfers = _Transfers(pieces, first_page, (new, kv), buffers, group)
+    pieces, (new, _, kv), buffers = Pieces(*refs[:5]), refs[5:8], refs[8:]
+    transfers = _Transfers(pieces, (new, kv), buffers, group)
     new_buf, old_buf, page_buf = buffers[:3]
     piece = pl.program_id(0)
     slot = lax.rem(piece, 2)

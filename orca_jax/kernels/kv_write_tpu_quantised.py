@@ -45,7 +45,6 @@ def write_quantised(
     new: Float[Array, "T W"],
     count: Int[Array, ""],
     pieces: Pieces,
-    first_page: Int[Array, "1"],
     *,
     head_dim: int,
     interpret: Any = False,
@@ -57,7 +56,6 @@ def write_quantised(
         new: K and V of each token side by side as in a slot of a page, in bfloat16 or float32.
         count: how many pieces there are.
         pieces: what goes to which page, of `cut`.
-        first_page: of the layer; added to the pieces' pages.
         head_dim: D.
         interpret: as `pallas_call` takes it, to run without a TPU.
     """
@@ -91,7 +89,7 @@ def write_quantised(
         name="write_quantised",
         interpret=interpret,
     )
-    return PackedPages(*run(count[None], *pieces, first_page, new, pages.kv, pages.scale))
+    return PackedPages(*run(count[None], *pieces, new, pages.kv, pages.scale))
 
 
 def _slots(size: int) -> int:
@@ -102,19 +100,12 @@ def _slots(size: int) -> int:
 class _Transfers:
     """Of one piece at a time; slot `s` of each buffer belongs to every so many-th one."""
 
-    def __init__(
-        self, pieces: Pieces, first_page: Any, arrays: tuple[Any, ...], buffers: tuple[Any, ...], first: Any
-    ) -> None:
-        self.pieces, self.first_page = pieces, first_page
+    def __init__(self, pieces: Pieces, arrays: tuple[Any, ...], buffers: tuple[Any, ...], first: Any) -> None:
+        self.pieces = pieces
         self.new, self.kv, self.scale = arrays
         self.new_buf, self.old_buf, self.old_line, self.page_buf, self.new_line = buffers[:5]
         self.new_sem, self.old_sem, self.old_line_sem, self.page_sem, self.new_line_sem, self.before_sem = buffers[5:]
         self.first = first  # group that each slot's piece writes
-
-    def page(self, piece: jax.Array) -> jax.Array:
-        """Where a piece goes."""
-        page: jax.Array = self.pieces.page[piece] + self.first_page[0]
-        return page
 
     def tiles(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) of `new` that a piece has tokens in."""
@@ -128,7 +119,7 @@ class _Transfers:
 
     def _old(self, piece: jax.Array, slot: jax.Array) -> list[Any]:
         """Of a page that has tokens: the group that the piece begins in, and the scales."""
-        page = self.page(piece)
+        page = self.pieces.page_of(piece)
         group = self.kv.at[page, _places(self.pieces.begin[piece] // _GROUP)]
         return [
             pltpu.make_async_copy(group, self.old_buf.at[slot], self.old_sem.at[slot]),
@@ -154,7 +145,7 @@ class _Transfers:
                 copy.wait()
 
     def _before(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
-        there = self.kv.at[self.page(piece), _places(index)]
+        there = self.kv.at[self.pieces.page_of(piece), _places(index)]
         return pltpu.make_async_copy(there, self.page_buf.at[slot, _places(index)], self.before_sem.at[slot])
 
     def load_before(self, piece: jax.Array, slot: jax.Array) -> None:
@@ -171,12 +162,12 @@ class _Transfers:
 
     def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
-        there = self.kv.at[self.page(piece), _places(index)]
+        there = self.kv.at[self.pieces.page_of(piece), _places(index)]
         return pltpu.make_async_copy(self.page_buf.at[slot, _places(index)], there, self.page_sem.at[slot])
 
     def store_line(self, piece: jax.Array, slot: jax.Array) -> Any:
         """The transfer of the new scales."""
-        there = self.scale.at[self.page(piece)]
+        there = self.scale.at[self.pieces.page_of(piece)]
         return pltpu.make_async_copy(self.new_line.at[slot], there, self.new_line_sem.at[slot])
 
     def stored(self, piece: jax.Array, slot: jax.Array) -> None:
@@ -198,9 +189,9 @@ def _places(index: jax.Array) -> Any:
 
 def _kernel(count: Any, *refs: Any, head_dim: int) -> None:
     """One piece, and what an earlier one has asked for."""
-    pieces, first_page, (new, _, _, kv, scale) = Pieces(*refs[:4]), refs[4], refs[5:10]
+    pieces, (new, _, _, kv, scale) = Pieces(*refs[:5]), refs[5:10]
     buffers, (tokens, spread, first) = refs[10:21], refs[21:]
-    transfers = _Transfers(pieces, first_page, (new, kv, scale), buffers, first)
+    transfers = _Transfers(pieces, (new, kv, scale), buffers, first)
     slots, piece = first.shape[0], pl.program_id(0)
     lag = slots // 2
 

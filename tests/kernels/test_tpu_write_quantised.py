@@ -43,8 +43,8 @@ def check(case: Case, size: float, interpret: Any, dtype: Any = jnp.float32) -> 
     write = jax.jit(partial(write_quantised, head_dim=case.head_dim, interpret=interpret))
     count, pieces = cut(case.page_size, new[0].shape[0], *rows)
     # Of a layer whose pages begin at the third.
-    of_layer = pieces._replace(page=pieces.page - 2), jnp.array([2])
-    actual = write(pages, slots(*new, new[0].dtype), count, *of_layer)
+    of_layer = pieces._replace(page=pieces.page - 2, first_page=jnp.array([2]))
+    actual = write(pages, slots(*new, new[0].dtype), count, of_layer)
     wanted = jax.jit(partial(write_kv, implementation="blocks"))(pages, *new, *rows)
     written, kept = [], 0
     for page, begin, end in zip(*(x[: int(count)].tolist() for x in pieces[:3]), strict=True):
@@ -123,7 +123,7 @@ def test_iterations_that_follow_each_other(dtype: str) -> None:
         batch = [jnp.asarray(x) for x in (np.asarray(arrays.page_table)[order], start, query_len, context[order])]
         k, v = (jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32) for _ in range(2))
         before, wanted = wanted, one_by_one(wanted, k, v, *batch)
-        actual = kernel(actual, slots(k, v, k.dtype), *cut(size, tokens, *batch), jnp.array([0]))
+        actual = kernel(actual, slots(k, v, k.dtype), *cut(size, tokens, *batch))
         for row, page in ((r, p) for r in range(rows) for p in range(-(-context[r] // size))):
             index, end = arrays.page_table[row, page], context[row] - page * size
             np.testing.assert_array_equal(bits(actual)[index, :end], bits(wanted)[index, :end])

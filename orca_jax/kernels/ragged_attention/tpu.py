@@ -93,7 +93,7 @@ def write_and_attend_tpu(
     The others are those of `write_kv` and `ragged_attention`; pages are of a kind that `refusal` has nothing against.
     """
     call = _Call(q, pages, plan, blocks or blocks_for(q, pages), scale, sliding_window, soft_cap, interpret)
-    pieces = plan.num_pieces, plan.pieces, plan.first_page
+    pieces = plan.num_pieces, plan.pieces
     if pages.is_quantised:
         new = slots(k, v, k.dtype)
         pages = write_quantised(pages, new, *pieces, head_dim=q.shape[2], interpret=interpret)

@@ -57,7 +57,7 @@ def launch(
         Outputs, and the pages, which are the same ones where nothing is written.
     """
     assert (new is not None) == shape.is_writing
-    span, scalars = blocks.ends, (*blocks, plan.start, plan.length, plan.context, plan.first_page)
+    span, scalars = blocks.ends, (*blocks, plan.start, plan.length, plan.context, plan.pieces.first_page)
     block = list(q.shape)
     block[axis] = shape.query_block if axis == 0 else shape.query_block * shape.groups
     index = [0] * q.ndim

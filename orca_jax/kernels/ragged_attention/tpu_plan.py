@@ -40,7 +40,6 @@ class Plan(NamedTuple):
     pieces: (
         Pieces  # what is written to pages by a kernel of its own: of chunks, or of all rows where pages are quantised
     )
-    first_page: Int[Array, "1"]  # of the layer
 
     @property
     def has_chunks(self) -> Bool[Array, ""]:
@@ -49,7 +48,7 @@ class Plan(NamedTuple):
 
     def of_layer(self, first_page: Int[Array, ""]) -> "Plan":
         """The same requests, in pages that begin elsewhere."""
-        return self._replace(first_page=first_page.reshape(1))
+        return self._replace(pieces=self.pieces._replace(first_page=first_page.reshape(1)))
 
 
 def plan_attention(
@@ -87,7 +86,6 @@ def plan_attention(
         _chunk_blocks(chunk_block(blocks, num_tokens), num_tokens, *rows),
         num_pieces,
         pieces,
-        jnp.zeros(1, jnp.int32),
     )
 
 
