@@ -122,5 +122,5 @@ class EngineConfig:
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: str | None = None
-    trace_file: str | None = None  # where every arrival, iteration and end is written down, for `orca_jax.trace`
+    trace_file: str | None = None  # where every arrival, iteration and end is written down, for `orca_jax.timeline`
     progress: bool = True  # bars on standard error while loading and compiling

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orca_jax.observer import Observer
 from orca_jax.request import USUAL, Constraint, RequestUpdate, SamplingParams, Urgency
-from orca_jax.sched.observer import Observer
-from orca_jax.sched.planner import make_plan
+from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.step import Executor, Handle, StepPlan

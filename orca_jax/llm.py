@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 
 from tqdm import tqdm
 
-from orca_jax.build import build_engine
+from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
@@ -112,7 +112,7 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
-        self.head = built.head  # what a trace of the engine begins with, for `orca_jax.trace.record`
+        self.head = built.head  # what a trace of the engine begins with, for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._numbers = itertools.count()
         self._open: dict[str, _Pending] = {}

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from orca_jax.bench.word_problems import prompts_of, read_questions
+from length_ranker.word_problems import prompts_of, read_questions
 from orca_jax.errors import OrcaError
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams

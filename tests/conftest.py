@@ -8,7 +8,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 FAKE_CPU_DEVICES = 8
-CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.foresight")
+CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.ranker")
 
 # Held for the whole run; it must exist before a checked package is imported, hence here and not in a fixture.
 _shape_checks = install_import_hook(CHECKED_PACKAGES, "beartype.beartype")

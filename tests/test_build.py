@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build import build_engine, default_tokens
+from orca_jax.build.engine import build_engine, default_tokens
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 

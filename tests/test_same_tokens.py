@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from orca_jax.build import build_engine
+from orca_jax.build.engine import build_engine
+from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import USUAL, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
-from orca_jax.scheduling import ORDERINGS
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 # For what does not judge numbers; `generate` and log probabilities are compared with the programs that users run.

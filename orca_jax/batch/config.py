@@ -14,12 +14,11 @@ import httpx
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.config import ServerConfig
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
-from orca_jax.serve.schema import completion_parser
-from orca_jax.serve.schema.limits import MAX_ANSWERS
-from orca_jax.serve.server_args import add_field_args
+from orca_jax.flags import add_engine_args, add_field_args, engine_config_from_args
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.schema import completion_parser
+from orca_jax.openai.schema.limits import MAX_ANSWERS
+from orca_jax.server_config import ServerConfig
 from orca_jax.step import MAX_LOGPROBS
 
 DESCRIPTION = "Answer a file of requests with an engine in this process, or with a server."

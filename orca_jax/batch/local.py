@@ -9,23 +9,23 @@ from typing import Any, NamedTuple, Protocol, Self
 from starlette.types import Message as Event
 
 from orca_jax.batch.answers import Answer
-from orca_jax.batch.engine_thread import EngineThread
 from orca_jax.batch.rows import CHATS, COMPLETIONS, Row
-from orca_jax.build import Built
+from orca_jax.build.engine import Built
 from orca_jax.errors import EngineError
-from orca_jax.serve import chat, completions
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.chat_shape import ChatShape
-from orca_jax.serve.completion_shape import CompletionShape
-from orca_jax.serve.config import ServerConfig
-from orca_jax.serve.engine_client import EngineClient
-from orca_jax.serve.engine_loop import ready_message
-from orca_jax.serve.generation import Generation, Job
-from orca_jax.serve.observe import Observer
-from orca_jax.serve.schema import chat_parser, completion_parser
-from orca_jax.serve.schema.parse import Parser
-from orca_jax.serve.service import Service
-from orca_jax.serve.streaming import Shape, whole_answer
+from orca_jax.link.client import EngineClient
+from orca_jax.link.loop import ready_message
+from orca_jax.link.thread_link import EngineThread
+from orca_jax.openai import chat, completions
+from orca_jax.openai.answer import Renderer, whole_answer
+from orca_jax.openai.chat_answer import ChatRenderer
+from orca_jax.openai.completion_answer import CompletionRenderer
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.generation import Generation, Job
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema import chat_parser, completion_parser
+from orca_jax.openai.schema.parse import Parser
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.observer import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ class _Endpoint(NamedTuple):
 
     parser: Parser[Any]
     prepare: Callable[[Service, Any, str], Awaitable[Job]]
-    shape: Callable[[Any, Job, Any], Shape]
+    shape: Callable[[Any, Job, Any], Renderer]
 
 
 _ENDPOINTS: Mapping[str, _Endpoint] = {
-    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, CompletionShape),
-    CHATS: _Endpoint(chat_parser, chat.prepare, ChatShape),
+    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, CompletionRenderer),
+    CHATS: _Endpoint(chat_parser, chat.prepare, ChatRenderer),
 }
 
 

@@ -14,7 +14,7 @@ import msgspec
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import Row
 from orca_jax.errors import ConfigError, EngineError
-from orca_jax.serve.api_error import ApiError
+from orca_jax.openai.errors import ApiError
 
 PASSING = frozenset({408, 409, 429})  # and all from 500 on: another attempt may end otherwise
 FIRST_WAIT = 0.5  # seconds before the second attempt; doubled from there

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.schema.parse import refuse_duplicates
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.schema.parse import refuse_duplicates
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"

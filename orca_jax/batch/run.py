@@ -21,11 +21,11 @@ from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.show import Display
 from orca_jax.batch.source import Source, check_readable, examine, read_lines
 from orca_jax.batch.summary import Summary
-from orca_jax.build import Built, build_engine
+from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
+from orca_jax.openai.model import check_texts
 from orca_jax.progress import progress_bar
-from orca_jax.serve.service import check_texts
 
 MAX_HELD = 32 * 2**20  # bytes of answers that wait for an earlier row or for the disk, until no more rows are read
 TURN = 256  # lines after which others may run, where nobody had to be waited for

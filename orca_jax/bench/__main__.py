@@ -1,18 +1,43 @@
-"""`python -m orca_jax.bench {batch,batch_memory,foresight,host,offline,online,prefix,schedulers,tracing} [flags]`."""
+"""`python -m orca_jax.bench COMMAND [flags]`: programs that measure; `--help` lists them."""
 
 import argparse
 import sys
 
-from orca_jax.bench import batch, batch_memory, foresight, host, offline, online, prefix, schedulers, tracing
+from orca_jax.bench import (
+    batch,
+    batch_memory,
+    burst,
+    foresight,
+    host,
+    offline,
+    prefix,
+    replay,
+    schedulers,
+    timeline_cost,
+)
+from orca_jax.bench.online import command as online
 from orca_jax.errors import OrcaError
+
+COMMANDS = {
+    "batch": batch,
+    "batch_memory": batch_memory,
+    "burst": burst,
+    "foresight": foresight,
+    "host": host,
+    "offline": offline,
+    "online": online,
+    "prefix": prefix,
+    "replay": replay,
+    "schedulers": schedulers,
+    "tracing": timeline_cost,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one benchmark; 2 where a flag is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for module in (batch, batch_memory, foresight, host, offline, online, prefix, schedulers, tracing):
-        name = module.__name__.rpartition(".")[2]
+    """Run one benchmark; return 2 if a flag is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_args(command)
         command.set_defaults(run=module.run)

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from orca_jax.build import Built
+from orca_jax.build.engine import Built
+from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
+from orca_jax.observer import Observer
 from orca_jax.request import SamplingParams
-from orca_jax.sched.observer import Observer
 from orca_jax.sched.predict import Predictor
-from orca_jax.scheduling import build_scheduling
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor
-from orca_jax.trace.record import Recording
-from orca_jax.trace.run import Run
+from orca_jax.timeline.read import Run
+from orca_jax.timeline.record import Recording
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ import msgspec
 
 from orca_jax.batch.config import BatchConfig, server_config
 from orca_jax.batch.run import run_batch
-from orca_jax.bench.measure import hardware, print_table, run_trace, warm_up
-from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
-from orca_jax.build import Built, build_engine
+from orca_jax.bench.measure import run_trace, warm_up
+from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import hardware, print_table
 
 HELP = "a batch file against the same requests straight into the engine"
 

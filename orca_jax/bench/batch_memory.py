@@ -9,9 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from orca_jax.bench.measure import cpu_name, print_table
-from orca_jax.build import TOY
+from orca_jax.build.engine import TOY
 from orca_jax.errors import ConfigError, EngineError
+from orca_jax.reporting import cpu_name, print_table
 
 HELP = "peak memory of batch runs of different lengths"
 POLL_SECONDS = 0.1

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from orca_jax.bench.answers import Answers, Served, Stage, figures, poisson, read_answers
-from orca_jax.bench.measure import hardware, print_table
-from orca_jax.build import build_engine
+from orca_jax.build.engine import build_engine
+from orca_jax.bundled import ranker_directory
 from orca_jax.config import OrderingName
 from orca_jax.errors import ConfigError
-from orca_jax.foresight.saved import load_scorer
-from orca_jax.foresight.scorer import Scorer
-from orca_jax.foresight.tau import kendall_tau
-from orca_jax.places import ranker_directory
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.ranker.saved import load_scorer
+from orca_jax.ranker.scorer import Scorer
+from orca_jax.ranker.tau import kendall_tau
+from orca_jax.reporting import hardware, print_table
 from orca_jax.request import Request, SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
 from orca_jax.sim.cost import LinearCost
-from orca_jax.trace.fit import fit_cost
+from orca_jax.timeline.fit import fit_cost
 
 HELP = "what predicting lengths is worth, on the demo's word problems"
 

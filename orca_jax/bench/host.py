@@ -6,12 +6,13 @@ import json
 import random
 import statistics
 
-from orca_jax.bench.measure import hardware, print_table, run_trace, summarize, warm_up
-from orca_jax.bench.traces import TraceRequest
-from orca_jax.build import build_engine
+from orca_jax.bench.measure import run_trace, summarize, warm_up
+from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import hardware, print_table
 
 HELP = "host time and device idle time of an iteration"
 

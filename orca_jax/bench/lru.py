@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import NamedTuple
 
-from orca_jax.bench.traces import TraceRequest
-from orca_jax.sched.observer import Observer
+from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.step import ExecutorStats, StepPlan
 

@@ -1,20 +1,20 @@
 """Drive an engine through a trace in real time, and say what came of it."""
 
 import gc
-import math
-import os
-import platform
 import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-from orca_jax.bench.traces import TraceRequest
+from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.build.engine import TOY_BUDGET, Built, default_tokens
+from orca_jax.build.scheduler import build_scheduling
+from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
+from orca_jax.reporting import percentile
 from orca_jax.request import RequestMetrics, SamplingParams
 
 
@@ -112,40 +112,35 @@ def summarize(run: Run) -> dict[str, float]:
     }
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` % of the values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+def reschedule(built: Built, config: EngineConfig) -> None:
+    """Give an idle engine another scheduler and an empty pool.
+
+    Args:
+        built: with what `config` does not change, and at least as large a launch.
+        config: scheduling settings may differ; `max_num_batched_tokens` is the budget of `chunked`.
+
+    Raises:
+        ConfigError: a setting is wrong; `param` names it.
+    """
+    engine = built.engine
+    assert not engine.has_work, "requests are open"
+    cache, largest, default = _shapes(built, config)
+    budget = config.max_num_batched_tokens or min(default, largest)
+    if budget > largest:
+        message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
+        raise ConfigError(message, param="max_num_batched_tokens")
+    engine.scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
 
 
-def print_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Names and figures, aligned."""
-    print(title)
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        print(f"  {name:<{width}}  {value:,.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
-
-
-def hardware() -> dict[str, Any]:
-    """What this runs on."""
+def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
+    """Pages, tokens of the largest launch, and those that `config` would have by default."""
+    if built.executor_config is None:
+        kv = built.engine.pool.kv
+        return CacheConfig(kv.num_pages, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET
     import jax
 
-    devices = jax.devices()
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "devices": f"{len(devices)} x {devices[0].device_kind}",
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def cpu_name() -> str:
-    """The processor's name, as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    executor = built.executor_config
+    return executor.cache, executor.buckets[-1], default_tokens(config, jax.default_backend())
 
 
 def _totals(engine: Engine) -> dict[str, float]:

@@ -4,11 +4,12 @@ import argparse
 import dataclasses
 import json
 
-from orca_jax.bench.measure import hardware, print_table, run_trace, summarize, warm_up
+from orca_jax.bench.measure import run_trace, summarize, warm_up
 from orca_jax.bench.profile import profile
-from orca_jax.bench.traces import add_trace_args, trace_from_args, trace_settings
-from orca_jax.build import build_engine
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+from orca_jax.bench.workload.generate import add_trace_args, trace_from_args, trace_settings
+from orca_jax.build.engine import build_engine
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import hardware, print_table
 
 HELP = "a trace through the engine in this process"
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 
 from orca_jax.bench.lru import Admissions, count_missed, possible_hits
-from orca_jax.bench.measure import Run, hardware, mean_figures, print_table, run_trace, summarize, warm_up
-from orca_jax.bench.reschedule import reschedule
-from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
-from orca_jax.build import Built, build_engine
+from orca_jax.bench.measure import Run, mean_figures, reschedule, run_trace, summarize, warm_up
+from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.build.engine import Built, build_engine
 from orca_jax.errors import ConfigError
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import hardware, print_table
 from orca_jax.sched.pool import RequestPool
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
 
 HELP = "prefix reuse on and off: hit rate, gain and cost"
 TIMED = ("cached_pages", "_remember")  # of the pool: all that reuse adds to a turn

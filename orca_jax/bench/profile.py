@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from orca_jax.bench.measure import run_trace
-from orca_jax.bench.traces import TraceRequest
+from orca_jax.bench.workload.generate import TraceRequest
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor

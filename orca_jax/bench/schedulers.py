@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from orca_jax.bench.measure import hardware, mean_figures, run_trace, summarize
+from orca_jax.bench.measure import mean_figures, reschedule, run_trace, summarize
 from orca_jax.bench.plot import plot_loads
-from orca_jax.bench.reschedule import reschedule
-from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args, trace_settings
-from orca_jax.build import Built, build_engine
+from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.serve.engine_args import add_engine_args, engine_config_from_args
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import hardware
 
 HELP = "schedulers side by side, over a sweep of arrival rates"
 DEFAULT = ("request_level", "orca", "chunked")

@@ -22,16 +22,16 @@ from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import bucket_for, launches, sampler_places
 from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache, compiler_options
-from orca_jax.exec.draws import draws_layout, extras_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
-from orca_jax.exec.extras import WORD
 from orca_jax.exec.idle import IdleWatch, Pending
-from orca_jax.exec.iteration import flatten_module, make_forward
-from orca_jax.exec.launch import Launch, read_repeated, read_results
+from orca_jax.exec.layers import flatten_module, make_forward
+from orca_jax.exec.multi_step import Repeated, limits_layout, make_repeat, pack_limits
 from orca_jax.exec.pack import Layout, pack
-from orca_jax.exec.repeat import Repeated, limits_layout, make_repeat, pack_limits
+from orca_jax.exec.results import Launch, read_repeated, read_results
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.sample import Kind
-from orca_jax.exec.sampler import Drawn, make_full_sampler, make_plain_sampler, plain_kinds
+from orca_jax.exec.sampling.adjust import WORD
+from orca_jax.exec.sampling.draw import Kind
+from orca_jax.exec.sampling.pack import draws_layout, extras_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.sampling.programs import Drawn, make_full_sampler, make_plain_sampler, plain_kinds
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult, TokenSet

@@ -6,11 +6,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from orca_jax.bundled import PRESET_PREFIX, is_preset
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import token_ids
-from orca_jax.places import PRESET_PREFIX, is_preset
 
 MAX_CONFIG_BYTES = 16 * 2**20
 

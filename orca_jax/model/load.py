@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
+from orca_jax.bundled import is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import PARAMS, load_orbax
@@ -18,7 +19,6 @@ from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, 
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.tree import Progress
 from orca_jax.model.weights import load_safetensors
-from orca_jax.places import is_preset
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:

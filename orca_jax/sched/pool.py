@@ -15,12 +15,12 @@ from orca_jax.request import (
     State,
     Urgency,
 )
+from orca_jax.sched.admission import check_length, check_params, check_prompt
 from orca_jax.sched.constraint import after, all_tokens, build_constraint
-from orca_jax.sched.door import check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.outcome import Outcome, outcomes
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.prefix import digests_of, may_read
+from orca_jax.sched.results import Outcome, outcomes
 from orca_jax.step import NOT_FINITE, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
 
 NOTHING_ALLOWED = (

@@ -13,8 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.errors import ConfigError
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.config import ServerConfig
+from orca_jax.openai.errors import ApiError
+from orca_jax.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # probes of load balancers, which have no keys
 OPEN_METHODS = frozenset({"GET", "HEAD"})

@@ -9,19 +9,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.model import Service
 from orca_jax.serve.access import Access, read_keys, with_cors
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.chat import create_chat_completion
-from orca_jax.serve.completions import create_completion
-from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.events import Silence
+from orca_jax.serve.handlers import create_chat_completion, create_completion
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
-from orca_jax.serve.observe import Observer
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext
-from orca_jax.serve.service import Service
-from orca_jax.serve.streaming import Silence
 from orca_jax.serve.tokenize import detokenize, tokenize
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.observer import Observer
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 

@@ -12,8 +12,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.pressure import NO_RETRY
+from orca_jax.openai.errors import NO_RETRY, ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
 IDLE_GOODBYE_SECONDS = 0.5  # for what was written already, when the server ends

@@ -6,10 +6,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orca_jax.errors import EngineError
+from orca_jax.link.client import Deadlines, EngineRequest
+from orca_jax.link.errors import LinkError
+from orca_jax.openai.model import Service
 from orca_jax.request import SamplingParams
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.engine_client import Deadlines, EngineRequest
-from orca_jax.serve.service import Service
 
 GENERATE_SECONDS = 5.0  # for one token, and for its place in the queue
 NO_STORE = {"cache-control": "no-store"}
@@ -30,9 +30,8 @@ def health_routes(service: Service) -> list[Route]:
     async def generate(request: Request) -> Response:
         try:
             await _generate(service)
-        except (ApiError, EngineError) as error:
-            message = error.message if isinstance(error, ApiError) else str(error)
-            return _json({"status": _state(service), "error": message}, 503)
+        except (LinkError, EngineError) as error:
+            return _json({"status": _state(service), "error": str(error)}, 503)
         return _json({"status": _state(service)})
 
     async def load(request: Request) -> Response:
@@ -53,7 +52,12 @@ def _state(service: Service) -> str:
 
 
 async def _generate(service: Service) -> None:
-    """Have the engine make one token. Raises ApiError or EngineError where it does not."""
+    """Have the engine generate one token.
+
+    Raises:
+        LinkError: the engine does not answer.
+        EngineError: it answers without a token.
+    """
     async with service.client.open([_PROBE], Deadlines(total=GENERATE_SECONDS)) as mailbox:
         while True:
             for _, item in await mailbox.receive():
@@ -61,7 +65,7 @@ async def _generate(service: Service) -> None:
                 if reason in ("stop", "length"):
                     return
                 if reason is not None:
-                    raise ApiError(503, "the engine generated nothing", code="generation_failed")
+                    raise EngineError("the engine generated nothing")
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orca_jax.errors import ConfigError
-from orca_jax.serve.config import ServerConfig
+from orca_jax.server_config import ServerConfig
 
 BACKLOG = 2048
 SEND_BUFFER = 128 * 2**10  # bytes in the kernel for each client, doubled by Linux: how far a slow one may lag

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.serve.schema.answers import ModelCard, ModelList, Version
-from orca_jax.serve.service import Service
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema.answers import ModelCard, ModelList, Version
 
 
 def model_routes(service: Service) -> list[Route]:

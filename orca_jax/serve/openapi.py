@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.serve.api_error import ErrorEnvelope
-from orca_jax.serve.schema.answers import (
+from orca_jax.openai.errors import ErrorEnvelope
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema.answers import (
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -23,9 +24,8 @@ from orca_jax.serve.schema.answers import (
     ModelList,
     Version,
 )
-from orca_jax.serve.schema.components import REF, request_schemas
-from orca_jax.serve.schema.tokens import Detokenized, Tokenized
-from orca_jax.serve.service import Service
+from orca_jax.openai.schema.components import REF, request_schemas
+from orca_jax.openai.schema.tokens import Detokenized, Tokenized
 
 Document = dict[str, Any]
 

@@ -8,8 +8,8 @@ import uuid
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.observe import Observer
+from orca_jax.openai.errors import ApiError
+from orca_jax.telemetry.observer import Observer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 NO_ROUTE = "none"  # refused before the router, or unknown to it

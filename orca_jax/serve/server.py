@@ -15,19 +15,19 @@ import msgspec
 import uvicorn
 
 from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.link.client import EngineClient
+from orca_jax.link.supervisor import Supervisor
+from orca_jax.link.wire import Ready
+from orca_jax.logs import configure_logging
+from orca_jax.openai.model import Service, check_texts
 from orca_jax.serve.app import create_app
-from orca_jax.serve.config import ServerConfig
+from orca_jax.serve.args import parse_args
 from orca_jax.serve.connection import MAX_HEADER_BYTES, connection_class
-from orca_jax.serve.engine_client import EngineClient
 from orca_jax.serve.listen import listening, tls_context, url_of
-from orca_jax.serve.logs import configure_logging
-from orca_jax.serve.observe import Observer
 from orca_jax.serve.root_path import RootPath
-from orca_jax.serve.server_args import parse_args
-from orca_jax.serve.service import Service, check_texts
-from orca_jax.serve.supervisor import Supervisor
-from orca_jax.serve.tracing import start_tracing
-from orca_jax.serve.wire import Ready
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.otel import start_tracing
 
 EXIT_ENGINE_DIED = 1
 EXIT_CONFIG = 2

@@ -3,15 +3,15 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.conversation import render_conversation
-from orca_jax.serve.http_body import read_request
-from orca_jax.serve.logprobs import token_name
+from orca_jax.openai.conversation import render_conversation
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.logprobs import token_name
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema import detokenize_parser, tokenize_parser
+from orca_jax.openai.schema.components import MESSAGES_ONLY
+from orca_jax.openai.schema.tokens import Detokenized, Tokenized, TokenizeRequest
+from orca_jax.serve.handlers import read_request
 from orca_jax.serve.models import json_response
-from orca_jax.serve.schema import detokenize_parser, tokenize_parser
-from orca_jax.serve.schema.components import MESSAGES_ONLY
-from orca_jax.serve.schema.tokens import Detokenized, Tokenized, TokenizeRequest
-from orca_jax.serve.service import Service
 
 
 async def tokenize(service: Service, request: Request) -> Response:

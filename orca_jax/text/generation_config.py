@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orca_jax.bundled import is_preset
 from orca_jax.errors import ConfigError, RequestError
-from orca_jax.places import is_preset
 from orca_jax.request import SamplingParams
 from orca_jax.text.settings_file import read_settings
 

@@ -5,8 +5,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from orca_jax.bundled import is_preset
 from orca_jax.errors import ConfigError
-from orca_jax.places import is_preset
 from orca_jax.text.settings_file import read_settings, read_text
 
 MAX_TEMPLATE_BYTES = 2**20

@@ -77,7 +77,7 @@ def attention_of(name: str, setting: Setting, **options: Any) -> Callable[..., j
 def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
     """Kernels for accelerators on a CPU."""
     if name == "tpu":
-        from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+        from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 
         return partial(ragged_attention_tpu, interpret=True, **options)
     if name == "triton":
@@ -86,7 +86,7 @@ def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
         return partial(ragged_attention_triton, multiprocessors=1, interpret=True, **options)
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
+    from orca_jax.kernels.ragged_attention.hopper.attention import ragged_attention_gpu
 
     return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), **options)
 

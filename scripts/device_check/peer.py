@@ -9,7 +9,7 @@ from typing import Any
 
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.trace import throughput, trace_of
-from orca_jax.bench.traces import TraceRequest
+from orca_jax.bench.workload.generate import TraceRequest
 
 MODEL = "preset:llama-3-8b"
 SHAPE = {

@@ -6,12 +6,12 @@ from functools import partial
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.steps import Model
 from device_check.trace import throughput, trace_of
-from orca_jax.bench.traces import TraceRequest
+from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.request import SamplingParams
-from orca_jax.scheduling import build_scheduling
 
 MODELS = ("preset:llama-3-8b", "preset:gpt2-xl")
 MAX_MODEL_LEN = 640  # of the trace's longest request

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from device_check.loads import PAGE_SIZES
 from device_check.part import Found, Setting, Skip, Write, attempt, gib
 from device_check.rates import bytes_of_device, copy_rate
+from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import free_memory, page_bytes, workspace_bytes
 from orca_jax.exec.executor import JaxExecutor
@@ -19,7 +20,6 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder, tensor_mesh
 from orca_jax.model.sharding import most_shards
 from orca_jax.model.transformer import Decoder
-from orca_jax.places import is_preset, model_directory
 from orca_jax.step import Member, RowSampling, StepPlan
 
 ROWS = (1, 8, 64, 256)

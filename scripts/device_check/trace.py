@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from device_check.part import Found
-from orca_jax.bench.traces import TraceRequest, make_trace
+from orca_jax.bench.workload.generate import TraceRequest, make_trace
 
 
 def trace_of(vocab_size: int, dry_run: bool) -> list[TraceRequest]:

@@ -14,7 +14,7 @@ from typing import Any
 from environments import HERE, node_modules, python_environment
 from recorder import Exchange, Recorder
 from serving import serving
-from tests.serve.shapes import check_response
+from tests.openai.shapes import check_response
 
 ROOT = HERE.parents[1]
 FOLDER = ROOT / ".judges"

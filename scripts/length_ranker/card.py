@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca_jax.foresight.scorer import Scorer
+from orca_jax.ranker.scorer import Scorer
 
 CARD = """\
 # A length ranker

@@ -16,8 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed where this runs
 
-from orca_jax.bench.measure import cpu_name, print_table
-from orca_jax.bench.traces import TraceRequest, add_trace_args, trace_from_args
+from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args
+from orca_jax.reporting import cpu_name, print_table
 
 __all__ = ["GPT2_124M", "Generate", "TraceRequest", "arguments", "report", "trace_of", "warm_up"]
 

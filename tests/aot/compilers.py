@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 import pytest
 from jax._src import xla_bridge
 
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 FOLDER = ROOT / ".compilers"
 CUDA = FOLDER / "nvidia" / "cuda_nvcc"

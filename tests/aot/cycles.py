@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.kernels.ragged_attention.tpu_blocks import Heads, rule
+from orca_jax.kernels.ragged_attention.tpu.blocks import Heads, rule
 from tests.aot.table import write_table
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 
 @dataclass(frozen=True)

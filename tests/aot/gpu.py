@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
-from orca_jax.exec.draws import draws_layout
-from orca_jax.exec.iteration import Weights, make_forward
+from orca_jax.exec.layers import Weights, make_forward
 from orca_jax.exec.pack import Layout
-from orca_jax.exec.sample import Kind
-from orca_jax.exec.sampler import make_plain_sampler
+from orca_jax.exec.sampling.draw import Kind
+from orca_jax.exec.sampling.pack import draws_layout
+from orca_jax.exec.sampling.programs import make_plain_sampler
 from orca_jax.kernels.kv_pages import PackedPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
@@ -29,7 +29,7 @@ from orca_jax.model.sharding import param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_cuda
 from tests.aot.ptxas import take
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 CARDS = {"H200": "h200.txtpb", "A100": "a100.txtpb"}  # each a GpuTargetConfigProto
 PAGES_PER_ROW = 64

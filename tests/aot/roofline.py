@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from orca_jax.kernels.ragged_attention.gpu_increments import CONSUMERS
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     CHUNK_BLOCKS,
     INCREMENT_BLOCKS,
@@ -26,8 +25,9 @@ from orca_jax.kernels.ragged_attention.gpu_plan import (
     cut_queries,
     most_pieces,
 )
+from orca_jax.kernels.ragged_attention.hopper.increments import CONSUMERS
 from tests.aot.table import replace_table
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 PAGE, NAME = ROOT / "docs" / "kernels.md", "roofline"
 HEADER = ["kernel", "work", "shared memory, KiB", "in flight, KiB", "busiest block", "bound by", "at best, us", "share"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 BEGIN, END = "<!-- {name}: written by the tests -->", "<!-- {name}: end -->"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.exec.sample import Kind
+from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import read_model_config
 from tests.aot.compilers import skip_without

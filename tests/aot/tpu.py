@@ -17,15 +17,15 @@ from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import num_places
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.compile import compile_one, compiler_options
-from orca_jax.exec.draws import draws_layout, extras_layout
-from orca_jax.exec.extras import WORD
-from orca_jax.exec.iteration import make_forward
+from orca_jax.exec.layers import make_forward
 from orca_jax.exec.pack import Layout
-from orca_jax.exec.sampler import make_full_sampler, make_plain_sampler
+from orca_jax.exec.sampling.adjust import WORD
+from orca_jax.exec.sampling.pack import draws_layout, extras_layout
+from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_compilers

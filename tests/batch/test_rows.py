@@ -14,7 +14,7 @@ from orca_jax.batch import source as source_module
 from orca_jax.batch.rows import MAX_CUSTOM_ID, BadLine, Row, RowReader
 from orca_jax.batch.source import check_readable, examine, read_lines
 from orca_jax.errors import ConfigError
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 READER = RowReader("jsonl", "m", {"max_tokens": 5})
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "x"}}

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import Run, percentile, run_trace, summarize
-from orca_jax.bench.traces import make_trace
-from orca_jax.build import build_engine
+from orca_jax.bench.measure import Run, run_trace, summarize
+from orca_jax.bench.workload.generate import make_trace
+from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
+from orca_jax.reporting import percentile
 
 REQUIRED = {
     "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "median_normalized_latency_ms", "p99_ttft_ms",

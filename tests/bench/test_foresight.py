@@ -8,13 +8,13 @@ import pytest
 
 from orca_jax.bench.answers import Answers, Served, Stage, figures, poisson, read_answers
 from orca_jax.bench.foresight import _capacity, _rivals, _tau
-from orca_jax.bench.word_problems import prompts_of, read_questions
-from orca_jax.build import build_engine
+from orca_jax.build.engine import build_engine
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.predict import ClientBound, Oracle, RunningQuantiles
 from orca_jax.sim.cost import LinearCost
 from orca_jax.text.tokenizer import ByteTokenizer
+from scripts.length_ranker.word_problems import prompts_of, read_questions
 
 SECOND = LinearCost(per_iteration=1.0, per_token=0.0, per_pair=0.0)
 THREE = Answers([[5, 6], [7], [8, 9]], [3, 1, 2], max_tokens=9)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.online import Clocks, Target, summarize
-from orca_jax.bench.streams import Stream, read_stream
+from orca_jax.bench.online.command import Clocks, Target, summarize
+from orca_jax.bench.online.streams import Stream, read_stream
 from orca_jax.errors import OrcaError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -9,8 +9,8 @@ import pytest
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.lru import Admissions, count_missed, page_names, possible_hits
 from orca_jax.bench.measure import run_trace
-from orca_jax.bench.traces import TraceRequest
-from orca_jax.build import build_engine
+from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 
 

@@ -7,12 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import run_trace
+from orca_jax.bench.measure import reschedule, run_trace
 from orca_jax.bench.plot import plot_loads
-from orca_jax.bench.reschedule import reschedule
 from orca_jax.bench.schedulers import parse_contestants
-from orca_jax.bench.traces import make_trace
-from orca_jax.build import build_engine
+from orca_jax.bench.workload.generate import make_trace
+from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 

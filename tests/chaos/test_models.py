@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.source import ROOT
 from tests.serve.running import spawn
-from tests.source import ROOT
 
 FIXTURE = ROOT / "tests/fixtures/reference/gpt2-12-heads"
 BOMB = b"cbuiltins\neval\n(S\"open('pwned', 'w')\"\ntR."  # a pickle that leaves a file behind

@@ -12,7 +12,7 @@ from orca_jax.errors import CompileWhileServingError, ConfigError
 from orca_jax.exec.cache import page_bytes, size_cache
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
-from orca_jax.exec.sampler import plain_kinds
+from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.model.load import random_decoder, tensor_mesh
 from orca_jax.step import Member, RowSampling, StepPlan
 

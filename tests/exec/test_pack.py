@@ -6,10 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca_jax.exec.buckets import launches
-from orca_jax.exec.draws import Draws, draws_layout, extras_layout, pack_draws, pack_extras, pack_masks, unpack_draws
 from orca_jax.exec.pack import Batch, Kept, Layout, pack
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.sample import SamplingParameters
+from orca_jax.exec.sampling.draw import SamplingParameters
+from orca_jax.exec.sampling.pack import (
+    Draws,
+    draws_layout,
+    extras_layout,
+    pack_draws,
+    pack_extras,
+    pack_masks,
+    unpack_draws,
+)
 from orca_jax.step import Member, RowSampling
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.orderings.priority import Priority
-from orca_jax.scheduling import ORDERINGS
 from tests.sched.lab import Lab, Shape
 from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, serve
 

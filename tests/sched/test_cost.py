@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
+from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.request import Request, SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.planner import make_plan
+from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
-from orca_jax.scheduling import ORDERINGS
 
 LOOKED_AT = ("row", "in_flight", "state", "arrival_index")
 

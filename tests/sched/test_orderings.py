@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.errors import RequestError
 from orca_jax.request import MAX_PRIORITY, Request, SamplingParams, Urgency
 from orca_jax.sched.kv import KVManager
@@ -23,7 +24,6 @@ from orca_jax.sched.orderings.shortest import SECONDS_PER_TOKEN, ShortestFirst
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import ClientBound
 from orca_jax.sched.scheduler import Selection
-from orca_jax.scheduling import ORDERINGS
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve
 

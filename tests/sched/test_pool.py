@@ -5,7 +5,7 @@ import pytest
 from orca_jax.errors import RequestError
 from orca_jax.request import Request, SamplingParams, State, StructuredOutput
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.planner import make_plan
+from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Choice, Selection
 from orca_jax.step import RowSampling, StepPlan, StepResult, TokenLogprobs

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from orca_jax.openai.schema import chat_parser, completion_parser, detokenize_parser, tokenize_parser
+from orca_jax.openai.schema.parse import Parser
 from orca_jax.serve.openapi import openapi_document
-from orca_jax.serve.schema import chat_parser, completion_parser, detokenize_parser, tokenize_parser
-from orca_jax.serve.schema.parse import Parser
-from tests.source import ROOT, SourceFile, python_files
+from tests.project.source import ROOT, SourceFile, python_files
 
 PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"

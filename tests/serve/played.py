@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 
 from orca_jax.config import EngineConfig
+from orca_jax.link.client import EngineClient
+from orca_jax.link.wire import Abort, Message, Ready, Rejected, Submit, Updates
+from orca_jax.openai.model import Model, Service
 from orca_jax.request import RequestUpdate
 from orca_jax.serve.app import create_app
-from orca_jax.serve.config import ServerConfig
-from orca_jax.serve.engine_client import EngineClient
-from orca_jax.serve.observe import Observer
-from orca_jax.serve.service import Model, Service
-from orca_jax.serve.wire import Abort, Message, Ready, Rejected, Submit, Updates
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.observer import Observer
 from orca_jax.text.tokenizer import load_tokenizer
 
 READY = Ready("", "byte", vocab_size=257, max_model_len=2048, n_slots=1024, num_rows=64)

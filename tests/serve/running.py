@@ -93,7 +93,7 @@ def engine_of(pid: int) -> psutil.Process:
 def engines_of(pid: int) -> list[psutil.Process]:
     """None at first, and where it has ended."""
     children = psutil.Process(pid).children()
-    return [child for child in children if "orca_jax.serve.engine_process" in child.cmdline()]
+    return [child for child in children if "orca_jax.link.process" in child.cmdline()]
 
 
 def spawn(*flags: str) -> subprocess.Popen[str]:

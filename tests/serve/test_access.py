@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from orca_jax.errors import ConfigError
 from orca_jax.serve.access import Access, read_keys, with_cors
-from orca_jax.serve.config import ServerConfig
+from orca_jax.server_config import ServerConfig
 from tests.serve.asgi import Answer, Pairs, bearer, call, http_scope
 
 KEYS = ("sk-one", "sk-two-which-is-longer", "z")

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from orca_jax.errors import ConfigError
-from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.listen import listening, tls_context
 from orca_jax.serve.server import main
+from orca_jax.server_config import ServerConfig
 from tests.serve.running import running
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

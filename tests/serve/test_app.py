@@ -12,14 +12,14 @@ import pytest
 from starlette.types import Message
 
 from orca_jax.config import EngineConfig
-from orca_jax.serve import generation
-from orca_jax.serve.api_error import ApiError
-from orca_jax.serve.completions import prepare
-from orca_jax.serve.config import ServerConfig
-from orca_jax.serve.generation import Generation
-from orca_jax.serve.schema import completion_parser
-from orca_jax.serve.service import Service
-from orca_jax.serve.wire import Rejected, Submit
+from orca_jax.link.wire import Rejected, Submit
+from orca_jax.openai import generation
+from orca_jax.openai.completions import prepare
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.generation import Generation
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema import completion_parser
+from orca_jax.server_config import ServerConfig
 from orca_jax.step import NOT_FINITE
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.serve.asgi import http_scope

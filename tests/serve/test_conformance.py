@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.source import SourceFile
 from tests.serve.conformance import BODIES, PAGE, items, marks, marks_of, page, routes
-from tests.source import SourceFile
 
 
 def test_every_field_and_route_has_a_test() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
+from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.config import EngineConfig
 from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
-from orca_jax.scheduling import ORDERINGS
-from orca_jax.serve.config import ServerConfig
 from orca_jax.serve.connection import MAX_HEADER_BYTES
-from orca_jax.serve.metrics import END_REASONS, ENGINE_STATES, Metrics
-from orca_jax.serve.observe import Observer
 from orca_jax.serve.server import MAX_OPEN_FILES
-from tests.source import ROOT
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
+from orca_jax.telemetry.observer import Observer
+from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

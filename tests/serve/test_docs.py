@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from orca_jax.serve.schema import PARSERS
-from orca_jax.serve.schema.reference import reference
+from orca_jax.openai.schema import PARSERS
+from orca_jax.openai.schema.reference import reference
 from tests.serve.played import on_stage, saying
 from tests.serve.test_openapi import routes_of
 
@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_reference_is_current() -> None:
     written = (DOCS / "api.md").read_text(encoding="utf-8")
-    assert written == reference(), "run: python -m orca_jax.serve.schema.reference > docs/api.md"
+    assert written == reference(), "run: python -m orca_jax.openai.schema.reference > docs/api.md"
 
 
 def test_the_reference_has_every_field() -> None:

@@ -17,10 +17,10 @@ import httpx
 import psutil
 import pytest
 
-from orca_jax.places import demo_directory
+from orca_jax.bundled import demo_directory
 from orca_jax.serve.server import main
+from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server, engine_of, engines_of, parse_events, running, spawn, wait_until
-from tests.serve.test_bad_input import check_error
 
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 
@@ -280,7 +280,7 @@ def test_loading_has_a_limit() -> None:
 
 
 def test_front_end_needs_no_jax() -> None:
-    code = "import sys, orca_jax.serve.server; assert not {'jax', 'numpy', 'orca_jax.build'} & set(sys.modules)"
+    code = "import sys, orca_jax.serve.server; assert not {'jax', 'numpy', 'orca_jax.build.engine'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

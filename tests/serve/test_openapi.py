@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orca_jax.serve.openapi import openapi_document
-from tests.serve.json_schema import fits
+from tests.openai.json_schema import fits
 from tests.serve.played import Stage, on_stage, saying
 from tests.serve.running import MODEL, VOCAB_SIZE, Server
 

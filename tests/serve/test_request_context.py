@@ -14,11 +14,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.serve.access import Access
-from orca_jax.serve.config import ServerConfig
-from orca_jax.serve.observe import Observer
 from orca_jax.serve.request_context import RequestContext
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.observer import Observer
 from tests.serve.asgi import bearer, call, http_scope
-from tests.serve.test_observe import samples
+from tests.telemetry.test_observer import samples
 
 
 def application(observer: Observer) -> ASGIApp:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server
-from tests.serve.test_bad_input import check_error
 
 
 def post(server: Server, path: str, **fields: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from orca_jax.errors import ConfigError
 from orca_jax.text.generation_config import read_generation_defaults
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 
 def written(path: Path, content: object) -> str:

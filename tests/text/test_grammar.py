@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca_jax.bundled import demo_directory
 from orca_jax.errors import RequestError
-from orca_jax.places import demo_directory
 from orca_jax.request import StructuredOutput
 from orca_jax.text.grammar import MAX_NESTING, MAX_SOURCE, GrammarConstraint, GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer

@@ -15,7 +15,7 @@ import pytest
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.text import template_worker
 from orca_jax.text.template import RENDER_SECONDS, ChatTemplate, load_chat_template
-from tests.source import ROOT
+from tests.project.source import ROOT
 
 SYSTEM, USER, ASSISTANT = (
     {"role": "system", "content": "Be brief."},

@@ -16,18 +16,18 @@ from orca_jax.kernels.ragged_attention.reference import ragged_attention_referen
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
 if TYPE_CHECKING:
-    from orca_jax.kernels.ragged_attention.tpu_plan import Plan
+    from orca_jax.kernels.ragged_attention.tpu.plan import Plan
 
 
 def _tpu(*args: Any, **options: Any) -> jax.Array:
     """Imports Pallas where it is used: a start on a CPU need not wait for it."""
-    from orca_jax.kernels.ragged_attention.tpu import ragged_attention_tpu
+    from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 
     return ragged_attention_tpu(*args, **options)
 
 
 def _gpu(*args: Any, **options: Any) -> jax.Array:
-    from orca_jax.kernels.ragged_attention.gpu import ragged_attention_gpu
+    from orca_jax.kernels.ragged_attention.hopper.attention import ragged_attention_gpu
 
     return ragged_attention_gpu(*args, **options)
 
@@ -61,7 +61,7 @@ def default_implementation(device: jax.Device, q: Queries, pages: KVPages) -> st
 
 
 def _default_of_tpu(pages: KVPages) -> str:
-    from orca_jax.kernels.ragged_attention.tpu import refusal
+    from orca_jax.kernels.ragged_attention.tpu.attention import refusal
 
     return "tpu" if refusal(pages) is None else "xla"
 
@@ -74,11 +74,12 @@ def default_of_gpu(capability: str, q: Queries, pages: KVPages) -> str:
         q: queries.
         pages: K and V.
     """
-    from orca_jax.kernels.ragged_attention import gpu, triton
+    from orca_jax.kernels.ragged_attention import triton
+    from orca_jax.kernels.ragged_attention.hopper import attention as hopper
 
     first, _, _ = capability.partition(".")
     generation = int(first) if first.isdigit() else 0
-    if generation == _HOPPER and gpu.refusal(q, pages) is None:
+    if generation == _HOPPER and hopper.refusal(q, pages) is None:
         return "gpu"
     return "triton" if generation >= _AMPERE and triton.refusal(q, pages) is None else "xla"
 
@@ -167,8 +168,8 @@ def prepare(
     name = implementation or default_implementation(device, q, pages)
     if name != "tpu":
         return requests
-    from orca_jax.kernels.ragged_attention.tpu import refusal
-    from orca_jax.kernels.ragged_attention.tpu_plan import blocks_for, plan_attention
+    from orca_jax.kernels.ragged_attention.tpu.attention import refusal
+    from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
 
     if (reason := refusal(pages)) is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
@@ -202,7 +203,7 @@ def write_and_attend(
         scale: as for `ragged_attention`.
     """
     if not isinstance(prepared, RowArrays):
-        from orca_jax.kernels.ragged_attention.tpu import write_and_attend_tpu
+        from orca_jax.kernels.ragged_attention.tpu.attention import write_and_attend_tpu
 
         assert isinstance(pages, PackedPages), "what was prepared"
         return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scale=scale)

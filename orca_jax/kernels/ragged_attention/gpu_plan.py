@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Int
 
-from orca_jax.kernels.row_items import lay_out
+from orca_jax.kernels.work_list import lay_out
 
 _FAR = 2**30  # tokens; no window is as wide
 _SHORTEST_PIECE = 128  # tokens; below, a piece's partial result costs more than a tenth of its K and V

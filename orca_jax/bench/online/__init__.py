@@ -1,0 +1,1 @@
+"""A benchmark of the server with many streaming clients."""

@@ -1,0 +1,174 @@
+"""Many streaming clients against the server: tokens a second through HTTP, the front end's time for a token, and how
+much later than its birth a token is read.
+
+The model is `preset:clock-<ms>`, whose text tells when it was made (`sim/clock.py`). The front end has a core of its
+own; engine and clients share the others. A token's age at the client is all of: what is left of the engine's turn over
+the batch, the socket between the processes, the front end, HTTP, and the client's own queue. So it is an upper bound
+of what the front end adds, and grows where the pace is faster than the front end: such a pass measures throughput, a
+slower one latency.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orca_jax.bench.online.processes import children, cores, cpu_seconds, pin
+from orca_jax.bench.online.streams import Stream, read_stream, run_streams
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.reporting import hardware, percentile, print_table
+from orca_jax.sim.clock import CLOCK_PREFIX
+
+HELP = "many streaming clients against the server"
+SAMPLE_SECONDS = 0.1  # between looks at the processes' clocks
+PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: whole groups of the clock
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server. `front_end` and `engine` are process ids; 0 where it is somebody else's."""
+
+    url: str
+    model: str
+    front_end: int = 0
+    engine: int = 0
+
+
+@dataclass
+class Clocks:
+    """Processor seconds used so far by front end, engine and clients, from time to time."""
+
+    target: Target
+    samples: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Take one sample."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        used = (cpu_seconds(self.target.front_end), cpu_seconds(self.target.engine), own.ru_utime + own.ru_stime)
+        self.samples.append((time.monotonic(), *used))
+
+    async def keep_looking(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Flags of this benchmark."""
+    parser.add_argument("--clients", type=int, default=1000, metavar="N", help="streams at once (default: 1000)")
+    parser.add_argument("--tokens", type=int, default=400, metavar="N", help="of every stream (default: 400)")
+    parser.add_argument(
+        "--pace", type=int, nargs="+", default=[1, 100], metavar="MS",
+        help="milliseconds of an iteration; each is a pass of its own (default: 1 100)",
+    )  # fmt: skip
+    parser.add_argument("--base-url", metavar="URL", help="a server that runs already, in one pass; needs --model")
+    parser.add_argument("--model", metavar="NAME", help="the model of --base-url")
+    parser.add_argument("--server-flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to the server")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run every pass; print a table for each and a line of JSON."""
+    if args.clients < 1 or args.tokens < 16:
+        raise ConfigError("clients must be at least 1, and tokens at least 16", param="clients")
+    if (args.base_url is None) != (args.model is None):
+        raise ConfigError("base_url and model go together", param="base_url")
+    passes = []
+    if args.base_url is not None:
+        passes.append(_measure(Target(args.base_url.rstrip("/"), args.model), args))
+    for pace in () if args.base_url is not None else args.pace:
+        with _serving(f"{CLOCK_PREFIX}{pace}", args) as target:
+            passes.append(_measure(target, args))
+    config = {name: getattr(args, name) for name in ("clients", "tokens", "pace", "base_url", "server_flags")}
+    print(json.dumps({"passes": passes, "hardware": hardware(), "config": config}))
+
+
+def _measure(target: Target, args: argparse.Namespace) -> dict[str, float | str]:
+    bodies: list[dict[str, object]] = [
+        {
+            "model": target.model, "prompt": PROMPT, "max_tokens": args.tokens,
+            "stream": True, "temperature": 0, "ignore_eos": True,
+        }
+        for _ in range(args.clients)
+    ]  # fmt: skip
+    clocks = Clocks(target)
+
+    async def load() -> list[list[tuple[float, bytes]]]:
+        looking = asyncio.create_task(clocks.keep_looking())
+        try:
+            return await run_streams(target.url, bodies)
+        finally:
+            looking.cancel()
+
+    streams = [read_stream(arrivals) for arrivals in asyncio.run(load())]
+    clocks.look()
+    if any(stream.finish_reason != "length" for stream in streams):
+        raise OrcaError("a stream ended before its last token")
+    result = summarize(streams, clocks)
+    print_table(f"{target.model}, {args.clients} streams of {args.tokens} tokens", result)
+    return {"model": target.model, **result}
+
+
+def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
+    """Figures of the steady part: from the last stream's first event to the first stream's last one.
+
+    Raises:
+        OrcaError: there is no such part.
+    """
+    start = max(stream.times[0] for stream in streams)
+    end = min(stream.times[-1] for stream in streams)
+    steady = [sample for sample in clocks.samples if start <= sample[0] <= end]
+    if len(steady) < 2:
+        raise OrcaError("the streams did not overlap for long enough: ask for more tokens or a slower pace")
+    start, end = steady[0][0], steady[-1][0]
+    tokens = sum(len(t) for s in streams for at, t in zip(s.times, s.texts, strict=True) if start < at <= end)
+    reads = sum(len({at for at in stream.times if start < at <= end}) for stream in streams)
+    ages = [1e3 * age for stream in streams for at, age in stream.ages() if start < at <= end]
+    front_end, engine, client = (after - before for before, after in zip(steady[0][1:], steady[-1][1:], strict=True))
+    result = {
+        "tokens_per_s": tokens / (end - start),
+        "reads_per_s": reads / (end - start),  # fewer than tokens where the front end joined several
+        "clients_us_per_token": 1e6 * client / tokens,
+        "steady_s": end - start,
+    }
+    if front_end:
+        result["tokens_per_s_of_front_end_time"] = tokens / front_end
+        result["front_end_us_per_token"] = 1e6 * front_end / tokens
+        result["front_end_busy"] = front_end / (end - start)
+        result["engine_us_per_token"] = 1e6 * engine / tokens
+    if ages:
+        result["p50_age_ms"] = percentile(ages, 50)
+        result["p99_age_ms"] = percentile(ages, 99)
+    return result
+
+
+@contextlib.contextmanager
+def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
+    """A server of our own on a free port, its front end alone on the first core."""
+    flags = ["--model", model, "--port", "0", "--max-num-seqs", str(args.clients), "--max-model-len", "4096"]
+    command = [sys.executable, "-m", "orca_jax.serve", *flags, *args.server_flags]
+    allowed = set(cores())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://\S+", process.stdout.readline())
+            if found is None:
+                raise OrcaError(f"the server did not start; try it: {' '.join(command)}")
+            engine = max(children(process.pid), key=cpu_seconds, default=0)
+            first, *others = cores()
+            if others and engine:
+                pin(process.pid, {first})
+                pin(engine, set(others))
+                pin(os.getpid(), set(others))
+            yield Target(found[0], model, process.pid, engine)
+        finally:
+            pin(os.getpid(), allowed)
+            process.terminate()

@@ -1,0 +1,1 @@
+"""Workloads: arrivals and lengths of requests, from a file or drawn at random."""

@@ -1,0 +1,242 @@
+"""The one place where floors meet: from what the user said to an engine that runs. Every "auto" is resolved here."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from orca_jax.build.scheduler import build_scheduling, check_settings, num_rows
+from orca_jax.bundled import is_preset, model_directory
+from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout
+from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
+from orca_jax.model.describe import read_model_config
+from orca_jax.progress import progress_bar
+from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
+from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.text.grammar import GrammarFactory
+from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from orca_jax.timeline.writer import TRACE_VERSION, Head, TraceFile, TraceWriter
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Mesh
+
+    from orca_jax.model.transformer import Decoder
+
+TOY = "preset:toy"
+TOY_LATENCY = 0.001  # seconds for an iteration of the toy, so that a busy one leaves the processor to others
+TOY_PAGE_SIZE = 16
+TOY_BUDGET = 2048
+
+_PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
+_LARGEST_BUCKET = {"cpu": 512}  # where a matrix product on a CPU reaches its speed
+_LARGEST_BUCKET_OF_ACCELERATORS = 2048
+_CPU_BUDGET = 128  # of `chunked`: four fifths of that speed, and a third of the wait for the next token
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine and what its faces have to know. Whoever built it closes `engine.executor`."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    grammars: GrammarFactory  # compiles what `SamplingParams.structured` asks for to a constraint for `Engine.add`
+    model_config: ModelConfig
+    max_model_len: int  # prompt and generated tokens of one request
+    head: Head  # what a trace of the engine begins with
+    executor_config: ExecutorConfig | None = None  # None for the toy
+
+
+def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = None) -> Built:
+    """Resolve every "auto" and put the parts together. `on_compile` is called when loading is over.
+
+    Raises:
+        ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
+    """
+    check_settings(config)
+    if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
+        return _build_toy(config)
+    source = model_directory(config.model) or config.model
+    model = read_model_config(source)
+    tokenizer = _tokenizer(config, source)
+    max_model_len = _max_model_len(config, model)
+    from orca_jax.exec.executor import JaxExecutor
+
+    decoder, mesh = _load(config, source, model)
+    resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
+    # All of these may refuse, so they come before minutes of compilation.
+    scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
+    head = _head(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
+    observer = _observer(head)
+    if on_compile is not None:
+        on_compile()
+    executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
+    return _built(engine, tokenizer, model, head, resolved)
+
+
+def _built(
+    engine: Engine, tokenizer: Tokenizer, model: ModelConfig, head: Head, resolved: ExecutorConfig | None = None
+) -> Built:
+    grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
+    return Built(engine, tokenizer, grammars, model, head.max_model_len, head, resolved)
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    length = config.max_model_len or model.max_positions
+    if length > model.max_positions:
+        raise ConfigError(
+            f"max_model_len {length} is more than the model's {model.max_positions} positions; lower it",
+            param="max_model_len",
+        )
+    return length
+
+
+def _tokenizer(config: EngineConfig, source: str) -> Tokenizer:
+    if config.tokenizer is not None:
+        return load_tokenizer(config.tokenizer)
+    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
+
+
+def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decoder, Mesh]":
+    """The model on its devices."""
+    from orca_jax.model.load import load_decoder, tensor_mesh
+
+    devices = _devices(config.tensor_parallel_size, model)
+    mesh = tensor_mesh(devices)
+    decoder = load_decoder(
+        source,
+        dtype=_dtype(config, devices[0].platform),
+        mesh=mesh,
+        load_format=config.load_format,
+        seed=config.seed,
+        progress=progress_bar("Loading", config.progress),
+    )
+    if devices[0].platform != "tpu":
+        decoder.unstack()  # where a scan over layers would copy every layer's weights
+    return decoder, mesh
+
+
+def _resolve(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]"
+) -> ExecutorConfig:
+    """Shapes and devices; the cache is sized from what memory the loaded model left."""
+    from orca_jax.exec.buckets import default_buckets
+    from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
+    from orca_jax.kernels.ragged_attention import implementations
+
+    platform = devices[0].platform
+    if config.attention_implementation not in (None, *implementations(platform)):
+        message = (
+            f"attention_implementation must be one of {', '.join(implementations(platform))} on {platform} devices"
+        )
+        raise ConfigError(message, param="attention_implementation")
+    dtype = _dtype(config, platform)
+    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
+    cache_auto: DType = "float32" if platform == "cpu" else dtype
+    cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    largest = config.max_num_batched_tokens or default_tokens(config, platform)
+    page_size = config.page_size or _PAGE_SIZE
+    rows = num_rows(config)
+    layout: PageLayout = "head_major" if platform == "cpu" else "packed"
+    if config.num_pages is not None:
+        cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
+    else:
+        workspace = workspace_bytes(model, largest, rows, max_model_len)
+        memory = free_memory(devices, config.gpu_memory_utilization, workspace)
+        cache = size_cache(
+            model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
+        )
+        cache = replace(cache, layout=layout)
+    return ExecutorConfig(
+        dtype=dtype,
+        tensor_parallel_size=len(devices),
+        buckets=default_buckets(largest),
+        num_rows=rows,
+        max_model_len=max_model_len,
+        cache=cache,
+        attention_implementation=config.attention_implementation,
+        compile_cache=_compile_cache(config.compile_cache),
+        strict_compile=config.strict_compile,
+        max_steps=max(config.check_in_intervals or (1,)),
+    )
+
+
+def _head(
+    config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
+) -> Head:
+    offset = time.time() - time.monotonic()
+    return Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
+
+
+def _observer(head: Head) -> TraceWriter | None:
+    path = head.config.trace_file
+    return None if path is None else TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(path))
+
+
+def default_tokens(config: EngineConfig, platform: str) -> int:
+    """Tokens of the largest launch, which are those of an iteration of `chunked`: half of them stay for prompts."""
+    if config.scheduler == "chunked" and platform == "cpu":
+        return max(_CPU_BUDGET, 2 * config.max_num_seqs)
+    return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
+
+
+def _build_toy(config: EngineConfig) -> Built:
+    """The toy model, or its clock, behind the real engine: starts at once and needs no JAX, for tests and load."""
+    override = None if config.model == TOY else Clock(clock_latency(config.model))
+    latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
+    max_model_len = _max_model_len(config, TOY_MODEL)
+    page_size = config.page_size or TOY_PAGE_SIZE
+    rows = num_rows(config)
+    num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
+    cache = CacheConfig(num_pages, page_size, "float32")
+    budget = config.max_num_batched_tokens or TOY_BUDGET
+    scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    executor = ToyExecutor(
+        TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
+    )
+    head = _head(config, cache, max_model_len, budget)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(head))
+    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, head)
+
+
+def _dtype(config: EngineConfig, platform: str) -> DType:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if platform == "cpu" else "bfloat16"
+
+
+def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
+    """The devices of the mesh. On a CPU one JAX device for each core, since loops of attention use one core each.
+
+    Raises:
+        ConfigError: more devices are wanted than there are.
+    """
+    import jax
+
+    from orca_jax.model.sharding import most_shards
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # a caller may have asked for more
+        jax.config.update("jax_num_cpu_devices", most)
+    except RuntimeError:  # a backend runs already, and its devices are what they are
+        cores = min(cores, len(jax.devices("cpu")))
+    devices = jax.local_devices()
+    on_cpu = devices[0].platform == "cpu"
+    size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)
+    if size > len(devices):
+        raise ConfigError(
+            f"tensor_parallel_size is {size} but this process sees {len(devices)} {devices[0].platform} devices",
+            param="tensor_parallel_size",
+        )
+    return devices[:size]
+
+
+def _compile_cache(directory: str | None) -> str | None:
+    return str(Path.home() / ".cache" / "orca-jax" / "programs") if directory == "auto" else directory

@@ -1,0 +1,157 @@
+"""Who decides, put together from settings: scheduler, ordering, predictor, and the pool that they work on."""
+
+from collections.abc import Callable
+from typing import get_args
+
+from orca_jax.bundled import ranker_directory
+from orca_jax.config import CacheConfig, EngineConfig, ModelConfig, SchedulerName
+from orca_jax.errors import ConfigError
+from orca_jax.sched.check_in import CheckIns
+from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orca import OrcaScheduler
+from orca_jax.sched.orderings.base import Ordering
+from orca_jax.sched.orderings.deadline import EarliestDeadline
+from orca_jax.sched.orderings.fair import FairShare
+from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
+from orca_jax.sched.orderings.priority import Priority
+from orca_jax.sched.orderings.shortest import ShortestFirst
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles, Scored
+from orca_jax.sched.request_level import RequestLevelScheduler
+from orca_jax.sched.scheduler import Scheduler
+
+SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
+ORDERINGS: dict[str, Callable[[], Ordering]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": Priority,
+    "fair": FairShare,
+    "deadline": EarliestDeadline,
+    "shortest": ShortestFirst,
+}
+PREDICTORS: dict[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
+MAX_STEPS = 256  # more would keep newcomers waiting for seconds on most devices
+WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
+
+
+def build_scheduling(
+    config: EngineConfig,
+    model: ModelConfig,
+    max_model_len: int,
+    cache: CacheConfig,
+    budget: int,
+    predictor: Predictor | None = None,
+) -> tuple[Scheduler, RequestPool]:
+    """Who decides, and over what. `budget` is the largest launch in tokens; `predictor` is in place of the setting's.
+
+    Raises:
+        ConfigError: a setting is wrong; `param` names it.
+    """
+    check_settings(config)
+    predictor = predictor or _predictor(config, model)
+    return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
+
+
+def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
+    name = config.length_predictor
+    if name in PREDICTORS:
+        return PREDICTORS[name]()
+    directory = ranker_directory(name)
+    from orca_jax.ranker.saved import load_scorer
+
+    scorer = load_scorer(directory)
+    if scorer.vocab_size != model.vocab_size:
+        message = (
+            f"length_predictor {name} knows {scorer.vocab_size} ids, the model has {model.vocab_size}; train another"
+        )
+        raise ConfigError(message, param="length_predictor")
+    return Scored(scorer)
+
+
+def check_settings(config: EngineConfig) -> None:
+    """Refuse numbers that cannot be meant, and settings that do not go together.
+
+    Raises:
+        ConfigError: `param` names the setting.
+    """
+    names = ("max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "page_size", "num_pages")
+    for name in (*names, "max_num_batched_tokens"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    if not 0 < config.gpu_memory_utilization <= 1:
+        message = f"gpu_memory_utilization must be in (0, 1], got {config.gpu_memory_utilization}"
+        raise ConfigError(message, param="gpu_memory_utilization")
+    if config.scheduler not in SCHEDULERS:
+        message = f"scheduler must be one of {', '.join(SCHEDULERS)}, got {config.scheduler!r}"
+        raise ConfigError(message, param="scheduler")
+    if config.scheduling_policy not in ORDERINGS:
+        message = f"scheduling_policy must be one of {', '.join(ORDERINGS)}, got {config.scheduling_policy!r}"
+        raise ConfigError(message, param="scheduling_policy")
+    if config.scheduling_policy != "fcfs" and config.scheduler != "chunked":
+        message = f"scheduling_policy {config.scheduling_policy} needs scheduler chunked, got {config.scheduler}"
+        raise ConfigError(message, param="scheduling_policy")
+    if config.scheduler == "chunked":
+        _check_chunked(config)
+    if config.check_in_intervals is not None:
+        _check_intervals(config.check_in_intervals, config)
+
+
+def _check_chunked(config: EngineConfig) -> None:
+    """Refuse what belongs to the paper's schedulers."""
+    if config.n_workers != 1:
+        message = f"n_workers must be 1 with scheduler chunked, which overlaps two iterations, got {config.n_workers}"
+        raise ConfigError(message, param="n_workers")
+    if config.n_slots is not None:
+        message = "n_slots must be left out with scheduler chunked, which reserves nothing; give num_pages"
+        raise ConfigError(message, param="n_slots")
+
+
+def _check_intervals(intervals: tuple[int, ...], config: EngineConfig) -> None:
+    if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
+        message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
+        raise ConfigError(message, param="check_in_intervals")
+    if config.scheduler != "chunked" or config.overlap:
+        message = (
+            "check_in_intervals needs scheduler chunked without overlap: a device that repeats an iteration by itself"
+        )
+        raise ConfigError(f"{message} leaves nothing to overlap; give --no-overlap", param="check_in_intervals")
+
+
+def _pool(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, predictor: Predictor
+) -> RequestPool:
+    """The pool of requests, and the K/V manager in it."""
+    rows = num_rows(config)
+    n_slots = config.n_slots
+    if config.scheduler != "chunked" and n_slots is None:
+        n_slots = max(1, cache.num_slots - rows * (cache.page_size - 1))
+    return RequestPool(
+        KVManager(cache.num_pages, cache.page_size, rows, n_slots),
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        reuses_prefixes=config.scheduler == "chunked" and config.enable_prefix_caching,
+        predictor=predictor,
+    )
+
+
+def num_rows(config: EngineConfig) -> int:
+    """Requests that can hold rows."""
+    return config.max_num_seqs * config.n_workers
+
+
+def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) -> Scheduler:
+    match config.scheduler:
+        case "orca":
+            return OrcaScheduler(config.max_num_seqs, config.n_workers)
+        case "request_level":
+            return RequestLevelScheduler(config.max_num_seqs, config.n_workers)
+        case "chunked":
+            ordering = ORDERINGS[config.scheduling_policy]()
+            watermark = int(WATERMARK * cache.num_pages)
+            depth = 2 if config.overlap else 1
+            check_ins = CheckIns(config.check_in_intervals) if config.check_in_intervals else None
+            return ChunkedScheduler(
+                config.max_num_seqs, largest_bucket, ordering, depth=depth, watermark=watermark, check_ins=check_ins
+            )

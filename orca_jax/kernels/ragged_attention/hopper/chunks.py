@@ -1,0 +1,265 @@
+"""Chunks of prompts on Hopper: many queries of one request, bound by arithmetic. One kernel.
+
+    queries of a request, 128 at a time             context of the request, 128 tokens at a time
+
+    tile   [ 64 queries of consumer 0 ]      x      K  [block] [block] [block] [block]
+           [ 64 queries of consumer 1 ]             |  every query sees these  | masked | (not read)
+                                                    V  [block] [block] [block] [block]
+    item = (tile, query head)
+    in time:   consumer 0   | scores |softmax| values | scores |softmax| values |
+               consumer 1            | scores |softmax| values | scores |softmax| values |
+
+One thread block for each multiprocessor; it owns the items `id, id + grid, ...`, tiles with the longest contexts first
+so that the last ones are short. A producer warpgroup owns the fetching (gpu_common.py). Two consumer warpgroups own
+64 queries each, so that both use what was fetched once, and take turns: one computes its softmax while the
+other has the tensor cores. Each one's loop over blocks is two: those that every query sees need no mask, and then
+those on the diagonal, at a window's edge, or past what is written.
+
+Before their tiles consumers do what else is to be written, dealt out to all of them in turn: they put increments
+together from their pieces (`Combiner` in gpu_increments.py; the loop owns one row), and write zeros for padding.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, Pieces, Tiles
+from orca_jax.kernels.ragged_attention.hopper.increments import Combiner, Partial
+from orca_jax.kernels.ragged_attention.hopper.pipeline import (
+    MASKED,
+    Places,
+    Ref,
+    Shape,
+    Softmax,
+    across,
+    add_values,
+    add_weights,
+    empty_softmax,
+    full,
+    iota,
+    launcher,
+    places_in,
+    produce,
+    scores_of,
+    silence,
+)
+
+_CONSUMERS = TILE // ROWS
+
+
+@dataclass(frozen=True)
+class _ChunkBlock:
+    """A thread block of `attend_chunks`: references to all that it works on, and what its three warpgroups do."""
+
+    shape: Shape
+    grid: int
+    places: Places
+    q: Ref  # [T, H, D]
+    kv: Ref
+    table: Ref
+    fields: Ref
+    counts: Ref
+    values: Ref  # and the next three: of increments
+    mass: Ref
+    begin: Ref
+    number: Ref
+    out: Ref  # [T, H, D]
+    q_raw: Ref  # as TMA brings it
+    q_smem: Ref  # as wgmma wants it
+    out_smem: Ref
+    turn: Ref
+
+    def run(self) -> None:
+        """The whole life of the thread block."""
+        items = self.counts[0] * self.q.shape[1] - lax.axis_index("block")
+        count = lax.div(items + (self.grid - 1), self.grid)
+
+        @pl.when(lax.axis_index("warpgroup") < _CONSUMERS)
+        def _consumer() -> None:
+            plgpu.set_max_registers(232, action="increase")
+            self.combine_increments()
+            self.clear_padding()
+            lax.fori_loop(0, count, self.consume, jnp.int32(0))
+            plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(lax.axis_index("warpgroup") == _CONSUMERS)
+        def _producer() -> None:
+            plgpu.set_max_registers(40, action="decrease")
+            lax.fori_loop(0, count, self.produce, jnp.int32(0))
+
+    @property
+    def own_out(self) -> Ref:
+        """What this consumer writes to `out` from."""
+        return self.out_smem.at[pl.ds(lax.axis_index("warpgroup") * ROWS, ROWS)]
+
+    def own_share(self, items: jax.Array | int) -> tuple[jax.Array, int, jax.Array]:
+        """First, step and number of what this consumer owns of `items`."""
+        first, step = lax.axis_index("block") + lax.axis_index("warpgroup") * self.grid, self.grid * _CONSUMERS
+        return first, step, lax.div(items - first + (step - 1), step)
+
+    def combine_increments(self) -> None:
+        """What the kernel before has left in pieces."""
+        combiner = Combiner(self.shape, self.values, self.mass, self.begin, self.number, self.out, self.own_out)
+        first, step, count = self.own_share(combiner.items)
+        lax.fori_loop(0, count, lambda i, _: combiner.combine(first + i * step), None)
+
+    def clear_padding(self) -> None:
+        """Zeros for tokens of no request: what follows attention should not meet what memory holds."""
+        (num_tokens, num_heads, _), own_out = self.out.shape, self.own_out
+        used = self.counts[1]
+        first, step, count = self.own_share(num_tokens - used)
+
+        @pl.when(count > 0)
+        def _some() -> None:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            own_out[...] = full(0.0, ROWS, self.shape.head_dim).astype(jnp.bfloat16)
+            plgpu.commit_smem()
+
+            def clear(index: jax.Array, _: None) -> None:
+                for head in range(0, num_heads, ROWS):
+                    size = min(ROWS, num_heads - head)
+                    place = self.out.at[used + first + index * step, pl.ds(head, size)]
+                    plgpu.copy_smem_to_gmem(own_out.at[pl.ds(0, size)], place)
+
+            lax.fori_loop(0, count, clear, None)
+
+    def item(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Tile, the last of all first, and query head."""
+        item, num_heads = lax.axis_index("block") + index * self.grid, self.q.shape[1]
+        return self.counts[0] - 1 - lax.div(item, num_heads), lax.rem(item, num_heads)
+
+    def take_turns(self) -> None:
+        """Until the other consumer comes here too."""
+        plgpu.barrier_arrive(self.turn)
+        plgpu.barrier_wait(self.turn)
+
+    def produce(self, index: jax.Array, step: jax.Array) -> jax.Array:
+        """Fetch an item, after `step` blocks before it."""
+        tile, head = self.item(index)
+        row, query, number, position, first = (self.fields[i, tile] for i in range(5))
+
+        def fetch_q() -> None:
+            size = min(ROWS, self.q.shape[0])
+            for i in range(_CONSUMERS):
+                box = self.q.at[pl.ds(query + i * ROWS, size), head]
+                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.places.q_there.at[i])
+
+        item = row, lax.div(head, self.shape.groups), first, position + number
+        return produce(self.shape, self.places, (self.kv, self.table), item, fetch_q, index == 0, step)
+
+    def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
+        """Multiply the 64 queries of an item that this warpgroup owns."""
+        shape, mine = self.shape, lax.axis_index("warpgroup")
+        tile, head = self.item(index)
+        query, number, position, first, context = (self.fields[i, tile] for i in range(1, 6))
+        num_blocks = lax.div(position + number - first + (shape.block - 1), shape.block)
+        own_first = position + mine * ROWS
+        self.arrange_queries()
+
+        def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
+            slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
+            return self.multiply(slot, token, own_first, context if is_masked else None, state)
+
+        # Blocks that end before the first query have nothing to mask, if all of their slots are written.
+        known = jnp.minimum(own_first + 1, context)
+        open_blocks = lax.div(known - first, shape.block) if shape.sliding_window is None else jnp.int32(0)
+        open_blocks = jnp.minimum(open_blocks, num_blocks)
+        pl.when(mine == 1)(self.take_turns)
+        state = empty_softmax(shape)
+        state = lax.fori_loop(0, open_blocks, partial(block, is_masked=False), state)
+        state = lax.fori_loop(open_blocks, num_blocks, partial(block, is_masked=True), state)
+        pl.when(mine == 0)(self.take_turns)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before is on its way
+        own_out = self.own_out
+        own_out[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
+        plgpu.commit_smem()
+        _write_tile(own_out, self.out, head, query + mine * ROWS, number - mine * ROWS)
+        return step + num_blocks
+
+    def arrange_queries(self) -> None:
+        """TMA writes wgmma's layout only from rows that are multiples of 8, and a request may begin anywhere."""
+        mine = lax.axis_index("warpgroup")
+        own = pl.ds(mine * ROWS, ROWS)
+        plgpu.barrier_wait(self.places.q_there.at[mine])
+        place = self.q_smem.at[own]
+        place[...] = plgpu.load(self.q_raw.at[own], layout=plgpu.Layout.WGMMA, optimized=False)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.places.q_free)
+
+    def multiply(
+        self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: Softmax
+    ) -> Softmax:
+        """One block, whose first token is `token`, by queries from `own_first`; with `context`, it is masked."""
+        shape, places, mine = self.shape, self.places, lax.axis_index("warpgroup")
+        v = places.v.at[slot]
+        plgpu.barrier_wait(places.k_there.at[slot])
+        scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], places.k.at[slot])
+        self.take_turns()
+        plgpu.barrier_arrive(places.k_free.at[slot])
+        if context is not None:
+            ahead = (own_first - token) + iota(shape, 0) - iota(shape, 1)  # of the key
+            visible = ahead >= 0
+            if shape.sliding_window is not None:
+                visible = visible & (ahead < shape.sliding_window)
+            scores = jnp.where(visible, scores, MASKED)
+        state, weights = add_weights(state, scores)
+        plgpu.barrier_wait(places.v_there.at[slot])
+        if context is not None:
+            # The first consumer is a turn ahead of the second, which therefore finds zeros.
+            is_mine = (mine == 0) & (token + shape.block > context)
+            pl.when(is_mine)(lambda: silence(shape, v, context - token))
+        self.take_turns()
+        state = add_values(shape, state, weights, v)
+        plgpu.barrier_arrive(places.v_free.at[slot])
+        return state
+
+
+def attend_chunks(
+    shape: Shape,
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "N S W"],
+    page_table: Int[Array, "R P"],
+    tiles: Tiles,
+    increments: tuple[Partial, Pieces],
+    num_used: Int[Array, ""],
+    *,
+    grid: int,
+) -> Float[Array, "T H D"]:
+    """Attention of all tiles; increments put together from their pieces; zeros for tokens from `num_used` on."""
+
+    def chunks(*refs: Ref) -> None:
+        _ChunkBlock(shape, grid, Places(*refs[14:]), *refs[:14]).run()
+
+    scratch = [
+        plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
+        shape.smem(TILE, shape.head_dim),
+        plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
+        plgpu.Barrier(num_arrivals=_CONSUMERS),
+        *places_in(shape, _CONSUMERS, sharing=_CONSUMERS),
+    ]
+    results = (jax.ShapeDtypeStruct(q.shape, jnp.bfloat16),)
+    launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
+    counts = jnp.stack([tiles.total[0], num_used])
+    pieces, (values, mass) = increments[1], increments[0]
+    return launch(q, kv, page_table, tiles.fields, counts, values, mass, pieces.begin, pieces.number)[0]
+
+
+def _write_tile(smem: Ref, out: Ref, head: jax.Array, first: jax.Array, number: jax.Array) -> None:
+    """Copy up to 64 rows: at once if the tile is full, else row by row, since what follows belongs to others."""
+
+    @pl.when(number >= ROWS)
+    def _whole() -> None:
+        plgpu.copy_smem_to_gmem(smem, out.at[pl.ds(first, ROWS), head])
+
+    @pl.when(number < ROWS)
+    def _part() -> None:
+        def copy(row: jax.Array, _: None) -> None:
+            plgpu.copy_smem_to_gmem(smem.at[pl.ds(row, 1)], out.at[pl.ds(first + row, 1), head])
+
+        lax.fori_loop(0, jnp.minimum(number, ROWS), copy, None)

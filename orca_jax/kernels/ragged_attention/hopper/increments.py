@@ -1,0 +1,300 @@
+"""Increments on Hopper: one query for each row, bound by memory. A kernel for pieces, and what weighs them together.
+
+                         page_table[row]
+    context of a row     | page | page | page | page | page |        cut into pieces of one length for all rows
+                         [   piece 0   |   piece 1   | piece 2 ]     (gpu_plan.cut_contexts)
+
+    item = (piece, KV head)        q box   [G, D]       of the heads that share K and V, in wgmma's 64 rows
+                                   K, V    [block, D]   64 or 128 tokens; see gpu_common.py
+
+    an item's blocks               | 0 | 1 | 2 | 3 | 4 | 5 |...
+    consumer 0                     | scores, softmax, values of 0 | ... of 2 | ... of 4 |
+    consumer 1                     | scores, softmax, values of 1 | ... of 3 | ... of 5 |
+
+    result (`Partial`)             values [G, D] and mass [G] for each piece, consumer and KV head, float32
+
+`attend_pieces` is the kernel, one thread block for each multiprocessor. Pieces are short enough that pieces * K items
+keep every thread block busy even for a single request, and few enough that their partial results stay small. A thread
+block owns the items `id, id + grid, ...`; of each, a producer warpgroup owns the fetching and two consumer warpgroups
+the loops over every second block. Neighbouring items are heads of the same pages, so DRAM rows are read whole.
+
+Why two: G fills only some of wgmma's 64 rows, and products and softmax of all 64 are computed. One consumer, which
+does one after the other, would need 0.6 (heads of 128) to 0.9 (heads of 64) of the time that memory needs for a block,
+and that without any wait between. Each of two has a softmax of its own and leaves a result of its own, so they never
+wait for each other. Queries stay in registers.
+
+`Combiner` runs in the next kernel (gpu_chunks.py), before its chunks: a kernel of its own would cost more to start than
+to run. Its items are (row, tile of as many heads as fit 64 rows), its loop owns the pieces of one row and weighs
+them by their log-sum-exp:
+
+    row r:   pieces begin[r] ... begin[r] + number[r] - 1, of both consumers   -->   out[r]   bf16
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, Pieces
+from orca_jax.kernels.ragged_attention.hopper.pipeline import (
+    MASKED,
+    Places,
+    Ref,
+    Shape,
+    Softmax,
+    across,
+    add_values,
+    add_weights,
+    empty_softmax,
+    iota,
+    launcher,
+    places_in,
+    produce,
+    scores_of,
+    silence,
+)
+
+CONSUMERS = 2
+_SMALL = 1e-30  # instead of a sum over nothing
+
+
+class Partial(NamedTuple):
+    """What consumers leave of pieces: part `CONSUMERS * piece + consumer` has `part_rows`, padded G for each KV head.
+
+    64 rows more follow the last part, since that many are read at once.
+    """
+
+    values: Float[Array, "M D"]  # normalised
+    mass: Float[Array, " M"]  # log-sum-exp, in bits; of a consumer that had no block, close to `MASKED`
+
+
+def padded_groups(shape: Shape) -> int:
+    """Rows that a KV head has in a part: TMA copies masses in units of 16 bytes."""
+    return pl.cdiv(shape.groups, 4) * 4
+
+
+def heads_in_tile(shape: Shape) -> int:
+    """KV heads whose rows are weighed together."""
+    return ROWS // padded_groups(shape)
+
+
+def part_rows(shape: Shape) -> int:
+    """Rows of one part."""
+    return shape.num_kv_heads * padded_groups(shape)
+
+
+@dataclass(frozen=True)
+class _IncrementBlock:
+    """A thread block of `attend_pieces`: references to all that it works on, and what its three warpgroups do."""
+
+    shape: Shape
+    grid: int
+    places: Places
+    q: Ref  # [T, H, D]; those of increments come first, one for each row
+    kv: Ref
+    table: Ref
+    fields: Ref
+    total: Ref
+    out: Ref
+    mass: Ref
+    q_smem: Ref  # and the next two: 64 rows for each consumer
+    out_smem: Ref
+    mass_smem: Ref
+
+    def run(self) -> None:
+        """The whole life of the thread block."""
+        items = self.total[0] * self.shape.num_kv_heads - lax.axis_index("block")
+        count = lax.div(items + (self.grid - 1), self.grid)
+
+        @pl.when(lax.axis_index("warpgroup") < CONSUMERS)
+        def _consumer() -> None:
+            plgpu.set_max_registers(232, action="increase")
+            lax.fori_loop(0, count, self.consume, jnp.int32(0))
+            plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(lax.axis_index("warpgroup") == CONSUMERS)
+        def _producer() -> None:
+            plgpu.set_max_registers(40, action="decrease")
+            lax.fori_loop(0, count, self.produce, jnp.int32(0))
+
+    def item(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Piece and KV head."""
+        item = lax.axis_index("block") + index * self.grid
+        return lax.div(item, self.shape.num_kv_heads), lax.rem(item, self.shape.num_kv_heads)
+
+    def produce(self, index: jax.Array, step: jax.Array) -> jax.Array:
+        """Fetch an item, after `step` blocks before it."""
+        piece, head = self.item(index)
+        row, first, end = (self.fields[i, piece] for i in range(3))
+
+        def fetch_q() -> None:
+            groups = self.shape.groups
+            box = self.q.at[row, pl.ds(head * groups, groups)]
+            for i in range(CONSUMERS):
+                plgpu.copy_gmem_to_smem(box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.places.q_there.at[i])
+
+        pages = self.kv, self.table
+        return produce(self.shape, self.places, pages, (row, head, first, end), fetch_q, index == 0, step)
+
+    def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
+        """Multiply every second block of an item: those in places that this warpgroup owns."""
+        shape, mine = self.shape, lax.axis_index("warpgroup")
+        piece, head = self.item(index)
+        first, end, low = (self.fields[i, piece] for i in range(1, 4))
+        plgpu.barrier_wait(self.places.q_there.at[mine])
+        q = plgpu.load(self.q_smem.at[pl.ds(mine * ROWS, ROWS)], layout=plgpu.Layout.WGMMA, optimized=False)
+        plgpu.barrier_arrive(self.places.q_free)
+        own_first = lax.rem(step + mine, CONSUMERS)
+
+        def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
+            number = own_first + i * CONSUMERS
+            visible = (first + number * shape.block, low, end) if is_masked else None
+            return self.multiply(lax.rem(step + number, shape.stages), q, visible, state)
+
+        def own(blocks: jax.Array) -> jax.Array:
+            return lax.div(blocks - own_first + (CONSUMERS - 1), CONSUMERS)
+
+        num_blocks = lax.div(end - first + (shape.block - 1), shape.block)
+        full = own(lax.div(end - first, shape.block)) if shape.sliding_window is None else jnp.int32(0)
+        state = lax.fori_loop(0, full, partial(block, is_masked=False), empty_softmax(shape))
+        state = lax.fori_loop(full, own(num_blocks), partial(block, is_masked=True), state)
+        self.write(piece, head, state)
+        return step + num_blocks
+
+    def multiply(
+        self,
+        slot: jax.Array,
+        q: Float[Array, "64 D"],
+        visible: tuple[jax.Array, jax.Array, jax.Array] | None,
+        state: Softmax,
+    ) -> Softmax:
+        """One block; with its first token, the first that the query sees, and the end of what it sees, it is masked."""
+        shape, places = self.shape, self.places
+        plgpu.barrier_wait(places.k_there.at[slot])
+        scores = scores_of(shape, q, places.k.at[slot])
+        plgpu.barrier_arrive(places.k_free.at[slot])
+        if visible is not None:
+            token, low, end = visible
+            position = token + iota(shape, 1)
+            scores = jnp.where((position >= low) & (position < end), scores, MASKED)
+        state, weights = add_weights(state, scores)
+        v = places.v.at[slot]
+        plgpu.barrier_wait(places.v_there.at[slot])
+        if visible is not None:
+            pl.when(token + shape.block > end)(lambda: silence(shape, v, end - token))
+        state = add_values(shape, state, weights, v)
+        plgpu.barrier_arrive(places.v_free.at[slot])
+        return state
+
+    def write(self, piece: jax.Array, head: jax.Array, state: Softmax) -> None:
+        """This consumer's part of an item; where it had no block, zeros that weigh nothing."""
+        mine, padded = lax.axis_index("warpgroup"), padded_groups(self.shape)
+        denominator = jnp.maximum(state.denominator, _SMALL)
+        out, mass = (smem.at[pl.ds(mine * ROWS, ROWS)] for smem in (self.out_smem, self.mass_smem))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before is on its way
+        out[...] = state.values / across(denominator, state.values)
+        mass[...] = state.top + jnp.log2(denominator)
+        plgpu.commit_smem()
+        start = (piece * CONSUMERS + mine) * part_rows(self.shape) + head * padded
+        for source, result in ((self.out_smem, self.out), (self.mass_smem, self.mass)):
+            plgpu.copy_smem_to_gmem(
+                source.at[pl.ds(mine * ROWS, padded)], result.at[pl.ds(pl.multiple_of(start, 4), padded)]
+            )
+
+
+def attend_pieces(
+    shape: Shape,
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "N S W"],
+    page_table: Int[Array, "R P"],
+    pieces: Pieces,
+    *,
+    grid: int,
+) -> Partial:
+    """Attention of each piece of each increment."""
+
+    def increments(*refs: Ref) -> None:
+        _IncrementBlock(shape, grid, Places(*refs[10:]), *refs[:10]).run()
+
+    assert shape.stages % CONSUMERS == 0, "a place has one owner, which sees every block that comes there"
+    rows = pieces.fields.shape[1] * CONSUMERS * part_rows(shape) + ROWS
+    results = (
+        jax.ShapeDtypeStruct((rows, shape.head_dim), jnp.float32),
+        jax.ShapeDtypeStruct((rows,), jnp.float32),
+    )
+    scratch = [
+        plgpu.SMEM((CONSUMERS * ROWS, shape.head_dim), jnp.bfloat16),
+        plgpu.SMEM((CONSUMERS * ROWS, shape.head_dim), jnp.float32),
+        plgpu.SMEM((CONSUMERS * ROWS,), jnp.float32),
+        *places_in(shape, CONSUMERS, sharing=1),
+    ]
+    launch = launcher(increments, results, scratch, {"block": grid}, CONSUMERS + 1, shape.interpret)
+    return Partial(*launch(q, kv, page_table, pieces.fields, pieces.total))
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """Weighs the pieces of rows together; run by one warpgroup.
+
+    Attributes:
+        shape: of the kernel that runs it.
+        values, mass: a `Partial`.
+        begin, number: of `Pieces`.
+        out: [T, H, D]; rows without pieces stay as they are in memory.
+        smem: [64, D] of bf16, where what was copied last may still be on its way.
+    """
+
+    shape: Shape
+    values: Ref
+    mass: Ref
+    begin: Ref
+    number: Ref
+    out: Ref
+    smem: Ref
+
+    @property
+    def items(self) -> int:
+        """Tiles of all rows."""
+        return int(self.begin.shape[0]) * self._tiles
+
+    @property
+    def _tiles(self) -> int:
+        return pl.cdiv(self.shape.num_kv_heads, heads_in_tile(self.shape))
+
+    def combine(self, item: jax.Array) -> None:
+        """One tile of one row."""
+        row, tile = lax.div(item, self._tiles), lax.rem(item, self._tiles)
+
+        @pl.when(self.number[row] > 0)
+        def _any() -> None:
+            parts = self.number[row] * CONSUMERS
+            state = lax.fori_loop(0, parts, partial(self._add, row, tile), empty_softmax(self.shape))
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            self.smem[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
+            plgpu.commit_smem()
+            for place in range(heads_in_tile(self.shape)):
+                head = tile * heads_in_tile(self.shape) + place
+                pl.when(head < self.shape.num_kv_heads)(partial(self._write, row, head, place))
+
+    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: Softmax) -> Softmax:
+        """One consumer's part of a piece more."""
+        part, size = self.begin[row] * CONSUMERS + index, heads_in_tile(self.shape) * padded_groups(self.shape)
+        mine = pl.ds(pl.multiple_of(part * part_rows(self.shape) + tile * size, 4), ROWS)
+        mass = plgpu.load(self.mass.at[mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        values = plgpu.load(self.values.at[mine], layout=plgpu.Layout.WGMMA, optimized=False)
+        top = jnp.maximum(state.top, mass)
+        shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
+        values = state.values * across(shrink, values) + values * across(weight, values)
+        return Softmax(top, state.denominator * shrink + weight, values)
+
+    def _write(self, row: jax.Array, head: jax.Array, place: int) -> None:
+        """The queries that share a KV head."""
+        groups = self.shape.groups
+        source = self.smem.at[pl.ds(place * padded_groups(self.shape), groups)]
+        plgpu.copy_smem_to_gmem(source, self.out.at[row, pl.ds(head * groups, groups)])

@@ -1,0 +1,175 @@
+"""What the engine process's main thread does: take messages, step, hand out updates."""
+
+import dataclasses
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from orca_jax.build.engine import Built
+from orca_jax.bundled import model_directory
+from orca_jax.engine import Engine, EngineStats
+from orca_jax.errors import RequestError
+from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected, Start, Submit, ToEngine, Updates
+from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
+from orca_jax.step import ExecutorStats
+
+SNAPSHOT_SECONDS = 0.25  # between two looks at the statistics while the engine is busy
+COMPILE_THREADS = 2
+
+Compile = Callable[[StructuredOutput], Constraint]
+"""Raises RequestError."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """From a compiling thread to the main one: the request may enter, unless `result` says why not."""
+
+    submit: Submit
+    result: Constraint | RequestError
+
+
+Inbox = queue.SimpleQueue[ToEngine | Compiled | None]
+"""None: the front end has gone."""
+Send = Callable[[Message], None]
+
+
+class Pulse:
+    """What the heartbeat says. The main thread writes, the heartbeat's reads: every field is replaced as a whole."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._phase: Phase = "loading"
+        self._busy_since: float | None = clock()
+        self._engine: EngineStats | None = None
+        self._executor: ExecutorStats | None = None
+        self._next_look = 0.0
+
+    def enter(self, phase: Phase) -> None:
+        """The main thread begins something long, or, with "serving", is ready to wait for work."""
+        self._phase = phase
+        self._busy_since = None if phase == "serving" else self._clock()
+
+    def step_begins(self) -> None:
+        """The main thread turns to the engine."""
+        self._busy_since = self._clock()
+
+    def step_ended(self, engine: Engine) -> None:
+        """It is back; now and then it looks at the statistics."""
+        self._busy_since = None
+        if self._clock() >= self._next_look:
+            self.look(engine)
+
+    def look(self, engine: Engine) -> None:
+        """Take the statistics that the next beats tell."""
+        self._engine = engine.stats
+        self._executor = dataclasses.replace(engine.executor.stats)
+        self._next_look = self._clock() + SNAPSHOT_SECONDS
+
+    def beat(self) -> Heartbeat:
+        """Called by the heartbeat's thread."""
+        since = self._busy_since
+        busy = 0.0 if since is None else max(0.0, self._clock() - since)
+        return Heartbeat(self._phase, busy, self._engine, self._executor)
+
+
+def ready_message(built: Built, model: str) -> Ready:
+    """What a front end has to know of an engine that was built for `model`, as the settings name it."""
+    kv = built.engine.pool.kv
+    return Ready(
+        source=model_directory(model),
+        tokenizer=built.tokenizer.source,
+        vocab_size=built.model_config.vocab_size,
+        max_model_len=built.max_model_len,
+        n_slots=kv.capacity,
+        num_rows=kv.num_rows,
+    )
+
+
+class EngineLoop:
+    """Runs an engine on messages.
+
+    Args:
+        engine: owned by the thread that calls `run`.
+        inbox: what to do, from the front end and from the compiling threads.
+        send: to the front end; may be called by any thread.
+        pulse: told what the thread is at.
+        compile_grammar: makes a constraint; called by several threads.
+    """
+
+    def __init__(self, engine: Engine, inbox: Inbox, send: Send, pulse: Pulse, compile_grammar: Compile) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._send = send
+        self._pulse = pulse
+        self._compile = compile_grammar
+        self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+        self._compiling: dict[str, Future[None]] = {}
+        pulse.look(engine)
+
+    def run(self) -> None:
+        """Step while there is work, sleep in the inbox while there is none; returns when the front end has gone."""
+        engine, inbox, pulse = self._engine, self._inbox, self._pulse
+        try:
+            while True:
+                while not (engine.has_work and inbox.empty()):
+                    if inbox.empty():
+                        pulse.look(engine)  # of rest, too
+                    message = inbox.get()
+                    if message is None:
+                        return
+                    self._take(message)
+                pulse.step_begins()
+                updates = engine.step()
+                pulse.step_ended(engine)
+                if updates or not engine.has_work:  # rows of ends that were found late are free without an update
+                    self._send_updates(updates)
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _send_updates(self, updates: list[RequestUpdate]) -> None:
+        stats = self._engine.stats
+        self._send(Updates(updates, running=stats.running, waiting=stats.waiting + len(self._compiling)))
+
+    def _take(self, message: ToEngine | Compiled) -> None:
+        match message:
+            case Submit(request_id, params=params) if params.structured is not None:
+                self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)
+            case Submit():
+                self._add(message, None)
+            case Compiled(submit, result):
+                if self._compiling.pop(submit.request_id, None) is None:
+                    return  # aborted meanwhile
+                if isinstance(result, RequestError):
+                    self._reject(submit.request_id, result)
+                else:
+                    self._add(submit, result)
+            case Abort(request_id):
+                future = self._compiling.pop(request_id, None)
+                if future is None:
+                    self._engine.abort(request_id)
+                else:
+                    future.cancel()
+            case Start():
+                raise ValueError("the engine was started twice")
+
+    def _add(self, submit: Submit, constraint: Constraint | None) -> None:
+        try:
+            self._engine.add(submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency)
+        except RequestError as error:
+            self._reject(submit.request_id, error)
+
+    def _reject(self, request_id: str, error: RequestError) -> None:
+        self._send(Rejected(request_id, error.message, error.param))
+
+    def _make_constraint(self, submit: Submit, structured: StructuredOutput) -> None:
+        """In a thread of its own: whatever happens, the main thread hears of it."""
+        result: Constraint | RequestError
+        try:
+            result = self._compile(structured)
+        except RequestError as error:
+            result = error
+        except Exception as error:
+            result = RequestError(f"the grammar cannot be compiled: {type(error).__name__}", "structured_outputs")
+        self._inbox.put(Compiled(submit, result))

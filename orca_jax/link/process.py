@@ -1,0 +1,107 @@
+"""The engine's own process: `python -m orca_jax.link.process FD FORMAT`, started by the front end.
+
+The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
+that the process ends when its front end does. One says twice a second that the process lives. Two compile grammars,
+and their requests enter the engine when that is done.
+"""
+
+import gc
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+
+from orca_jax.build.engine import build_engine
+from orca_jax.errors import ConfigError
+from orca_jax.link.loop import EngineLoop, Inbox, Pulse, Send, ready_message
+from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
+from orca_jax.logs import install_handler
+
+BEAT_SECONDS = 0.5
+LAST_WORDS_SECONDS = 1.0  # between the front end's end and this process's, whatever it is doing
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    """Serve the front end at the other end of socket `argv[1]`; log as `argv[2]` says. Returns the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # sent to all of a group; the front end drains, and then ends us
+        signal.signal(number, signal.SIG_IGN)
+    install_handler("json" if argv[2] == "json" else "text", process="engine")
+    connection = socket.socket(fileno=int(argv[1]))
+    connection.set_inheritable(False)  # a child of this process must not keep the socket open after its end
+    inbox: Inbox = queue.SimpleQueue()
+    pulse = Pulse()
+    send = _sender(connection)
+    threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
+    threading.Thread(target=_beat, args=(pulse, send), daemon=True, name="heartbeat").start()
+    try:
+        return _run(inbox, send, pulse)
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the front end has gone, and with it everybody who waited
+    except ConfigError as error:
+        send(Failed(error.message, error.param, is_config=True))
+        return 2
+    except Exception as error:
+        logger.exception("the engine failed")
+        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients see this: no paths, no values
+        return 1
+
+
+def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
+    start = inbox.get()
+    if not isinstance(start, Start):
+        return 0
+    pulse.enter("loading")
+    built = build_engine(start.config, on_compile=lambda: pulse.enter("compiling"))
+    gc.collect()
+    gc.freeze()  # what was loaded stays to the end: collections, of 70 ms with it, need not walk it
+    loop = EngineLoop(built.engine, inbox, send, pulse, built.grammars.compile)
+    pulse.enter("serving")
+    send(pulse.beat())  # also an engine that dies at once has been seen to serve
+    send(ready_message(built, start.config.model))
+    loop.run()
+    return 0
+
+
+def _sender(connection: socket.socket) -> Send:
+    lock = threading.Lock()  # the heartbeat must not land inside a frame of the main thread's
+
+    def send(message: Message) -> None:
+        frame = encode(message)
+        with lock:
+            connection.sendall(frame)
+
+    return send
+
+
+def _beat(pulse: Pulse, send: Send) -> None:
+    try:
+        while True:
+            send(pulse.beat())
+            time.sleep(BEAT_SECONDS)
+    except OSError:
+        pass  # the front end has gone; the reader ends the process
+
+
+def _read(connection: socket.socket, inbox: Inbox) -> None:
+    frames = FrameReader()
+    try:
+        while data := connection.recv(1 << 18):
+            for payload in frames.feed(data):
+                inbox.put(decode_to_engine(payload))
+    except ConnectionResetError:
+        pass
+    except Exception:
+        logger.exception("the front end sent something unreadable")
+    inbox.put(None)
+    time.sleep(LAST_WORDS_SECONDS)
+    os._exit(1)  # the main thread is loading, compiling or stuck: nobody is left to wait for it
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

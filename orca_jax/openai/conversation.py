@@ -1,0 +1,100 @@
+"""From messages and tools to a prompt and to rules for the answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orca_jax.errors import RequestError
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema.chat import ChatMessage, ChatRequest, NamedTool, Tool, plain_messages
+from orca_jax.openai.schema.structured import structured_output
+from orca_jax.openai.schema.tokens import TokenizeRequest
+from orca_jax.request import StructuredOutput
+from orca_jax.text.tools import ForcedCalls, ToolParser, check_tools, forced_tools_schema, tool_name, tool_parser
+
+PlainTool = Mapping[str, Any]
+
+
+class ToolRules(NamedTuple):
+    """What the tools of a call mean for its answer."""
+
+    shown: list[PlainTool]  # to the chat template
+    structured: StructuredOutput | None = None  # what the text must match, so that it is a call
+    make_parser: Callable[[], ToolParser] | None = None  # reads calls; one for each choice
+    shows_special_tokens: bool = False  # calls may begin with one
+
+
+async def render_conversation(
+    service: Service,
+    messages: list[ChatMessage],
+    tools: Sequence[Tool | PlainTool],
+    call: ChatRequest | TokenizeRequest,
+) -> str:
+    """The prompt of a conversation. Raises ApiError."""
+    return await service.render(
+        plain_messages(messages),
+        plain_tools(tools) or None,
+        add_generation_prompt=call.add_generation_prompt is not False,
+        continue_final_message=bool(call.continue_final_message),
+        kwargs=call.chat_template_kwargs,
+    )
+
+
+def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
+    """What `tools` and `tool_choice` ask for.
+
+    Args:
+        call: the call.
+        parser_name: how the model writes calls of its own accord, where the operator said so.
+
+    Raises:
+        ApiError: they contradict each other, or need a parser that is not there.
+    """
+    tools, choice = plain_tools(call.tools or []), call.tool_choice
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice demands a call, and there are no tools", "tool_choice")
+        return ToolRules([])
+    try:
+        check_tools(tools)
+        if choice == "none":
+            return ToolRules([])
+        if choice is None or choice == "auto":
+            return _by_the_model(tools, parser_name)
+        plain: str | dict[str, Any] = msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice
+        schema = forced_tools_schema(tools, plain, parallel=call.parallel_tool_calls is not False)
+    except RequestError as error:
+        raise ApiError(400, error.message, error.param) from None
+    return ToolRules(tools, StructuredOutput("json_schema", schema), lambda: ForcedCalls(tools, plain))
+
+
+def structured_answer(call: ChatRequest, rules: ToolRules) -> StructuredOutput | None:
+    """What the text must match. Raises ApiError where two things are asked for."""
+    asked = structured_output(call.response_format, call.structured_outputs)
+    if asked is None or rules.make_parser is None:
+        return asked or rules.structured
+    name = "structured_outputs" if call.structured_outputs is not None else "response_format"
+    raise ApiError(400, f'{name} leaves no room for tool calls: set tool_choice to "none", or leave it out', name)
+
+
+def plain_tools(tools: Sequence[Tool | PlainTool]) -> list[PlainTool]:
+    """Tools as chat templates expect them, without keys that were not given."""
+    return [tool if isinstance(tool, Mapping) else _plain(tool) for tool in tools]
+
+
+def _plain(tool: Tool) -> PlainTool:
+    function = {name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _by_the_model(tools: list[PlainTool], parser_name: str | None) -> ToolRules:
+    if parser_name is None:
+        message = (
+            'tool_choice "auto", the default with tools, needs a server with --tool-call-parser; '
+            'here it can be "none", "required" or a function'
+        )
+        raise ApiError(400, message, "tool_choice", code="no_tool_call_parser")
+    names = [tool_name(tool) for tool in tools]
+    return ToolRules(tools, None, lambda: tool_parser(parser_name, names), shows_special_tokens=True)

@@ -1,0 +1,278 @@
+"""From an HTTP call to pieces of text: the one path that completions and chats take through the engine.
+
+This runs for every token of every stream, so what is common costs little: no object but one tuple for each piece.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec import UNSET
+from starlette.types import Receive
+
+from orca_jax.link.client import Deadlines, EngineRequest, Mailbox
+from orca_jax.link.errors import LinkError, TimedOut
+from orca_jax.link.wire import Rejected
+from orca_jax.openai.errors import ApiError, api_error
+from orca_jax.openai.model import Prompt, Service
+from orca_jax.openai.schema.answers import FinishReason, PromptDetails, Usage
+from orca_jax.request import USUAL, RequestUpdate, Urgency
+from orca_jax.step import NOT_FINITE, TokenLogprobs
+from orca_jax.telemetry.observer import RequestRecord
+from orca_jax.text.stream import OutputStream
+from orca_jax.text.tools import ToolCall, ToolParser
+
+QUIET_SECONDS = 5.0  # without news, after which a stream begins with a comment, so that no proxy gives it up
+
+
+class ClientGone(Exception):
+    """The caller hung up: there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call, prepared: `candidates` engine requests for each prompt, in the prompts' order."""
+
+    id: str  # of the answer
+    created: int  # seconds since 1970
+    model: str
+    endpoint: str
+    name: str  # in logs and traces
+    prompts: Sequence[Prompt]
+    candidates: int
+    requests: Sequence[EngineRequest]
+    deadlines: Deadlines
+    urgency: Urgency = USUAL
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    keeps_ids: bool = False  # pieces have ids and log probabilities
+    scores_only: bool = False  # nothing but the prompt's log probabilities is wanted
+    make_parser: Callable[[], ToolParser] | None = None
+    parallel_calls: bool = True
+    called: str | None = None  # the function of which the text is the arguments, where these go out as they come
+    renamed: dict[str, str] | None = None  # the engine's names of parameters -> the caller's, where they differ
+
+
+class Piece(NamedTuple):
+    """What came for one choice at once."""
+
+    choice: int
+    text: str
+    reason: FinishReason | None = None
+    ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    calls: Sequence[ToolCall] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
+
+
+class _Choice:
+    """One engine request on its way to text."""
+
+    __slots__ = ("_has_called", "_index", "_job", "_parser", "output", "record")
+
+    def __init__(self, index: int, job: Job, output: OutputStream, record: RequestRecord) -> None:
+        self.output = output
+        self.record = record
+        self._index = index
+        self._job = job
+        self._parser = None if job.make_parser is None else job.make_parser()
+        self._has_called = False
+
+    def take(self, update: RequestUpdate) -> Piece | None:
+        """The piece that an update makes; None where nothing is certain yet."""
+        if self._job.scores_only:
+            return Piece(self._index, "", "length", prompt_logprobs=update.prompt_logprobs)
+        output = self.output
+        before = output.num_tokens
+        text = output.push(update.new_ids, update.finish_reason)
+        reason: FinishReason | None = output.finish_reason  # type: ignore[assignment]  # others raised before
+        calls: Sequence[ToolCall] = ()
+        if self._parser is not None:
+            text, calls = self._parse(text, is_end=reason is not None)
+            if reason == "stop" and self._has_called:
+                reason = "tool_calls"
+        elif self._job.called is not None and reason == "stop":
+            reason = "tool_calls"
+        if self._job.keeps_ids:
+            count = output.num_tokens - before
+            ids, logprobs = update.new_ids[:count], update.logprobs[:count]
+            return Piece(self._index, text, reason, ids, logprobs, calls, update.prompt_logprobs)
+        if text or calls or reason is not None:
+            return Piece(self._index, text, reason, calls=calls)
+        return None
+
+    def _parse(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
+        assert self._parser is not None
+        parts = self._parser.push(text) if text else []
+        if is_end:
+            parts += self._parser.finish()
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        if not self._job.parallel_calls:
+            calls = calls[: 0 if self._has_called else 1]
+        self._has_called = self._has_called or bool(calls)
+        return "".join(part for part in parts if isinstance(part, str)), calls
+
+
+class Generation:
+    """One call on its way through the engine."""
+
+    def __init__(self, service: Service, job: Job) -> None:
+        self.job = job
+        self._client = service.client
+        self._observer = service.observer
+        self._overload_status = service.config.overload_status
+        tokenizer = service.model.tokenizer
+        self._outputs = [
+            OutputStream(
+                tokenizer,
+                job.stops,
+                include_stop=job.include_stop,
+                skip_special_tokens=job.skip_special_tokens,
+                min_tokens=request.params.min_tokens,
+            )
+            for request in job.requests
+        ]
+        self._open: dict[int, _Choice] = {}
+        self._cached = [0 for _ in job.prompts]  # tokens of each prompt that its first candidate found computed
+
+    async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
+        """Run to the end; yields what came together, and nothing after some time without news.
+
+        Leaving early aborts the rest.
+
+        Raises:
+            ApiError: the engine refused or failed, or time was up.
+            ClientGone: the caller hung up.
+        """
+        try:
+            async with contextlib.aclosing(self._run(receive)) as batches:
+                async for pieces in batches:
+                    yield pieces
+        except LinkError as error:
+            raise api_error(error, self._overload_status) from None
+
+    async def _run(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
+        job = self.job
+        mailbox = self._client.open(job.requests, job.deadlines, job.urgency)
+        async with mailbox, _watch(receive, mailbox):
+            self._begin()
+            try:
+                while (items := await _receive_soon(mailbox)) is None:
+                    yield []
+                while True:
+                    pieces, failure = self._collect(mailbox, items)
+                    if pieces:  # also what came before a failure
+                        yield pieces
+                    if failure is not None:
+                        raise failure
+                    if not self._open:
+                        return
+                    items = await mailbox.receive()
+            except BaseException as error:
+                self._end_all(_end_reason(error))
+                raise
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompt = sum(len(prompt.ids) for prompt in self.job.prompts)
+        generated = sum(output.num_tokens for output in self._outputs)
+        details = PromptDetails(sum(self._cached)) if any(self._cached) else UNSET
+        return Usage(prompt, generated, prompt + generated, details)
+
+    def _begin(self) -> None:
+        job = self.job
+        for index, request in enumerate(job.requests):
+            name = job.name if len(job.requests) == 1 else f"{job.name}-{index}"
+            record = self._observer.begin(name, job.endpoint, len(request.prompt_ids))
+            self._open[index] = _Choice(index, job, self._outputs[index], record)
+
+    def _collect(
+        self, mailbox: Mailbox, items: Sequence[tuple[int, RequestUpdate | Rejected]]
+    ) -> tuple[list[Piece], ApiError | None]:
+        """One piece for each choice that has news, and the first failure."""
+        pieces: dict[int, Piece] = {}
+        for index, item in items:
+            choice = self._open.get(index)
+            if choice is None:
+                continue  # ended by a stop string, and this was already on its way
+            if isinstance(item, Rejected):
+                return list(pieces.values()), self._rejection(item)
+            if item.finish_reason in ("abort", "error"):
+                return list(pieces.values()), _failure(item.error)
+            if item.num_cached and index % self.job.candidates == 0:
+                self._cached[index // self.job.candidates] = item.num_cached
+            choice.record.take(item)
+            piece = choice.take(item)
+            if piece is None:
+                continue
+            if piece.reason is not None:
+                del self._open[index]
+                choice.record.end(piece.reason)
+                if item.finish_reason is None:
+                    mailbox.abort(index)
+            before = pieces.get(index)
+            pieces[index] = piece if before is None else _joined(before, piece)
+        return list(pieces.values()), None
+
+    def _rejection(self, item: Rejected) -> ApiError:
+        param = item.param
+        if param is not None and self.job.renamed is not None:
+            param = self.job.renamed.get(param, param)
+        message = item.message if param is None or param in item.message else f"{param}: {item.message}"
+        return ApiError(400, message, param)
+
+    def _end_all(self, reason: str) -> None:
+        for choice in self._open.values():
+            choice.record.end(reason)
+
+
+def _failure(reason: str | None) -> ApiError:
+    if reason is None or reason == NOT_FINITE:
+        return ApiError(500, reason or "the request was aborted", code="generation_failed")
+    return ApiError(400, reason, code="no_token_allowed")  # what the caller asked for cannot go on
+
+
+def _joined(one: Piece, other: Piece) -> Piece:
+    return Piece(
+        one.choice,
+        one.text + other.text,
+        other.reason,
+        (*one.ids, *other.ids),
+        (*one.logprobs, *other.logprobs),
+        (*one.calls, *other.calls),
+        other.prompt_logprobs if one.prompt_logprobs is None else one.prompt_logprobs,
+    )
+
+
+def _end_reason(error: BaseException) -> str:
+    if isinstance(error, TimedOut):
+        return "error" if error.code == "client_too_slow" else "timeout"
+    return "abort" if isinstance(error, ClientGone | GeneratorExit | asyncio.CancelledError) else "error"
+
+
+async def _receive_soon(mailbox: Mailbox) -> list[tuple[int, RequestUpdate | Rejected]] | None:
+    """The next news, or None where there are none for some time."""
+    try:
+        async with asyncio.timeout(QUIET_SECONDS):
+            return await mailbox.receive()
+    except TimeoutError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def _watch(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
+    """Fail the mailbox when the caller hangs up. The body must have been read."""
+
+    async def wait_for_the_end() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        mailbox.fail(ClientGone())
+
+    watcher = asyncio.create_task(wait_for_the_end())
+    try:
+        yield
+    finally:
+        watcher.cancel()

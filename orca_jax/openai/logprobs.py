@@ -1,0 +1,98 @@
+"""Log probabilities in the shapes of the two kinds of completion, and in vLLM's for prompts."""
+
+import codecs
+from collections.abc import Collection, Sequence
+
+from orca_jax.openai.schema.answers import CompletionLogprobs, PromptLogprobs, TokenLogprob, TopLogprob
+from orca_jax.step import TokenLogprobs
+from orca_jax.text.tokenizer import Tokenizer
+
+LEAST = -9999.0  # JSON has no infinity; OpenAI's and vLLM's stand-in
+
+
+class CompletionLogprobsWriter:
+    """Spells one text's tokens as they come; `text_offset` counts the characters before each."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, hidden: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._hidden = hidden  # ids that the text leaves out
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def take(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+        """The next tokens; None where nothing stands before one."""
+        tokens = [token_name(self._tokenizer, i) for i in ids]
+        return CompletionLogprobs(
+            tokens,
+            [None if one is None else clipped(one.logprob) for one in logprobs],
+            [None if one is None else self._top(i, one) for i, one in zip(ids, logprobs, strict=True)],
+            [self._advance(i) for i in ids],
+        )
+
+    def _top(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
+        """The most probable tokens, and the one that came."""
+        top = {
+            token_name(self._tokenizer, i): clipped(logprob)
+            for i, logprob in zip(one.top_ids[: self._num_top], one.top_logprobs, strict=False)
+        }
+        top.setdefault(token_name(self._tokenizer, token_id), clipped(one.logprob))
+        return top
+
+    def _advance(self, token_id: int) -> int:
+        spelled = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
+        if spelled and not 0x80 <= spelled[0] < 0xC0:  # a new character: one that was begun stays broken, as U+FFFD
+            self._offset += len(self._utf8.decode(b"", True))
+        before = self._offset
+        self._offset += len(self._utf8.decode(spelled))
+        return before
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, num_top: int, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[TokenLogprob]:
+    """One entry for every token."""
+    return [
+        TokenLogprob(
+            token_name(tokenizer, token_id),
+            clipped(one.logprob),
+            list(tokenizer.token_bytes(token_id)),
+            [
+                TopLogprob(token_name(tokenizer, i), clipped(logprob), list(tokenizer.token_bytes(i)))
+                for i, logprob in zip(one.top_ids[:num_top], one.top_logprobs, strict=False)
+            ],
+        )
+        for token_id, one in zip(ids, logprobs, strict=True)
+    ]
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, num_top: int, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> PromptLogprobs:
+    """vLLM's shape: null for the first token, then by id; the token itself is always there."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, object]:
+        return {"logprob": clipped(logprob), "rank": rank, "decoded_token": token_name(tokenizer, token_id)}
+
+    shaped: PromptLogprobs = [None]
+    for token_id, one in zip(ids[1:], logprobs, strict=True):
+        entries = {str(token_id): entry(token_id, one.logprob, one.rank)}
+        tops = zip(one.top_ids[:num_top], one.top_logprobs, strict=False)
+        for rank, (top_id, logprob) in enumerate(tops, start=1):
+            entries.setdefault(str(top_id), entry(top_id, logprob, rank))
+        shaped.append(entries)
+    return shaped
+
+
+def token_name(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token's text; where it holds half a character its bytes, as OpenAI writes them."""
+    spelled = tokenizer.token_bytes(token_id)
+    try:
+        return spelled.decode() if spelled else f"token_id:{token_id}"
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def clipped(logprob: float) -> float:
+    """A number that JSON can hold."""
+    return max(logprob, LEAST)

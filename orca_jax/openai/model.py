@@ -1,0 +1,161 @@
+"""What the handlers share: the engine's client, the tokenizer, the chat template, the model's names and limits."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from orca_jax.bundled import model_directory
+from orca_jax.errors import RequestError
+from orca_jax.link.client import EngineClient
+from orca_jax.link.wire import Ready
+from orca_jax.openai.errors import ApiError, engine_gone
+from orca_jax.server_config import ServerConfig
+from orca_jax.telemetry.observer import Observer
+from orca_jax.text.generation_config import read_generation_defaults
+from orca_jax.text.template import ChatTemplate, load_chat_template
+from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
+
+LONG_TEXT = 4096  # characters: what takes longer to tokenize does so in a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of the model once the engine serves."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: Mapping[str, float | int]  # names of `SamplingParams`
+    vocab_size: int
+    max_model_len: int
+    max_characters: int  # of a text: a longer one has more tokens than the context, whatever it says
+    context: int  # prompt and generated tokens that one request may have: what memory holds limits it too
+
+
+class Prompt(NamedTuple):
+    """A prompt as the engine gets it. `text` is None where it came as ids, or was cut."""
+
+    text: str | None
+    ids: list[int]
+
+
+class Service:
+    """Usable for completions once `set_ready` was called."""
+
+    def __init__(self, client: EngineClient, config: ServerConfig, observer: Observer) -> None:
+        self.client = client
+        self.config = config
+        self.observer = observer
+        self.names = config.names  # the first one is used in answers
+        self.started = int(time.time())
+        self._model: Model | None = None
+        self._ready: Ready | None = None
+
+    async def set_ready(self, ready: Ready) -> None:
+        """Take in what the engine said of its model, and load its text side. Raises ConfigError."""
+        if ready == self._ready:
+            return  # the same model in a new process
+        self.close()
+        self._model = await asyncio.to_thread(_load, ready, self.config)
+        self._ready = ready
+
+    def close(self) -> None:
+        """End the processes of the chat template."""
+        if self._model is not None and self._model.template is not None:
+            self._model.template.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether completions are answered now."""
+        return self._model is not None and self.client.state == "ready"
+
+    @property
+    def model(self) -> Model:
+        """The model. Raises ApiError while it is loading."""
+        if self._model is None:
+            raise engine_gone("the model is still loading")
+        return self._model
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError if no such model is served; no name means the one that is."""
+        if name is not None and name not in self.names:
+            raise ApiError(404, f"the model {name!r} does not exist", "model", code="model_not_found")
+
+    async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        """The ids of a text. Raises ApiError naming `param`."""
+        (ids,) = await self.encode_all([text], param, add_special_tokens)
+        return ids
+
+    async def encode_all(self, texts: Sequence[str], param: str, add_special_tokens: bool) -> list[list[int]]:
+        """The ids of several texts, without keeping others waiting. Raises ApiError naming `param`."""
+        tokenizer, limit = self.model.tokenizer, self.model.max_characters
+        longest = max(map(len, texts), default=0)
+        if longest > limit:  # before anybody spends minutes on it
+            message = f"{param} has {longest} characters, and {limit} are more than this model's context holds"
+            raise ApiError(400, message, param, code="context_length_exceeded")
+
+        def encode() -> list[list[int]]:
+            return [tokenizer.encode(text, add_special_tokens) for text in texts]
+
+        try:
+            is_short = sum(map(len, texts)) < LONG_TEXT
+            return encode() if is_short else await asyncio.to_thread(encode)
+        except RequestError as error:
+            raise ApiError(400, error.message, param) from None
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        """The prompt of a conversation. Raises ApiError."""
+        template = self.model.template
+        if template is None:
+            message = "this model has no chat template: the server needs --chat-template, or use /v1/completions"
+            raise ApiError(400, message, "messages", code="no_chat_template")
+        try:
+            return await asyncio.to_thread(
+                template.render,
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                kwargs=kwargs or {},
+            )
+        except RequestError as error:
+            raise ApiError(400, error.message, error.param) from None
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises ApiError if one of the ids is not the model's."""
+        vocab_size = self.model.vocab_size
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            wrong = next(i for i in ids if not 0 <= i < vocab_size)
+            raise ApiError(400, f"{param} holds id {wrong}, and the model's vocabulary has {vocab_size} ids", param)
+
+
+def check_texts(config: ServerConfig) -> None:
+    """Read what `set_ready` will read of the model's directory, before minutes of compilation. Raises ConfigError."""
+    source = model_directory(config.engine.model)
+    read_generation_defaults(source, config.generation_config)
+    template = load_chat_template(source, config.chat_template)
+    if template is not None:
+        template.close()
+
+
+def _load(ready: Ready, config: ServerConfig) -> Model:
+    tokenizer = load_tokenizer(ready.tokenizer)
+    longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+    return Model(
+        tokenizer=tokenizer,
+        template=load_chat_template(ready.source, config.chat_template),
+        defaults=read_generation_defaults(ready.source, config.generation_config),
+        vocab_size=ready.vocab_size,
+        max_model_len=ready.max_model_len,
+        max_characters=min(ready.max_model_len, ready.n_slots) * longest_token,
+        context=min(ready.max_model_len, ready.n_slots),
+    )

@@ -1,0 +1,64 @@
+"""The tables of fields as JSON schemas."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orca_jax.openai.schema import PARSERS
+from orca_jax.openai.schema.neutral import Neutral
+
+REF = "#/components/schemas/{name}"
+LIMIT = "x-limit"  # the mark of a number whose maximum the model knows
+
+TEXT_ONLY = ("prompt",)
+MESSAGES_ONLY = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+Document = dict[str, Any]
+
+
+def request_schemas(names: Sequence[str], limits: Mapping[str, int], *, takes_priority: bool = True) -> Document:
+    """Components for all requests, with the fields that are taken and not used.
+
+    Args:
+        names: of the model.
+        limits: what the marks of numbers name -> the largest one; empty where the model is not known.
+        takes_priority: whether the server looks at `priority`; else it has to be 0.
+    """
+    _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
+    for parser in PARSERS:
+        schema = schemas[parser.kind.__name__]
+        _complete(schema, parser.neutral, names)
+        if not takes_priority and "priority" in schema["properties"]:
+            schema["properties"]["priority"] |= {"enum": [0, None]}
+    schemas["TokenizeRequest"]["oneOf"] = _either()
+    return {name: _limited(schema, limits) for name, schema in schemas.items()}
+
+
+def _either() -> list[Document]:
+    """What goes with `prompt`, and what with `messages`, which exclude each other."""
+    null = {"type": "null"}
+    return [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, **dict.fromkeys(MESSAGES_ONLY, null)}},
+        {"required": ["messages"], "properties": {"messages": {"type": "array"}, **dict.fromkeys(TEXT_ONLY, null)}},
+    ]
+
+
+def _complete(schema: Document, neutral: Mapping[str, Neutral], names: Sequence[str]) -> None:
+    schema["additionalProperties"] = False
+    properties = schema["properties"]
+    is_required = "model" in schema.get("required", ())
+    description = properties["model"].get("description", "")
+    properties["model"] = {"enum": [*names] if is_required else [*names, None], "description": description}
+    properties.update({name: known.schema() for name, known in neutral.items()})
+
+
+def _limited(schema: Any, limits: Mapping[str, int]) -> Any:
+    if isinstance(schema, list):
+        return [_limited(part, limits) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = {name: _limited(value, limits) for name, value in schema.items() if name != LIMIT}
+    if schema.get(LIMIT) in limits:
+        known["maximum"] = limits[schema[LIMIT]]
+    return known

@@ -1,0 +1,114 @@
+"""From a body to a checked request: whatever is wrong ends in a 400 that names the field."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
+from orca_jax.openai.schema.neutral import Neutral, check_neutral
+from orca_jax.openai.schema.sampling import SamplingFields
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ROLES = "system, developer, user, assistant or tool"
+
+
+class Parser[T: msgspec.Struct]:
+    """Reads bodies of one kind."""
+
+    def __init__(self, kind: type[T], neutral: Mapping[str, Neutral]) -> None:
+        self.kind = kind
+        self.neutral = neutral
+        self._known = frozenset(kind.__struct_fields__)
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def parse(self, body: bytes) -> T:
+        """Read and check a body, as far as that needs no model.
+
+        Raises:
+            ApiError: 400; `param` names the field. 413: there is too much of it.
+        """
+        _refuse_crowds(body)
+        try:
+            fields = _fields.decode(body)
+            for name, raw in fields.items():
+                if name not in self._known:
+                    check_neutral(self.neutral, name, raw)
+            refuse_duplicates(body, fields)  # of known names, so of few
+            request = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _invalid(error) from None
+        except RecursionError:
+            raise ApiError(400, "the body is nested too deeply") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        if isinstance(request, SamplingFields):
+            check_stream(request)
+        return request
+
+
+def check_stream(request: SamplingFields) -> None:
+    """What streams cannot do, and what only they can. Raises ApiError."""
+    options = request.stream_options
+    if options is not None:
+        if not request.stream:
+            raise ApiError(400, "stream_options needs stream: true", "stream_options")
+        if options.include_obfuscation:
+            name = "stream_options.include_obfuscation"
+            raise ApiError(400, f"{name} must be false or null here", name, code="unsupported_parameter")
+        if options.continuous_usage_stats and not options.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise ApiError(400, f"{name} needs include_usage", name)
+    if request.stream and request.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs are not sent in streams: leave out stream", "prompt_logprobs")
+
+
+def _refuse_crowds(body: bytes) -> None:
+    """Too many values to read them while others wait; commas and brackets within texts count too. Raises ApiError."""
+    if len(body) <= MAX_CONTAINERS:
+        return
+    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        message = f"the body has more than {MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects; send it in parts"
+        raise ApiError(413, message, code="request_too_large")
+
+
+def refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
+    """Two values for one name: a proxy may have looked at the one that is not used. Raises ApiError."""
+    names = (b'"' + name.encode() + b'"' for name in fields)
+    if b"\\u" not in body and all(body.count(name) == 1 for name in names):
+        return  # nearly always: no name stands in the body twice, be it in a text
+
+    names_of_body: list[str] = []
+
+    def keep_names(pairs: list[tuple[str, Any]]) -> None:
+        names_of_body[:] = [name for name, _ in pairs]  # the outermost object comes last
+
+    json.loads(body, object_pairs_hook=keep_names)
+    for name in set(names_of_body):
+        if names_of_body.count(name) > 1:
+            raise ApiError(400, f"{name[:100]} is given twice", name[:100])
+
+
+def _invalid(error: msgspec.ValidationError) -> ApiError:
+    text = str(error)
+    what, _, path = text.partition(" - at ")
+    where = _param(path)
+    if missing := re.search(r"missing required field `(\w+)`", what):
+        name = f"{where}.{missing[1]}" if where else missing[1]
+        return ApiError(400, f"{name} is required", name, code="missing_required_parameter")
+    if unknown := re.search(r"unknown field `(.{0,100})", what):
+        what = "this field is unknown"
+        where = ".".join(part for part in (where, unknown[1].rstrip("`")) if part)
+    elif where is not None and where.endswith(".role"):
+        what = f"must be {_ROLES}"
+    elif where is not None and where.endswith("].type") and ".content[" in where:
+        what = "only parts of type text are known here"
+    return ApiError(400, f"{where or 'the body'}: {what[0].lower()}{what[1:]}", where)
+
+
+def _param(path: str) -> str | None:
+    """`$.a[0].b`, or `key` in `$.a`, as the name of a field; of `$.a[...]` the key is not told."""
+    return path.rpartition("`$")[2].rstrip("`").lstrip(".").replace("[...]", "")[:100] or None

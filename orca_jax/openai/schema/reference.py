@@ -1,0 +1,145 @@
+"""`docs/api.md`, made of the tables of fields: `python -m orca_jax.openai.schema.reference > docs/api.md`."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
+from orca_jax.openai.schema.components import request_schemas
+from orca_jax.openai.schema.neutral import SIZES
+from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.sampling import SamplingFields
+
+Schema = Mapping[str, Any]
+
+_HEAD = """# Fields of the API
+
+Made of the tables in `orca_jax/openai/schema`, which also check every request and make `/openapi.json`:
+`python -m orca_jax.openai.schema.reference > docs/api.md`. A field is honoured, or taken at the values of the second
+table only, or refused by name (400, `unknown_parameter`). `null` means that a field is not given.
+"""
+_TITLES: Mapping[str, tuple[str, Parser[Any]]] = {
+    "CompletionRequest": ("POST /v1/completions", completion_parser),
+    "ChatRequest": ("POST /v1/chat/completions", chat_parser),
+    "TokenizeRequest": ("POST /tokenize", tokenize_parser),
+    "DetokenizeRequest": ("POST /detokenize", detokenize_parser),
+}
+_INT_ENDS = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63", 2**31 - 1: "2^31 - 1"}
+
+
+def reference() -> str:
+    """The page."""
+    schemas = request_schemas(["a served name"], {})
+    parts = [_HEAD]
+    for name, (title, parser) in _TITLES.items():
+        parts.append(f"## {title}\n")
+        parts.append(_fields(schemas[name], _in_order(parser)))
+        if parser.neutral:
+            parts.append("Taken, but only at values that change nothing here:\n")
+            parts.append(_table(("field", "values", "why"), _neutral_rows(parser)))
+    parts.append("## Objects within them\n")
+    requests = {parser.kind.__name__ for parser in PARSERS}
+    for name in sorted(set(schemas) - requests):
+        parts.append(f"### {name}\n")
+        parts.append(str(schemas[name].get("description", "")) + "\n")
+        if schemas[name].get("properties"):
+            parts.append(_fields(schemas[name], schemas[name]["properties"]))
+    return "\n".join(parts)
+
+
+def _in_order(parser: Parser[Any]) -> list[str]:
+    """The fields that are its own first, but after the model."""
+    names: tuple[str, ...] = parser.kind.__struct_fields__
+    shared = SamplingFields.__struct_fields__ if issubclass(parser.kind, SamplingFields) else ()
+    return ["model", *(n for n in names if n not in shared and n != "model"), *(n for n in shared if n != "model")]
+
+
+def _fields(schema: Schema, names: Iterable[str]) -> str:
+    required = schema.get("required", ())
+    rows = []
+    for name in names:
+        known = schema["properties"][name]
+        meaning = str(known.get("description", ""))
+        rows.append((f"`{name}`", kind(known), (("Required. " if name in required else "") + meaning).strip()))
+    return _table(("field", "type and range", "meaning"), rows)
+
+
+def _neutral_rows(parser: Parser[Any]) -> Iterator[tuple[str, str, str]]:
+    for name, known in parser.neutral.items():
+        values = [f"`{msgspec.json.encode(one).decode()}`" for one in known.values]
+        any_of_kind = [] if known.kind is None else [SIZES[known.kind]]
+        yield f"`{name}`", ", ".join([*any_of_kind, *values, "`null`"]), known.reason
+
+
+def kind(schema: Schema) -> str:
+    """A JSON schema in words, without its null."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(kind(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{msgspec.json.encode(one).decode()}`" for one in values if one is not None)
+    match schema.get("type"):
+        case "integer" | "number" as name:
+            return f"{name}{_range(schema)}"
+        case "string":
+            return "string" + _length(schema, "minLength", "maxLength", " characters") + _pattern(schema)
+        case "array":
+            what = f"list of ({kind(schema['items'])})" if schema.get("items") else "list"
+            return what + _length(schema, "minItems", "maxItems", "")
+        case "object":
+            values = schema.get("additionalProperties")
+            what = f"object of ({kind(values)})" if isinstance(values, Mapping) and values else "object"
+            return what + _length(schema, "minProperties", "maxProperties", "")
+        case "boolean":
+            return "true or false"
+        case "null":
+            return "`null`"
+        case _:
+            return "anything"
+
+
+def _range(schema: Schema) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    opening = "["
+    if "exclusiveMinimum" in schema:
+        low, opening = schema["exclusiveMinimum"], "("
+    if low is None and high is None:
+        return ""
+    return f" in {opening}{_number(low)}, {_number(high)}]"
+
+
+def _number(value: Any) -> str:
+    return _INT_ENDS.get(value, f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def _length(schema: Schema, least: str, most: str, unit: str) -> str:
+    low, high = schema.get(least), schema.get(most)
+    if low is None and high is None:
+        return ""
+    if high is None:
+        return f", {low} or more{unit}"
+    return f", {low or 0} to {high}{unit}"
+
+
+def _pattern(schema: Schema) -> str:
+    return f" of the form `{schema['pattern']}`" if "pattern" in schema else ""
+
+
+def _table(head: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|---|---|---|"]
+    lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", r"\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

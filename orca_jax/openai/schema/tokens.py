@@ -1,0 +1,55 @@
+"""`POST /tokenize` and `POST /detokenize`, in vLLM's shapes."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orca_jax.openai.schema.chat import ChatMessage, Tool
+from orca_jax.openai.schema.limits import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_TOOLS
+from orca_jax.openai.schema.sampling import TokenId
+from orca_jax.openai.schema.structured import JsonObject
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A text or a conversation, to be counted or looked at in ids."""
+
+    model: Annotated[str | None, Meta(description="One of the served names.")] = None
+    prompt: Annotated[str | None, Meta(description="A text; either this or `messages`.")] = None
+    messages: Annotated[
+        Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
+        Meta(description="A conversation, which the chat template makes a prompt of."),
+    ] = None
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Only with `messages`.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="Put the tokenizer's special tokens around the text. Default: true, for `messages` false."),
+    ] = None
+    return_token_strs: Annotated[bool | None, Meta(description="Answer with every token's text too.")] = None
+    add_generation_prompt: Annotated[bool | None, Meta(description="Only with `messages`. Default true.")] = None
+    continue_final_message: Annotated[bool | None, Meta(description="Only with `messages`. Default false.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Only with `messages`.")] = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids to be read."""
+
+    model: Annotated[str | None, Meta(description="One of the served names.")] = None
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_IDS, description="Ids of the model's vocabulary.")]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of ids, special tokens included."""
+
+    prompt: str

@@ -1,0 +1,99 @@
+"""Trained rankers on disk: an Orbax checkpoint of a few arrays."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from orca_jax.errors import ConfigError
+from orca_jax.ranker.ranker import Ranker
+from orca_jax.ranker.scorer import Calibration, Scorer
+
+PARAMS = "params"
+"""The folder of a ranker's directory that holds the checkpoint."""
+_NAMES = ("table", "queries", "hidden_kernel", "hidden_bias", "out_kernel", "out_bias")
+
+
+def scorer_of(ranker: Ranker, calibration: Calibration) -> Scorer:
+    """The trained model as it is asked."""
+    arrays = {
+        "table": ranker.table(),
+        "queries": ranker.queries[...],
+        "hidden_kernel": ranker.hidden.kernel[...],
+        "hidden_bias": _bias(ranker.hidden),
+        "out_kernel": ranker.out.kernel[...],
+        "out_bias": _bias(ranker.out),
+    }
+    return _scorer({name: np.asarray(array, np.float32) for name, array in arrays.items()}, calibration)
+
+
+def save_scorer(scorer: Scorer, directory: Path) -> None:
+    """Write `directory`/params, which must not exist; the table in half precision, since it is nearly all of it."""
+    tree = {name: getattr(scorer, name) for name in _NAMES}
+    tree["table"] = tree["table"].astype(np.float16)
+    knots = {"knot_scores": scorer.calibration.scores, "knot_tokens": scorer.calibration.tokens}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave({**tree, **knots}))
+
+
+def load_scorer(directory: Path) -> Scorer:
+    """Read what `save_scorer` has written.
+
+    Raises:
+        ConfigError: it is no such checkpoint; `param` is "length_predictor", and the message lists what does not fit.
+    """
+    folder = directory.absolute() / PARAMS
+    if not (folder / "_METADATA").is_file():
+        raise _no_ranker(directory, ["params/_METADATA is missing"])
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            wanted = (*_NAMES, "knot_scores", "knot_tokens")
+            args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+            item = {name: 0 for name in wanted}
+            tree: dict[str, Any] = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item, restore_args=args))
+    except Exception as error:  # Orbax raises bare `Exception` for some broken files
+        raise _no_ranker(directory, [str(error).partition("\n")[0]]) from error
+    arrays = jax.tree.map(lambda array: np.asarray(array, np.float32), tree)
+    problems = _misfits(arrays)
+    if problems:
+        raise _no_ranker(directory, problems)
+    calibration = Calibration(arrays["knot_scores"], arrays["knot_tokens"])
+    return _scorer(arrays, calibration)
+
+
+def _scorer(arrays: dict[str, np.ndarray], calibration: Calibration) -> Scorer:
+    table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias = (arrays[name] for name in _NAMES)
+    return Scorer(table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias, calibration)
+
+
+def _no_ranker(directory: Path, problems: list[str]) -> ConfigError:
+    message = f"{directory} holds no length ranker: {'; '.join(problems)}; scripts/train_length_ranker.py makes one"
+    return ConfigError(message, param="length_predictor")
+
+
+def _misfits(arrays: dict[str, np.ndarray]) -> list[str]:
+    table, queries, hidden = (arrays[name].shape for name in ("table", "queries", "hidden_kernel"))
+    if len(table) != 2 or len(queries) != 2 or len(hidden) != 2:
+        return ["table, queries and hidden_kernel must be matrices"]
+    wanted = {
+        "queries": (table[1], queries[1]),
+        "hidden_kernel": (table[1] * queries[1] + 1, hidden[1]),
+        "hidden_bias": (hidden[1],),
+        "out_kernel": (hidden[1], 1),
+        "out_bias": (1,),
+        "knot_tokens": arrays["knot_scores"].shape,
+    }
+    shapes = {name: arrays[name].shape for name in wanted}
+    problems = [
+        f"{name}: shape {list(shape)}, must be {list(wanted[name])}"
+        for name, shape in shapes.items()
+        if shape != wanted[name]
+    ]
+    infinite = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+    return problems + [f"{name}: holds numbers that are not finite" for name in infinite]
+
+
+def _bias(linear: Any) -> Any:
+    return linear.bias[...]

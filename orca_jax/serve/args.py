@@ -1,0 +1,164 @@
+"""From flags and `--config` to a `ServerConfig`: one field, one flag, with vLLM's spelling."""
+
+import argparse
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+from orca_jax.flags import ALIASES, add_engine_args, add_field_args, engine_config_from_args, flag_of
+from orca_jax.server_config import ServerConfig
+from orca_jax.step import MAX_LOGPROBS
+
+DESCRIPTION = "Serve a model over HTTP as OpenAI does."
+MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine gives a sign of life twice a second
+
+_FIELDS = [field for field in dataclasses.fields(ServerConfig) if field.name != "engine"]
+
+
+def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
+    """Read the flags and the file that `--config` names; argparse ends the process with code 2 where they are wrong.
+
+    Raises:
+        ConfigError: the file, a value, or a combination of values is wrong; `param` names the flag.
+    """
+    parser = _make_parser()
+    args = parser.parse_args(argv)
+    if args.config is not None:
+        defaults = parser.parse_args(list(_file_flags(Path(args.config))))
+        args = parser.parse_args(argv, defaults)  # what the command line says wins
+    values = {field.name: getattr(args, field.name) for field in _FIELDS}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    config = ServerConfig(engine=engine_config_from_args(args), **values)
+    check(config)
+    return config
+
+
+def check(config: ServerConfig) -> None:
+    """Refuse what cannot be meant. Raises ConfigError whose `param` names the flag."""
+    for name in ("host", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "chat_template", "generation_config"):
+        _require(getattr(config, name) != "", name, "must not be empty")
+    for name in ("served_model_name", "api_key", "allowed_origins"):
+        _require(all(getattr(config, name)), name, "must not be empty")
+    _check_address(config)
+    _check_numbers(config)
+    if config.allow_credentials and (not config.allowed_origins or "*" in config.allowed_origins):
+        _require(False, "allow_credentials", "needs origins that --allowed-origins names")
+    has_keys = bool(config.api_key) or config.api_key_file is not None
+    _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
+    endpoint = config.otlp_traces_endpoint
+    is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
+    _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
+
+
+def _check_address(config: ServerConfig) -> None:
+    _require(0 <= config.port <= 65535, "port", f"must be in 0..65535, got {config.port}")
+    if config.uds is not None:
+        for name in ("host", "port"):
+            is_default = getattr(config, name) == _default(name)
+            _require(is_default, name, "cannot be combined with --uds: a server listens in one place")
+    has_key, has_certificate = config.ssl_keyfile is not None, config.ssl_certfile is not None
+    _require(has_certificate or not has_key, "ssl_certfile", "is missing: --ssl-keyfile needs its certificate")
+    _require(has_key or not has_certificate, "ssl_keyfile", "is missing: --ssl-certfile needs its private key")
+    needs_tls = config.ssl_ca_certs is not None and not has_certificate
+    _require(not needs_tls, "ssl_ca_certs", "needs --ssl-certfile and --ssl-keyfile")
+    root = config.root_path
+    holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
+    _require(holds, "root_path", "must begin with a slash and not end with one, such as /llm")
+
+
+def _check_numbers(config: ServerConfig) -> None:
+    for name in ("queue_timeout", "request_timeout", "read_timeout", "write_timeout", "step_timeout", "load_timeout"):
+        value = getattr(config, name)
+        holds = value is None or (math.isfinite(value) and value > 0)
+        _require(holds, name, f"must be a number of seconds above 0, got {value}")
+    holds = math.isfinite(config.shutdown_timeout) and config.shutdown_timeout >= 0
+    _require(holds, "shutdown_timeout", f"must be a number of seconds, or 0, got {config.shutdown_timeout}")
+    holds = math.isfinite(config.heartbeat_timeout) and config.heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT
+    _require(
+        holds, "heartbeat_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}"
+    )
+    for name, least in (("max_num_queued_reqs", 0), ("max_num_queued_tokens", 1), ("max_body_bytes", 1)):
+        value = getattr(config, name)
+        _require(value >= least, name, f"must be at least {least}, got {value}")
+    holds = 0 <= config.max_logprobs <= MAX_LOGPROBS
+    _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.max_logprobs}")
+
+
+def _require(holds: bool, param: str, what: str) -> None:
+    if not holds:
+        raise ConfigError(what, param=param)
+
+
+def _default(name: str) -> Any:
+    return next(field.default for field in _FIELDS if field.name == name)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    name = "python -m orca_jax.serve"
+    parser = argparse.ArgumentParser(name, f"{name} [flags]", description=DESCRIPTION, allow_abbrev=False)
+    config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line wins over it"
+    parser.add_argument("--config", metavar="FILE", help=config_help)
+    add_field_args(parser, ServerConfig, _FIELDS)
+    add_engine_args(parser)
+    return parser
+
+
+def _file_flags(path: Path) -> Iterator[str]:
+    """What the file says, as a command line would."""
+    for key, value in _read_file(path).items():
+        flag = flag_of(key)
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            yield flag if value else f"--no-{flag.removeprefix('--')}"
+        elif isinstance(value, list):
+            _require(bool(value) and all(_is_plain(item) for item in value), key, "must be a list of plain values")
+            is_flag_like = len(value) > 1 and any(str(item).startswith("-") for item in value)
+            _require(not is_flag_like, key, "cannot hold several values of which one begins with a dash")
+            yield from [f"{flag}={value[0]}"] if len(value) == 1 else [flag, *map(str, value)]
+        else:
+            _require(_is_plain(value), key, "must be a plain value or a list of them")
+            yield f"{flag}={value}"
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The file's keys as fields' names."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {error}", param="config") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold flags and their values, such as 'port: 8000'", param="config")
+    known = _known_names()
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+            raise ConfigError(f"{path}: there is no setting {key!r}{hint}", param="config")
+        if name in found:
+            raise ConfigError(f"{path} says {key} twice", param="config")
+        found[name] = value
+    return found
+
+
+def _known_names() -> list[str]:
+    aliases = [alias.removeprefix("--").replace("-", "_") for names in ALIASES.values() for alias in names]
+    engine = [field.name for field in dataclasses.fields(EngineConfig)]
+    return [*engine, *(field.name for field in _FIELDS), *(name for name in aliases if not name.startswith("_"))]
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)

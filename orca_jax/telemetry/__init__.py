@@ -1,0 +1,1 @@
+"""Metrics and spans of a running server."""

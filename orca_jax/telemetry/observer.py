@@ -1,0 +1,306 @@
+"""What operators see of the server: metrics, a log line and a span for every request of the engine."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orca_jax.engine import EngineStats
+from orca_jax.link.wire import Heartbeat
+from orca_jax.request import RequestMetrics, RequestUpdate
+from orca_jax.server_config import ServerConfig
+from orca_jax.step import ExecutorStats
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineMetrics, Metrics
+from orca_jax.telemetry.otel import Outcome, Tracing
+
+COMPLETE = frozenset({"stop", "length", "tool_calls"})  # the ends whose latency says something of the server
+
+logger = logging.getLogger(__name__)
+
+
+class EngineView(Protocol):
+    """The engine as the front end sees it, also while it is silent."""
+
+    @property
+    def state(self) -> str:
+        """One of `ENGINE_STATES`."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests with a row."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests without one."""
+        ...
+
+
+class RequestRecord:
+    """One request of the engine, from `Observer.begin` to `end`. Belongs to the event loop's thread."""
+
+    def __init__(self, observer: "Observer", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
+        self._observer = observer
+        self._request_id = request_id
+        self._call_id: str = structlog.contextvars.get_contextvars().get("request_id", request_id)
+        self._endpoint = endpoint
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens = 0
+        self._clock = observer.clock
+        self._begun = self._clock()
+        self._first: float | None = None
+        self._last = 0.0
+        self._times: RequestMetrics | None = None
+        self._ended = False
+        self._gaps = observer.metrics.requests.token_gap.of()
+        self._span = None if observer.tracing is None else observer.tracing.begin(request_id, endpoint)
+
+    def take(self, update: RequestUpdate) -> None:
+        """Note what an iteration brought; runs for every token."""
+        if update.metrics is not None:
+            self._times = update.metrics
+        count = len(update.new_ids)
+        if not count:
+            return
+        now = self._clock()
+        if self._first is None:
+            self._take_first(now)
+        else:
+            self._gaps.observe((now - self._last) / count, count)
+        self._last = now
+        self._num_tokens += count
+        self._observer.metrics.requests.generation_tokens.add(count)
+
+    def end(self, reason: str) -> None:
+        """The request is over: one of `END_REASONS`. Only the first call counts."""
+        assert reason in END_REASONS, f"{reason!r} is no reason to end"
+        if self._ended:
+            return
+        self._ended = True
+        times, now = self._times, self._clock()
+        outcome = Outcome(
+            reason,
+            self._num_prompt_tokens,
+            self._num_tokens,
+            queued=None if times is None else times.first_scheduled - times.arrival,
+            first_token=None if self._first is None else self._first - self._begun,
+            duration=now - self._begun,
+        )
+        self._observer.request_ended(outcome)
+        self._log(outcome)
+        if self._span is not None and self._observer.tracing is not None:
+            self._observer.tracing.end(self._span, outcome)
+
+    def _take_first(self, now: float) -> None:
+        self._first = now
+        requests = self._observer.metrics.requests
+        requests.first_token.of().observe(now - self._begun)
+        requests.prompt_tokens.add(self._num_prompt_tokens)
+
+    def _log(self, outcome: Outcome) -> None:
+        if not self._observer.logs_requests:
+            return
+        fields: dict[str, object] = {
+            "request_id": self._call_id,
+            "endpoint": self._endpoint,
+            "finish_reason": outcome.reason,
+            "prompt_tokens": outcome.prompt_tokens,
+            "completion_tokens": outcome.completion_tokens,
+            "duration_ms": round(outcome.duration * 1e3, 3),
+        }
+        if self._request_id != self._call_id:
+            fields["choice_id"] = self._request_id
+        if outcome.queued is not None:
+            fields["queue_ms"] = round(outcome.queued * 1e3, 3)
+        if outcome.first_token is not None:
+            fields["ttft_ms"] = round(outcome.first_token * 1e3, 3)
+        if self._first is not None and self._num_tokens > 1 and self._last > self._first:
+            fields["tokens_per_s"] = round((self._num_tokens - 1) / (self._last - self._first), 2)
+        logger.info("request ended", extra=fields)
+
+
+class Observer:
+    """Counts, logs and traces for one server. Belongs to the event loop's thread.
+
+    Args:
+        config: `log_requests` and the model's name.
+        tracing: where spans go; the caller closes it.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, config: ServerConfig, tracing: Tracing | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.metrics = Metrics()
+        self.tracing = tracing
+        self.clock = clock
+        self.logs_requests = config.log_requests
+        self._model = config.names[0]
+        self._registry = CollectorRegistry()
+        self._registry.register(self.metrics)
+        ProcessCollector(registry=self._registry)
+        self._engine: EngineView | None = None
+        self._totals = _EngineTotals(self.metrics.engine)
+        self._last_beat: tuple[float, Heartbeat] | None = None
+        self._open_calls = 0
+
+    def follow(self, engine: EngineView) -> None:
+        """Ask this one for its state, and for running and waiting requests, which it knows before a heartbeat does."""
+        self._engine = engine
+
+    def begin(self, request_id: str, endpoint: str, num_prompt_tokens: int) -> RequestRecord:
+        """A request goes to the engine; one for each choice of a call. Its record must be ended."""
+        return RequestRecord(self, request_id, endpoint, num_prompt_tokens)
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """The engine says how it is."""
+        self._last_beat = self.clock(), beat
+        self._totals.take(beat)
+
+    def continued_trace(self, headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
+        """A block whose requests belong to the caller's trace."""
+        return nullcontext() if self.tracing is None else self.tracing.continued(headers)
+
+    def call_started(self) -> None:
+        """An HTTP call has come."""
+        self._open_calls += 1
+
+    def call_ended(self, method: str, route: str, status: int, seconds: float) -> None:
+        """It was answered, or its caller hung up. The labels must be of bounded number."""
+        self._open_calls -= 1
+        self.metrics.http.requests.add(1, (method, route, str(status)))
+        self.metrics.http.duration.of((method, route)).observe(seconds)
+
+    def request_ended(self, outcome: Outcome) -> None:
+        """Count the end of a request of the engine."""
+        requests = self.metrics.requests
+        requests.ended.add(1, (outcome.reason,))
+        if outcome.queued is not None:
+            requests.queued.of().observe(outcome.queued)
+        if outcome.reason in COMPLETE:
+            requests.duration.of().observe(outcome.duration)
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        self._refresh()
+        return generate_latest(self._registry)
+
+    def routes(self) -> list[Route]:
+        """`/metrics`."""
+
+        async def metrics(request: Request) -> Response:
+            self.metrics.http.tasks.set(len(asyncio.all_tasks()))
+            return Response(self.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+        return [Route("/metrics", metrics, methods=["GET"])]
+
+    def _refresh(self) -> None:
+        """Bring the gauges to this moment."""
+        engine, gateway = self.metrics.engine, self.metrics.gateway
+        self.metrics.http.open.set(self._open_calls)
+        at, beat = self._last_beat or (self.clock(), None)
+        stats = None if beat is None else beat.engine
+        state, running, waiting = "loading", 0, 0
+        if self._engine is not None:
+            state, running, waiting = self._engine.state, self._engine.running, self._engine.waiting
+        elif beat is not None:
+            state = "ready" if beat.phase == "serving" else beat.phase
+            running, waiting = (stats.running, stats.waiting) if stats is not None else (0, 0)
+        if state == "dead":
+            stats = None
+        pages, used = (0, 0) if stats is None else (stats.num_pages, stats.num_pages - stats.free_pages)
+        usage = used / pages if pages else 0.0
+        for name in ENGINE_STATES:
+            engine.state.set(name == state, (name,))
+        engine.heartbeat_age.set(self.clock() - at)
+        engine.busy.set(0.0 if beat is None else beat.busy_seconds)
+        engine.pages_total.set(pages)
+        engine.pages_used.set(used)
+        model = (self._model,)
+        for gauge, twin, value in (
+            (engine.running, gateway.running, running),
+            (engine.waiting, gateway.waiting, waiting),
+            (engine.kv_usage, gateway.kv_usage, usage),
+        ):
+            gauge.set(value)
+            twin.set(value, model)
+
+
+class _EngineTotals:
+    """Adds up the totals of engines that follow each other: those of a new engine begin at 0, ours only grow.
+
+    What an engine did between its last heartbeat and its death is lost.
+    """
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._has_served = False
+        self._last: dict[str, float] = {}
+
+    def take(self, beat: Heartbeat) -> None:
+        """The next heartbeat, of the same engine or of a new one."""
+        if beat.engine is None or beat.executor is None:
+            if self._has_served:
+                self._restart()
+            return
+        totals = _totals(beat.engine, beat.executor)
+        if any(value < self._last.get(name, 0) for name, value in totals.items()):
+            self._restart()
+        self._has_served = True
+        grown = {name: value - self._last.get(name, 0) for name, value in totals.items()}
+        self._last = totals
+        self._add(grown)
+
+    def _restart(self) -> None:
+        self._metrics.restarts.add()
+        self._has_served = False
+        self._last = {}
+
+    def _add(self, grown: dict[str, float]) -> None:
+        metrics = self._metrics
+        metrics.iterations.add(grown["iterations"])
+        metrics.tokens.add(grown["tokens"])
+        metrics.padding.add(grown["padding"])
+        metrics.launches.add(grown["launches"])
+        metrics.preemptions.add(grown["preemptions"])
+        metrics.cache_queries.add(grown["cache_queries"])
+        metrics.cache_hits.add(grown["cache_hits"])
+        metrics.compiles.add(grown["compiles"])
+        metrics.compiles_serving.add(grown["compiles_serving"])
+        metrics.device_idle.add(grown["idle"])
+        for part in ("schedule", "update", "pack", "dispatch", "wait"):
+            metrics.host_seconds.add(grown[part], (part,))
+        if grown["iterations"]:
+            # Without dispatch: on some backends it runs the program.
+            host = grown["schedule"] + grown["update"] + grown["pack"]
+            metrics.host_per_iteration.set(host / grown["iterations"])
+
+
+def _totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
+    return {
+        "iterations": engine.iterations,
+        "tokens": executor.tokens,
+        "padding": executor.padding_tokens,
+        "launches": executor.launches,
+        "preemptions": engine.preemptions,
+        "cache_queries": engine.cache_queries,
+        "cache_hits": engine.cache_hits,
+        "compiles": executor.compiles,
+        "compiles_serving": executor.compiles_while_serving,
+        "schedule": engine.schedule_seconds,
+        "update": engine.update_seconds,
+        "pack": executor.pack_seconds,
+        "dispatch": executor.dispatch_seconds,
+        "wait": executor.wait_seconds,
+        "idle": executor.idle_seconds,
+    }

@@ -1,0 +1,192 @@
+"""Traces as pictures, by matplotlib (the extra `plot`): who sat in which iteration, and how long each request took."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from orca_jax.errors import ConfigError
+from orca_jax.timeline.read import Run
+from orca_jax.timeline.spans import COLORS, Kind, Span, request_spans
+
+Unit = Literal["iterations", "seconds"]
+
+_LABELS: dict[Kind, str] = {
+    "chunk": "initiation: the prompt",
+    "increment": "increment: one token",
+    "repeat": "ended, kept in its batch",
+    "waiting": "waiting",
+    "preempted": "preempted",
+    "idle": "admitted, not in this iteration",
+}
+_HEIGHTS: dict[Kind, float] = {"waiting": 0.16, "preempted": 0.3, "idle": 0.3}  # of a row; what computes has the rest
+_FULL = 0.8
+_HATCHES: dict[Kind, str] = {"repeat": "//////"}  # waste is told by more than its colour
+_MARKERS = "osD^vP"
+_LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
+_WIDTH = 10.0  # inches
+_MOST_COLUMNS = 250  # with a gap between two iterations
+
+
+def draw_timelines(runs: Mapping[str, Run], unit: Unit = "iterations") -> Figure:
+    """A panel for each run, by its title: a row for each request, on one common axis.
+
+    Args:
+        runs: what was recorded, by title; `title` makes one.
+        unit: of the axis: a column for each iteration, or seconds since the first arrival.
+
+    Raises:
+        ConfigError: there is no run, one has no iteration, or the unit is unknown.
+    """
+    if unit not in get_args(Unit):
+        raise ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}", param="unit")
+    _check(runs)
+    heights = [0.55 + len(run.arrivals) * (0.19 if len(run.arrivals) <= 32 else 0.13) for run in runs.values()]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.8), layout="constrained")
+    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    kinds: set[Kind] = set()
+    for axes, (name, run) in zip(panels, runs.items(), strict=True):
+        kinds |= _draw_panel(axes, run, unit)
+        axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
+    panels[-1].set_xlabel("iteration" if unit == "iterations" else "seconds since the first arrival")
+    figure.supylabel("requests, in order of arrival", fontsize=10)
+    figure.legend(
+        handles=_legend(kinds), loc="outside lower center", ncols=5 if len(kinds) < 5 else 4, fontsize=9, frameon=False
+    )
+    return figure
+
+
+def draw_latencies(runs: Mapping[str, Run]) -> Figure:
+    """For each request the seconds from its arrival to its answer, a mark for each run. Requests go by arrival.
+
+    Raises:
+        ConfigError: there is no run, or one has no iteration.
+    """
+    _check(runs)
+    figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for index, (name, run) in enumerate(runs.items()):
+        waits = [(row, run.ends[n].at - run.arrivals[n].at) for row, n in enumerate(run.arrivals, 1) if n in run.ends]
+        mean = sum(seconds for _, seconds in waits) / len(waits) if waits else 0.0
+        axes.plot(
+            [row for row, _ in waits],
+            [seconds for _, seconds in waits],
+            marker=_MARKERS[index % len(_MARKERS)],
+            color=_LATENCY_COLORS[index % len(_LATENCY_COLORS)],
+            linewidth=0.7,
+            label=f"{name} (mean {mean:.2f} s)",
+        )
+    axes.set(xlabel="request, in order of arrival", ylabel="seconds to its answer")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=9)
+    return figure
+
+
+def title(run: Run) -> str:
+    """What a panel is called: the scheduler, how many requests, iterations and seconds."""
+    last = max([end.at for end in run.ends.values()], default=run.iterations[-1].collected if run.iterations else 0.0)
+    seconds = last - _origin(run)
+    counts = f"{len(run.arrivals)} requests, {len(run.iterations)} iterations, {seconds:.2f} s"
+    return f"{run.head.config.scheduler}: {counts}"
+
+
+def save_figure(figure: Figure, path: str) -> None:
+    """Write a picture; the name's end, .png or .svg, says what it is.
+
+    Raises:
+        ConfigError: another end, or the file cannot be written.
+    """
+    if not path.endswith((".png", ".svg")):
+        raise ConfigError(f"plot must be a name that ends in .png or .svg, got {path!r}", param="plot")
+    metadata = {"Software": None} if path.endswith(".png") else {"Date": None}
+    try:
+        figure.savefig(path, dpi=110, metadata=metadata)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="plot") from error
+
+
+def _check(runs: Mapping[str, Run]) -> None:
+    if not runs or not all(run.iterations and run.arrivals for run in runs.values()):
+        raise ConfigError("a picture needs a run with an iteration", param="runs")
+
+
+def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
+    edges = _edges(run, unit)
+    spans = request_spans(run)
+    boxes: dict[Kind, list[Sequence[tuple[float, float]]]] = {}
+    for row, (n, each) in enumerate(spans.items(), 1):
+        for span in each:
+            if span.kind == "idle" and _is_over(run, n, span):
+                continue  # it ended while this iteration was planned already
+            boxes.setdefault(span.kind, []).append(_box(span, row, edges))
+    for kind, corners in boxes.items():
+        above = 3 if kind in _HEIGHTS else 1  # columns are drawn between them, at 2
+        hatch = _HATCHES.get(kind)
+        edge = "white" if hatch else "none"  # a hatch is drawn in it
+        axes.add_collection(
+            PolyCollection(corners, facecolor=COLORS[kind], edgecolor=edge, hatch=hatch, linewidth=0, zorder=above)
+        )
+    if unit == "iterations" and len(edges) <= _MOST_COLUMNS:
+        lefts = [left for left, _ in edges]  # a hair between two iterations
+        axes.vlines(lefts, 0.5, len(spans) + 0.5, color="white", linewidth=0.5, zorder=2)
+    _draw_ends(axes, run, unit, list(spans))
+    axes.set_xlim(0, None)
+    axes.set_ylim(len(spans) + 0.6, 0.4)
+    step = 1 if len(spans) <= 32 else 4
+    axes.set_yticks(range(1, len(spans) + 1, step))
+    axes.tick_params(left=False, labelbottom=True, labelsize=7)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return set(boxes)
+
+
+def _is_over(run: Run, n: int, span: Span) -> bool:
+    return n in run.ends and run.ends[n].at <= run.iterations[span.first].collected
+
+
+def _edges(run: Run, unit: Unit) -> list[tuple[float, float]]:
+    """Where each iteration begins and ends on the axis."""
+    if unit == "iterations":
+        return [(float(index), index + 1.0) for index in range(len(run.iterations))]
+    origin = _origin(run)
+    return [(each.collected - each.device - origin, each.collected - origin) for each in run.iterations]
+
+
+def _origin(run: Run) -> float:
+    """When the first request came."""
+    return min(arrival.at for arrival in run.arrivals.values())
+
+
+def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    half = _HEIGHTS.get(span.kind, _FULL) / 2
+    left, right = edges[span.first][0], edges[span.last][1]
+    return (left, row - half), (right, row - half), (right, row + half), (left, row + half)
+
+
+def _draw_ends(axes: Axes, run: Run, unit: Unit, numbers: Sequence[int]) -> None:
+    """Where each answer was handed out."""
+    origin, marks = _origin(run), []
+    for row, n in enumerate(numbers, 1):
+        if n in run.ends:
+            at = run.ends[n].at
+            done = sum(1 for each in run.iterations if each.collected <= at)
+            marks.append((float(done) if unit == "iterations" else at - origin, row))
+    places, rows = [place for place, _ in marks], [row for _, row in marks]
+    axes.plot(places, rows, linestyle="none", marker="D", markersize=3.5, color="black", zorder=4, clip_on=False)
+
+
+def _legend(kinds: set[Kind]) -> list[Patch | Line2D]:
+    """An entry for each kind that was drawn, and for the ends."""
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=COLORS[kind], hatch=_HATCHES.get(kind), edgecolor="white", linewidth=0, label=label)
+        for kind, label in _LABELS.items()
+        if kind in kinds
+    ]
+    done = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", label="the answer is handed out")
+    return [*handles, done]

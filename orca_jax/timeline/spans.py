@@ -1,0 +1,86 @@
+"""Who did what in which iterations: what every picture of a trace is drawn from."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from orca_jax.timeline.read import Run
+from orca_jax.timeline.writer import Arrival, Iteration
+
+Kind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
+
+KINDS: dict[Kind, str] = {
+    "chunk": "initiation: a chunk of the prompt, or tokens computed anew",
+    "increment": "increment: one generated token",
+    "repeat": "ended, and kept in its batch",
+    "waiting": "waiting for admission",
+    "preempted": "preempted, and waiting again",
+    "idle": "admitted, and not in this iteration",
+}
+
+COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
+    "chunk": "#e69f00",
+    "increment": "#0072b2",
+    "repeat": "#999999",
+    "waiting": "#dddddd",
+    "preempted": "#d55e00",
+    "idle": "#b5d6ea",
+}
+
+
+@dataclass(slots=True)
+class Span:
+    """Consecutive iterations, by their index in the run, in which a request did one thing; a chunk is one iteration."""
+
+    first: int
+    last: int
+    kind: Kind
+    start: int = 0  # position of the first token, where there are any
+    tokens: int = 0
+    held: str | None = None  # waiting: what the first in line lacks
+
+
+def request_spans(run: Run) -> dict[int, list[Span]]:
+    """For every request that arrived, what it did from its arrival to its end, in order."""
+    spans: dict[int, list[Span]] = {n: [] for n in run.arrivals}
+    coming = deque(sorted(run.arrivals.values(), key=lambda arrival: arrival.at))
+    live: dict[int, Kind] = {}  # what a request does where it is not in the iteration
+    for index, iteration in enumerate(run.iterations):
+        _come_and_go(run, iteration, coming, live)
+        did = _deeds(iteration, index)
+        for n in iteration.preempted:
+            live[n] = "preempted"
+        for n, span in did.items():
+            if n in live:
+                live[n] = "idle"
+                _extend(spans[n], span)
+        for n, kind in live.items():
+            if n not in did:
+                held = iteration.held if kind in ("waiting", "preempted") else None
+                _extend(spans[n], Span(index, index, kind, held=held))
+    return spans
+
+
+def _come_and_go(run: Run, iteration: Iteration, coming: deque[Arrival], live: dict[int, Kind]) -> None:
+    while coming and coming[0].at <= iteration.planned:
+        live[coming.popleft().n] = "waiting"
+    gone = [n for n in live if n in run.ends and run.ends[n].at <= iteration.selected]
+    for n in gone:
+        del live[n]
+
+
+def _deeds(iteration: Iteration, index: int) -> dict[int, Span]:
+    did = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
+    did |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
+    return did | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
+
+
+def _extend(spans: list[Span], span: Span) -> None:
+    """Join a span to the one before it where both are the same thing."""
+    last = spans[-1] if spans else None
+    same = last is not None and last.last == span.first - 1 and (last.kind, last.held) == (span.kind, span.held)
+    if last is None or not same or span.kind == "chunk":
+        spans.append(span)
+        return
+    last.last = span.last
+    last.tokens += span.tokens

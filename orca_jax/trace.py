@@ -1,0 +1,22 @@
+"""The old name of two commands: `python -m orca_jax.timeline`, and of `python -m orca_jax.bench {replay,burst}`."""
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command under its new name; standard error says which one it is."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["replay"], ["burst"]):
+        print(f"python -m orca_jax.trace {words[0]} is now python -m orca_jax.bench {words[0]}", file=sys.stderr)
+        from orca_jax.bench.__main__ import main as bench
+
+        return bench(words)
+    print("python -m orca_jax.trace is now python -m orca_jax.timeline", file=sys.stderr)
+    from orca_jax.timeline.__main__ import main as timeline
+
+    return timeline(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Costs are found again, and a replay under the recorded scheduler is the recorded run."""
+
+import dataclasses
+import random
+
+import pytest
+
+from orca_jax.bench.replay import replay
+from orca_jax.errors import ConfigError
+from orca_jax.request import SamplingParams
+from orca_jax.sim.cost import LinearCost, padded, pairs
+from orca_jax.timeline.fit import fit_cost
+from orca_jax.timeline.read import Run, figures, token_times
+from orca_jax.timeline.writer import Iteration
+from tests.sched.lab import Shape
+from tests.timeline.traced import ONE, TracedLab, batches
+
+COST = LinearCost(per_iteration=1.0, per_token=0.5, per_pair=0.0)
+REQUESTS = [("A", 9, 4), ("B", 3, 7), ("C", 12, 1), ("D", 5, 5), ("E", 8, 3), ("F", 2, 9)]
+LABS = {
+    "orca": {"max_bs": 3, "n_slots": 40},
+    "orca, two in flight": {"max_bs": 2, "n_slots": 60, "n_workers": 2},
+    "request_level": {"name": "request_level", "max_bs": 3, "n_slots": 50},
+    "chunked": {"max_bs": 3, "shape": ONE._replace(budget=6)},
+    "chunked, overlapped": {"max_bs": 3, "shape": ONE._replace(budget=6, depth=2)},
+    "chunked, few pages": {"max_bs": 4, "page_size": 2, "shape": ONE._replace(budget=8, num_pages=9, depth=2)},
+    "chunked, repeated": {"max_bs": 2, "shape": ONE._replace(budget=8, depth=1, intervals=(1, 2))},
+    "chunked, prefixes": {"max_bs": 2, "page_size": 2, "shape": Shape(budget=8, depth=2)},
+}
+
+
+@pytest.mark.parametrize("case", LABS)
+def test_the_same_scheduler_makes_the_same_batches(case: str) -> None:
+    lab = TracedLab(**LABS[case])
+    for request in REQUESTS:
+        lab.add(*request)
+    lab.run()
+    run = lab.trace
+    again = replay(run, run.head.config, COST)
+    assert batches(again) == batches(run)
+    for name in ("preempted", "held", "free_pages", "waiting"):
+        assert [getattr(i, name) for i in again.iterations] == [getattr(i, name) for i in run.iterations], name
+    assert [(n, end.generated, end.cached) for n, end in again.ends.items()] == [
+        (n, end.generated, end.cached) for n, end in run.ends.items()
+    ]
+
+
+def alone(num_prompt: int, max_tokens: int) -> Run:
+    lab = TracedLab(max_bs=1, shape=ONE)
+    lab.add("A", num_prompt, max_tokens)
+    lab.run()
+    return lab.trace
+
+
+def test_virtual_time_by_hand() -> None:
+    """Four tokens take 3 s, one takes 1.5 s; the host's 0.25 s come before each, since one is in flight at a time."""
+    run = alone(4, 3)
+    again = replay(run, run.head.config, dataclasses.replace(COST, host=0.25))
+    start = run.iterations[0].selected
+    assert token_times(again)[0] == pytest.approx([start + 3.25, start + 5.0, start + 6.75])
+    shown = figures(again)
+    arrival = again.arrivals[0].at
+    assert shown["p99_inter_token_ms"] == pytest.approx(1750)
+    assert shown["median_ttft_ms"] == pytest.approx(1e3 * (start + 3.25 - arrival))
+    assert shown["median_normalized_latency_ms"] == pytest.approx(1e3 * (start + 6.75 - arrival) / 3)
+
+
+def test_overlap_hides_the_host() -> None:
+    run = alone(4, 3)
+    config = dataclasses.replace(run.head.config, overlap=True)
+    again = replay(run, config, dataclasses.replace(COST, host=0.25))
+    start = run.iterations[0].selected
+    assert token_times(again)[0] == pytest.approx([start + 3.25, start + 4.75, start + 6.25])
+
+
+def test_another_scheduler_and_a_late_arrival() -> None:
+    """B comes while A's prompt of 12 runs: whole under `orca`, in chunks of 4 under `chunked`."""
+    run = alone(12, 2)
+    late = dataclasses.replace(run.arrivals[0], n=1, request_id="B", at=run.iterations[0].selected + 0.5, prompt=2)
+    run.arrivals[1], run.ends[1] = late, dataclasses.replace(run.ends[0], n=1)
+    config = dataclasses.replace(run.head.config, max_num_seqs=2, max_num_batched_tokens=4)
+    chunked = replay(run, config, COST)
+    orca = replay(run, dataclasses.replace(config, scheduler="orca"), COST)
+    assert batches(chunked) == [[(0, 0, 4)], [(0, 4, 4)], [(0, 8, 4)], [(0, 12, 1), (1, 0, 2)], [(1, 2, 1)]]
+    assert batches(orca) == [[(0, 0, 12)], [(0, 12, 1), (1, 0, 2)], [(1, 2, 1)]]
+    assert chunked.arrivals[1].at == orca.arrivals[1].at == late.at
+
+
+def test_who_was_aborted_before_its_first_token_is_left_out() -> None:
+    lab = TracedLab(max_bs=1, shape=ONE)
+    lab.add("A", 3, 3)
+    lab.add("B", 3, 3)
+    lab.step()
+    lab.engine.abort("B")
+    lab.run()
+    again = replay(lab.trace, lab.trace.head.config, COST)
+    assert {arrival.request_id for arrival in again.arrivals.values()} == {"0"}
+
+
+def test_a_stopped_request_ends_where_it_ended() -> None:
+    params = SamplingParams(max_tokens=9, temperature=0)
+    third = TracedLab().expected([1, 2, 3], params)[2]
+    lab = TracedLab(max_bs=1, shape=ONE, eos=[third])
+    lab.engine.add("A", [1, 2, 3], params)
+    lab.run()
+    generated = lab.trace.ends[0].generated
+    assert generated < 9
+    assert replay(lab.trace, lab.trace.head.config, COST).ends[0].generated == generated
+
+
+def test_nothing_to_replay() -> None:
+    run = alone(3, 1)
+    run.ends.clear()
+    with pytest.raises(ConfigError, match="nothing to replay"):
+        replay(run, run.head.config, COST)
+
+
+def synthetic(cost: LinearCost, count: int = 40) -> Run:
+    """A run whose iterations take what `cost` says, after a host's 2 ms."""
+    run, draw = alone(3, 1), random.Random(0)
+    run.iterations.clear()
+    for number in range(count):
+        increments = [(n, draw.randint(1, 500)) for n in range(draw.randint(1, 30))]
+        chunks = [(50, draw.randint(0, 200), draw.randint(2, 300), True)][: draw.randint(0, 1)]
+        tokens = len(increments) + sum(size for _, _, size, _ in chunks)
+        seconds = cost.of(tokens + 7, pairs([(s, 1) for _, s in increments] + [(s, size) for _, s, size, _ in chunks]))
+        times = {"selected": 0.0, "planned": 0.0015, "submitted": 0.002, "device": seconds, "update": 0.0005}
+        counts = {"tokens": tokens, "padding": 7, "launches": 1, "running": 0, "waiting": 0, "free_pages": 0}
+        run.iterations.append(Iteration(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
+                                        held=None, **times, **counts))  # fmt: skip
+    return run
+
+
+@pytest.mark.parametrize("weights", [(5e-3, 4e-5, 3e-8), (1e-3, 0.0, 2e-7), (0.0, 1e-4, 0.0)])
+def test_the_fit_finds_the_cost(weights: tuple[float, float, float]) -> None:
+    fit = fit_cost(synthetic(LinearCost(*weights)))
+    found = (fit.cost.per_iteration, fit.cost.per_token, fit.cost.per_pair)
+    assert found == pytest.approx(weights, rel=1e-6, abs=1e-12)
+    assert fit.cost.host == pytest.approx(0.002) and fit.r_squared == pytest.approx(1)
+
+
+def test_no_work_has_a_negative_price() -> None:
+    fit = fit_cost(synthetic(LinearCost(0.1, -1e-4, 1e-6)))
+    assert min(fit.cost.per_iteration, fit.cost.per_token, fit.cost.per_pair) >= 0 and fit.r_squared < 1
+
+
+def test_work_is_counted_with_its_padding() -> None:
+    assert pairs([(0, 3)]) == 1 + 2 + 3 and pairs([(9, 1), (4, 2)]) == 10 + 5 + 6
+    assert [padded(n, (4, 8)) for n in (1, 4, 5, 8, 9, 16)] == [4, 4, 8, 8, 12, 16]
+    assert padded(9, ()) == 9
+
+
+def shortest_of(run: Run, predictor: str, recorded: str = "bound") -> list[int]:
+    """In which order requests get the only row, in a replay by predicted length."""
+    head = dataclasses.replace(run.head, config=dataclasses.replace(run.head.config, length_predictor=recorded))
+    config = dataclasses.replace(head.config, scheduling_policy="shortest", length_predictor=predictor, max_num_seqs=1)
+    again = replay(dataclasses.replace(run, head=head), config, COST)
+    order = [n for iteration in again.iterations for n, *_ in batches(Run(again.head, iterations=[iteration]))[0]]
+    return [again.arrivals[n].prompt for n in dict.fromkeys(order)]
+
+
+def test_the_oracle_knows_what_the_trace_knows() -> None:
+    """Prompts of 3, 2 and 1 tokens arrive at once; they may generate 9, 8 and 7, and did generate 1, 3 and 2."""
+    run = alone(3, 9)
+    for n, prompt, generated, said in ((0, 3, 1, 5.0), (1, 2, 3, 1.0), (2, 1, 2, 3.0)):
+        arrival = dataclasses.replace(run.arrivals[0], n=n, prompt=prompt, max_tokens=9 - n, predicted=said)
+        run.arrivals[n], run.ends[n] = arrival, dataclasses.replace(run.ends[0], n=n, generated=generated)
+    assert shortest_of(run, "bound") == [1, 2, 3]
+    assert shortest_of(run, "oracle") == [3, 1, 2]
+    assert shortest_of(run, "/a/ranker", recorded="/a/ranker") == [2, 1, 3], "what it said is in the trace"
+    with pytest.raises(ConfigError, match="length_predictor"):
+        shortest_of(run, "/a/ranker")

@@ -1,0 +1,177 @@
+"""The sampler against a sorting oracle in numpy."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orca_jax.exec.sampling.draw import SamplingParameters, sample
+from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws
+from orca_jax.model.load import tensor_mesh
+
+DRAWS = 8192
+
+
+def parameters(
+    rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> SamplingParameters:
+    return SamplingParameters(
+        jnp.full(rows, temperature, jnp.float32),
+        jnp.full(rows, top_k, jnp.int32),
+        jnp.full(rows, top_p, jnp.float32),
+        jnp.full(rows, min_p, jnp.float32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.arange(rows, dtype=jnp.int32),
+        jnp.full(rows, 5, jnp.int32),
+    )
+
+
+@cache
+def jitted(vocab_size: int, devices: int = 1):
+    return jax.jit(partial(sample, vocab_size=vocab_size, mesh=tensor_mesh(jax.devices()[:devices])))
+
+
+def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int) -> NDArray[np.int32]:
+    tokens, finite = jitted(vocab_size)(jnp.asarray(logits), wanted)
+    assert np.asarray(finite).all()
+    return np.asarray(tokens)
+
+
+def distribution(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float
+) -> NDArray[np.float64]:
+    """By sorting: temperature, then top-k, then top-p on the rest, then min-p."""
+    scaled = logits.astype(np.float64) / temperature
+    order = np.argsort(-scaled, kind="stable")
+    mass = np.exp(scaled[order] - scaled.max())
+    mass[top_k or len(mass) :] = 0
+    mass /= mass.sum()
+    mass[np.cumsum(mass) - mass >= top_p] = 0
+    mass[mass < min_p * mass[0]] = 0
+    out = np.zeros(len(mass))
+    out[order] = mass / mass.sum()
+    return out
+
+
+CASES = [
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 0, 1.0, 0.0),
+    (1.0, 5, 1.0, 0.0),
+    (1.3, 0, 0.8, 0.0),
+    (1.0, 40, 0.5, 0.0),
+    (1.0, 0, 1.0, 0.1),  # min-p ends within the window, and nothing else does
+    (1.0, 12, 0.8, 0.2),
+    (1.0, 0, 0.6, 0.01),
+    (0.8, 0, 1.0, 1.0),  # the most probable alone
+    (1.0, 300, 1.0, 0.05),
+    # More than the window:
+    (1.0, 300, 1.0, 0.0),
+    (2.0, 400, 0.9, 0.0),
+    (4.0, 300, 0.5, 0.0),  # a nucleus within the window, of what a wider top-k left
+    (4.0, 0, 1.0, 0.2),
+    (4.0, 480, 0.97, 0.15),
+]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
+def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """512 columns of which 500 exist."""
+    vocab_size = 500
+    logits = np.random.default_rng(0).normal(0, 1.5, 512).astype(np.float32)
+    logits[vocab_size:] = 50.0  # padding must never win
+    expected = distribution(logits[:vocab_size], temperature, top_k, top_p, min_p)
+    tokens = draw(np.tile(logits, (DRAWS, 1)), parameters(DRAWS, temperature, top_k, top_p, min_p), vocab_size)
+    assert (expected[tokens] > 0).all(), "a token outside the filters was drawn"
+    observed = np.bincount(tokens, minlength=vocab_size) / DRAWS
+    noise = np.sqrt(expected * (1 - expected) / DRAWS)
+    assert (np.abs(observed - expected) < 5 * noise + 3 / DRAWS).all()
+
+
+def test_temperature_zero_is_greedy_also_beside_rows_that_draw() -> None:
+    logits = np.random.default_rng(1).normal(size=(64, 256)).astype(np.float32)
+    wanted = parameters(64)._replace(temperature=jnp.where(jnp.arange(64) % 2 == 0, 0.0, 1.0))
+    tokens = draw(logits, wanted, 256)
+    assert (tokens[::2] == logits.argmax(-1)[::2]).all()
+    assert (tokens[1::2] != logits.argmax(-1)[1::2]).any()
+
+
+def test_ties_go_to_the_first_token_when_greedy() -> None:
+    logits = np.zeros((1, 128), np.float32)
+    logits[0, [3, 9]] = 1.0
+    assert draw(logits, parameters(1, temperature=0.0), 128).tolist() == [3]
+
+
+def test_a_row_draws_the_same_alone_and_among_others() -> None:
+    logits = np.random.default_rng(2).normal(size=(32, 640)).astype(np.float32)
+    wanted = parameters(32)._replace(
+        top_p=jnp.linspace(0.1, 1.0, 32, dtype=jnp.float32), top_k=jnp.arange(32, dtype=jnp.int32) * 20
+    )
+    together = draw(logits, wanted, 640)
+    for row in (0, 7, 31):
+        alone = SamplingParameters(*(value[row : row + 1] for value in wanted))
+        assert draw(logits[row : row + 1], alone, 640)[0] == together[row]
+
+
+def test_the_seed_and_the_position_decide_and_all_64_bits_count() -> None:
+    logits = np.zeros((4, 4096), np.float32)
+    wanted = parameters(4)._replace(
+        seed_high=jnp.array([0, 0, 1, 0], jnp.int32),
+        seed_low=jnp.array([1, 1, 1, 1], jnp.int32),
+        position=jnp.array([5, 6, 5, 5], jnp.int32),
+    )
+    first, other_position, other_high, same = draw(logits, wanted, 4096)
+    assert first == same
+    assert len({first, other_position, other_high}) == 3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_told_and_the_others_are_well(bad: float) -> None:
+    logits = np.random.default_rng(3).normal(size=(3, 128)).astype(np.float32)
+    logits[1, 40] = bad
+    tokens, finite = jitted(128)(jnp.asarray(logits), parameters(3, 0.0))
+    assert np.asarray(finite).tolist() == [True, False, True]
+    assert [int(tokens[0]), int(tokens[2])] == [int(logits[0].argmax()), int(logits[2].argmax())]
+    assert 0 <= int(tokens[1]) < 128
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_shards_of_the_vocabulary_agree(devices: int) -> None:
+    """97 tokens in 128 columns: on eight shards the last one holds nothing but padding."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(16, 128)).astype(np.float32)
+    logits[0, 3] = logits[0, 90] = 9.0  # a tie between shards
+    logits[1, :97] = -5.0  # padding is larger than every token
+    wanted = parameters(16)._replace(temperature=jnp.where(jnp.arange(16) < 8, 0.0, 1.0))
+    alone, _ = jitted(97)(jnp.asarray(logits), wanted)
+    together, finite = jitted(97, devices)(jnp.asarray(logits), wanted)
+    assert np.asarray(together).tolist() == np.asarray(alone).tolist()
+    assert np.asarray(finite).all()
+    assert [int(token) for token in alone[:2]] == [3, 0]
+    logits[5, 96] = np.nan
+    assert np.flatnonzero(~np.asarray(jitted(97, devices)(jnp.asarray(logits), wanted)[1])).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ([], "greedy"),
+        ([(0.0, 5, 0.5, 0.1)], "greedy"),
+        ([(0.7, 0, 1.0, 0.0), (0.0, 5, 0.5, 0.1)], "unfiltered"),
+        ([(0.7, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.0)], "plain"),
+        ([(0.7, 0, 0.9, 0.0)], "plain"),
+        ([(0.7, 0, 1.0, 0.1)], "plain"),
+    ],
+)
+def test_a_launch_is_of_the_least_kind_that_serves_all_rows(
+    rows: list[tuple[float, int, float, float]], kind: str
+) -> None:
+    layout = draws_layout(4)
+    vector = np.zeros(layout.size, np.int32)
+    view = layout.views(vector)
+    for place, row in enumerate(rows):
+        for name, value in zip(("temperature", "top_k", "top_p", "min_p"), row, strict=True):
+            view[name][place] = value
+    assert kind_of_draws(vector, layout) == kind

@@ -1,0 +1,81 @@
+"""The Mosaic GPU kernels without a GPU: numerics and synchronisation, by Pallas' simulator."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from orca_jax.kernels.ragged_attention import implementations, ragged_attention
+from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
+
+MIXED = Case(
+    "both phases, a window and a cap",
+    ((1, 9), (1, 300), (70, 200)),
+    num_heads=2,
+    num_kv_heads=1,
+    padding_tokens=5,
+    padding_rows=2,
+    sliding_window=150,
+    soft_cap=2.0,
+)
+
+STRADDLING = Case(
+    "17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2
+)
+
+LONG = Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64)
+
+
+def fitted(case: Case) -> Case:
+    """The case with the nearest shapes that these kernels take."""
+    head_dim = min((dim for dim in HEAD_DIMS if dim >= case.head_dim), default=max(HEAD_DIMS))
+    page_size = max(case.page_size, min(PAGE_SIZES))
+    return replace(case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size)
+
+
+def check(case: Case) -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    expected = ragged_attention(*arrays, **case.options, implementation="reference")
+    interpret = plgpu.InterpretGPUParams()
+    attend = jax.jit(lambda a: ragged_attention_gpu(*a, **case.options, multiprocessors=1, interpret=interpret))
+    actual = np.asarray(attend(arrays), np.float32)
+    used = sum(count for count, _ in case.requests)
+    np.testing.assert_allclose(actual[:used], np.asarray(expected, np.float32)[:used], rtol=1e-5, atol=case.tolerance)
+    assert np.isfinite(actual).all()
+
+
+def test_both_phases() -> None:
+    check(fitted(MIXED))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", [*CASES, STRADDLING, LONG], ids=lambda case: case.name)
+def test_every_case(case: Case) -> None:
+    check(fitted(case))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"page_dtype": "float32"}, "pages of bfloat16"),
+        ({"head_dim": 256}, "head dims"),
+        ({"page_size": 8}, "page sizes"),
+        ({"num_heads": 65, "num_kv_heads": 1}, "at most 64 query heads"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_they_cannot_do_is_refused(change: dict[str, object], reason: str) -> None:
+    case = replace(fitted(CASES[0]), **change)  # type: ignore[arg-type]
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    with pytest.raises(NotImplementedError, match=reason):
+        ragged_attention_gpu(*arrays, scale=1.0)
+
+
+def test_they_run_on_gpus_only() -> None:
+    assert "gpu" in implementations("gpu")
+    assert "gpu" not in implementations("cpu")

@@ -1,0 +1,95 @@
+"""Writing and attending at once on TPUs, without a TPU: against one after the other, by Pallas' interpreters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.tpu.attention import write_and_attend_tpu
+from orca_jax.kernels.ragged_attention.tpu.blocks import Blocks
+from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
+from tests.kernels.strictly import strictly
+
+TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
+BY_NAME = {case.name: case for case in CASES}
+# Tokens that open a page, close one, and stand anywhere; contexts of one step and of several; more rows than a block.
+HARD = Case("places", ((1, 1), (1, 8), (1, 9), (1, 33), (1, 40), (5, 21), (3, 3)), padding_tokens=3, padding_rows=2)
+TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
+
+
+def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
+    """Outputs are the oracle's after a scatter, and so is every slot that somebody may read."""
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    q, pages, *rows = arrays
+    rng = np.random.default_rng(3)
+    shape = q.shape[0], case.num_kv_heads, case.head_dim
+    k, v = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2))
+    options = {**case.options, "blocks": blocks, "interpret": interpret}
+
+    # Of a layer whose pages begin at the third.
+    plan = plan_attention(q, pages, rows[0] - 2, *rows[1:], blocks or blocks_for(q, pages)).of_layer(jnp.int32(2))
+    actual, written = jax.jit(lambda *args: write_and_attend_tpu(*args, **options))(q, k, v, pages, plan)
+    scattered = write_kv(pages, k, v, *rows, implementation="scatter")
+    wanted = ragged_attention(q, scattered, *rows, **case.options, implementation="reference")
+    used = sum(count for count, _ in case.requests)
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float32)[:used], np.asarray(wanted, np.float32)[:used], rtol=1e-5, atol=case.tolerance
+    )
+    assert isinstance(written, PackedPages)
+    owned = slots_with_tokens(case, arrays.page_table)
+    np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, scattered)))
+    others = np.setdiff1d(np.arange(pages.kv.shape[0]), np.unique(np.nonzero(owned)[0]))
+    np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[others] for x in (written, pages)))
+
+
+def slots_with_tokens(case: Case, page_table: np.ndarray) -> np.ndarray:
+    owned = np.zeros((page_table.size, case.page_size), bool)
+    for row, (_, context) in enumerate(case.requests):
+        page, place = np.divmod(np.arange(context), case.page_size)
+        owned[np.asarray(page_table)[row, page], place] = True
+    return owned
+
+
+def check_strictly(case: Case, blocks: Blocks | None) -> None:
+    with strictly() as interpret:
+        check(case, interpret, blocks)
+
+
+def test_places_without_races() -> None:
+    check_strictly(HARD, TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [HARD, *TAKEN], ids=lambda case: case.name)
+def test_every_case(case: Case) -> None:
+    check(case, interpret=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["one token", "bfloat16", "25 heads of 64", "sliding window", "pages of 256 tokens"])
+def test_cases_without_races(name: str) -> None:
+    case = BY_NAME[name]
+    check_strictly(case, TINY if sum(context for _, context in case.requests) < 100 else None)
+
+
+@pytest.mark.parametrize("name", ["int8 pages", pytest.param("fp8 pages", marks=pytest.mark.slow)])
+def test_quantised_pages_are_written_first(name: str) -> None:
+    case = BY_NAME[name]
+    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    rng = np.random.default_rng(3)
+    k, v = (jnp.asarray(rng.standard_normal((q.shape[0], 3, 64)), q.dtype) for _ in range(2))
+    plan = plan_attention(q, pages, *rows, blocks_for(q, pages))
+    layer = jax.jit(lambda *args: write_and_attend_tpu(*args, **case.options, interpret=True))
+    actual, written = layer(q, k, v, pages, plan)
+    wanted_pages = write_kv(pages, k, v, *rows, implementation="pages")
+    wanted = ragged_attention(q, wanted_pages, *rows, **case.options, implementation="reference")
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (actual, wanted)), rtol=1e-5, atol=case.tolerance)
+    owned = slots_with_tokens(case, rows[0])
+    np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, wanted_pages)))

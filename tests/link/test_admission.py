@@ -1,0 +1,281 @@
+"""How much the server takes on: the queue's bounds, deadlines, and readers that do not read."""
+
+import asyncio
+import collections
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orca_jax.link.admission import Admission, Deadlines, EngineRequest
+from orca_jax.link.client import EngineClient
+from orca_jax.link.mailbox import MAX_UNREAD
+from orca_jax.link.process_link import EngineLink
+from orca_jax.link.wire import Abort, Message, Ready, Rejected, Submit, Updates
+from orca_jax.openai.errors import ApiError
+from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.serve.server import raise_file_limit
+from orca_jax.server_config import ServerConfig
+from tests.openai.test_bad_input import check_error
+from tests.serve.running import MODEL, Server, running, wait_until
+
+LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
+READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2)
+
+
+class FakeLink(EngineLink):
+    """No process: what was sent is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda message: None)
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+def serving(**settings: Any) -> tuple[EngineClient, FakeLink]:
+    client, link = EngineClient(ServerConfig(**settings)), FakeLink()
+    client.attach(link)
+    client.serve(READY)
+    return client, link
+
+
+def asked(*lengths: int) -> list[EngineRequest]:
+    return [EngineRequest([1] * length, SamplingParams(4)) for length in lengths]
+
+
+def update(request_id: str, finish: Any = None, ids: tuple[int, ...] = (7,)) -> Updates:
+    return Updates([RequestUpdate(request_id, ids, finish)], running=1, waiting=0)
+
+
+def submitted(link: FakeLink) -> list[str]:
+    return [message.request_id for message in link.sent if isinstance(message, Submit)]
+
+
+def aborted(link: FakeLink) -> list[str]:
+    return [message.request_id for message in link.sent if isinstance(message, Abort)]
+
+
+@given(
+    st.lists(st.one_of(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 20)), max_size=60),
+    st.integers(0, 4),
+    st.integers(1, 25),
+)
+def test_admission_counts(events: list[list[int] | int], max_queued: int, max_tokens: int) -> None:
+    """A call is let in exactly where it fits; a number lets a request start, and later leave."""
+    admission = Admission(ServerConfig(max_num_queued_reqs=max_queued, max_num_queued_tokens=max_tokens))
+    admission.num_rows = 2
+    waiting: list[int] = []
+    started = 0
+    for event in events:
+        if isinstance(event, list):
+            fits = len(waiting) + started + len(event) <= 2 + max_queued and sum(waiting) + sum(event) <= max_tokens
+            try:
+                admission.admit(event)
+            except ApiError as error:
+                assert not fits
+                never = len(event) > 2 + max_queued or sum(event) > max_tokens
+                assert (error.status, "retry-after" in error.headers) == ((400, False) if never else (503, True))
+            else:
+                assert fits
+                waiting += event
+        elif waiting and event % 2:
+            admission.started(waiting.pop(event % len(waiting)))
+            started += 1
+        elif waiting and event % 3:
+            admission.left(waiting.pop(event % len(waiting)))
+        elif started:
+            admission.left(0)
+            started -= 1
+        assert (admission.open_requests, admission.waiting_tokens) == (len(waiting) + started, sum(waiting))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.anyio
+async def test_calls_are_admitted_whole_or_not_at_all(status: Any) -> None:
+    client, link = serving(max_num_queued_reqs=2, overload_status=status)
+    async with client.open(asked(3, 3, 3)) as first:
+        with pytest.raises(ApiError) as caught:
+            client.open(asked(1, 1))
+        assert (caught.value.status, caught.value.code) == (status, "queue_full")
+        assert int(caught.value.headers["retry-after"]) >= 1
+        assert len(submitted(link)) == 3
+        client.take(update(submitted(link)[0], "length"))
+        async with client.open(asked(1)) as second:
+            assert client.num_calls == 2
+            second.abort(0)
+            client.take(Rejected(submitted(link)[1], "no", "prompt"))
+            assert [index for index, _ in await first.receive()] == [0, 1]
+    assert client.num_calls == 0 and client.idle.is_set()
+    assert sorted(aborted(link)) == sorted([submitted(link)[2], submitted(link)[3]]), "the open ones, once each"
+    async with client.open(asked(1, 1, 1, 1)):
+        assert client.num_calls == 1, "everything is free again"
+
+
+@pytest.mark.anyio
+async def test_prompts_wait_within_a_budget_of_tokens() -> None:
+    client, link = serving(max_num_queued_tokens=10)
+    async with client.open(asked(6)), client.open(asked(4)):
+        with pytest.raises(ApiError) as caught:
+            client.open(asked(1))
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        client.take(update(submitted(link)[1]))
+        async with client.open(asked(4)):
+            with pytest.raises(ApiError, match="too many prompt tokens"):
+                client.open(asked(1))
+    with pytest.raises(ApiError) as caught:
+        client.open(asked(11))
+    assert caught.value.status == 400, "which will never fit"
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
+    client, link = serving()
+    async with client.open(asked(1, 1)) as mailbox:
+        one, other = submitted(link)
+        for _ in range(2 * MAX_UNREAD):
+            client.take(update(one))
+        assert aborted(link) == []
+        client.take(update(one))
+        assert sorted(aborted(link)) == [one, other], "the engine is free before the reader wakes up"
+        client.take(update(other))
+        with pytest.raises(ApiError) as caught:
+            await mailbox.receive()
+        assert caught.value.code == "client_too_slow"
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "limits", "code"),
+    [
+        (Deadlines(queue=0.05), {}, "queue_timeout"),
+        (Deadlines(), {"queue_timeout": 0.05}, "queue_timeout"),
+        (Deadlines(queue=60), {"queue_timeout": 0.05}, "queue_timeout"),
+        (Deadlines(total=0.05), {"request_timeout": 60}, "timeout"),
+        (Deadlines(queue=60, total=60), {"request_timeout": 0.05}, "timeout"),
+    ],
+)
+@pytest.mark.anyio
+async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[str, Any], code: str) -> None:
+    client, link = serving(**limits)
+    async with client.open(asked(1, 1), asked_for) as mailbox:
+        client.take(update(submitted(link)[0]))
+        assert [index for index, _ in await mailbox.receive()] == [0]
+        with pytest.raises(ApiError) as caught:
+            await asyncio.wait_for(mailbox.receive(), 10)
+    assert caught.value.code == code
+    assert ("retry-after" in caught.value.headers) == (code == "queue_timeout")
+    assert len(aborted(link)) == 2
+
+
+@pytest.mark.anyio
+async def test_who_has_begun_waits_no_more() -> None:
+    client, link = serving()
+    async with client.open(asked(1), Deadlines(queue=0.05)) as mailbox:
+        client.take(update(submitted(link)[0]))
+        await mailbox.receive()
+        await asyncio.sleep(0.15)
+        client.take(update(submitted(link)[0], "stop"))
+        ((_, item),) = await mailbox.receive()
+        assert isinstance(item, RequestUpdate) and item.finish_reason == "stop"
+
+
+@pytest.mark.anyio
+async def test_states_and_what_they_refuse() -> None:
+    client, link = serving()
+    async with client.open(asked(1)) as mailbox:
+        client.drain()
+        with pytest.raises(ApiError, match="shutting down"):
+            client.open(asked(1))
+        client.take(update(submitted(link)[0]))
+        assert len(await mailbox.receive()) == 1, "what is open goes on"
+        client.lose("hung")
+        with pytest.raises(ApiError, match="does not respond"):
+            await mailbox.receive()
+        client.lose("dead")
+        assert state_of(client) == "hung", "the cause, not the burial"
+        client.attach(FakeLink())
+        assert state_of(client) == "loading"
+    client.stop()
+    client.serve(READY)
+    assert state_of(client) == "stopping"
+
+
+def state_of(client: EngineClient) -> str:
+    return client.state
+
+
+async def one_of_many(server: Server, body: bytes, writers: list[asyncio.StreamWriter]) -> tuple[int, str | None]:
+    """Status and error code, as soon as they are known; the connection stays open."""
+    url = server.http.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writers.append(writer)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    writer.write(head.encode() + b"\r\n" + body)
+    status = int((await reader.readline()).split()[1])
+    headers = httpx.Headers([line.split(b": ", 1) async for line in _lines(reader)])
+    if status == 200:
+        return status, None
+    error = json.loads(await reader.readexactly(int(headers["content-length"])))["error"]
+    assert headers["retry-after"] and error["type"] == "server_error"
+    return status, error["code"]
+
+
+async def _lines(reader: asyncio.StreamReader) -> Any:
+    while (line := (await reader.readline()).rstrip(b"\r\n")) != b"":
+        yield line
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_the_queue_is_exact_under_a_thousand_clients() -> None:
+    """Rows and queue are full to the last place, and everybody else knows so at once."""
+    with running("--max-num-seqs", "4", "--max-num-queued-reqs", "16") as server:
+        body = json.dumps({"model": MODEL, "prompt": "hi", "stream": True, "n": 2, **LONG}).encode()
+
+        raise_file_limit()
+
+        async def ask() -> None:
+            writers: list[asyncio.StreamWriter] = []
+            tasks = [asyncio.create_task(one_of_many(server, body, writers)) for _ in range(1000)]
+            pending = set(tasks)
+            while len(pending) > 8:  # the queued ones get their headers with their first token
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+            results = [task.result() for task in tasks if task.done()]
+            assert len(results) == 992
+            assert collections.Counter(results) == {(200, None): 2, (503, "queue_full"): 990}
+            health = await asyncio.to_thread(lambda: server.health().json())
+            assert (health["running"], health["waiting"]) == (4, 16)
+            assert server.http.get("/load").json() == {"server_load": 10}
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending)
+            for writer in writers:
+                writer.close()
+            await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+        asyncio.run(ask())
+        server.wait_idle(timeout=10)
+
+
+def test_deadlines_in_queue_and_running() -> None:
+    limits = ("--queue-timeout", "0.4", "--request-timeout", "1.2", "--overload-status", "429")
+    with running("--max-num-seqs", "1", *limits) as server:
+        waited: list[httpx.Response] = []
+        with server.stream("running", **LONG) as events:
+            next(events)
+            queued = threading.Thread(target=lambda: waited.append(server.complete("queued")))
+            queued.start()
+            *_, last = events
+        queued.join()
+        assert (last["error"]["code"], last["error"]["type"]) == ("timeout", "invalid_request_error")
+        assert check_error(waited[0], 503)["code"] == "queue_timeout" and waited[0].headers["retry-after"]
+        late = server.complete("plain", **LONG)
+        assert check_error(late, 408)["code"] == "timeout" and late.headers["x-should-retry"] == "false"
+        wait_until(lambda: server.health().json()["running"] == 0)

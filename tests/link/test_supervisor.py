@@ -1,0 +1,95 @@
+"""When an engine counts as hung, and how often it is started again."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.link.client import EngineClient
+from orca_jax.link.process_link import EngineLink
+from orca_jax.link.supervisor import LOADING_SILENCE, MAX_FAILURES, HangDetector, Supervisor
+from orca_jax.link.wire import Failed, Heartbeat, Ready, encode
+from orca_jax.server_config import ServerConfig
+
+CONFIG = ServerConfig(heartbeat_timeout=3, step_timeout=20, load_timeout=100)
+READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2)
+
+
+@pytest.mark.parametrize(
+    ("beat", "silence", "passed", "verdict"),
+    [
+        (None, 1, 99, None),
+        (None, 1, 101, "--load-timeout"),
+        (None, LOADING_SILENCE + 1, 0, "no sign of life"),
+        (Heartbeat("compiling", 50), LOADING_SILENCE - 1, 0, None),
+        (Heartbeat("compiling", 50), 0, 101, "--load-timeout"),
+        (Heartbeat("serving", 0), 2.9, 1000, None),
+        (Heartbeat("serving", 0), 3.1, 0, "no sign of life for 3 s"),
+        (Heartbeat("serving", 19), 0, 0, None),
+        (Heartbeat("serving", 21), 0, 0, "--step-timeout"),
+    ],
+)
+def test_verdicts(beat: Heartbeat | None, silence: float, passed: float, verdict: str | None) -> None:
+    detector = HangDetector(CONFIG)
+    if beat is not None:
+        detector.hear(beat)
+    said = detector.verdict(silence, passed)
+    assert said is None if verdict is None else said is not None and verdict in said
+
+
+def test_the_greeting_ends_the_patience() -> None:
+    detector = HangDetector(CONFIG)
+    detector.serves()
+    assert detector.verdict(3.1, 0) is not None
+
+
+def link_that(*answers: Any) -> type[EngineLink]:
+    """Engines that each say `answers` and end."""
+
+    class Link(EngineLink):
+        async def start(self, config: ServerConfig) -> None:
+            for answer in answers:
+                self.data_received(encode(answer))
+            asyncio.get_running_loop().call_soon(self.connection_lost, None)
+
+    return Link
+
+
+async def supervise(link: type[EngineLink], *, fails: bool = False) -> list[str]:
+    """Run to the end; what happened, in order."""
+    events: list[str] = []
+    client = EngineClient(ServerConfig(), on_heartbeat=lambda beat: events.append(beat.phase))
+
+    async def on_ready(ready: Ready) -> None:
+        assert client.state != "ready", "nobody is let in before"
+        if fails:
+            raise ConfigError("no tokenizer", "tokenizer")
+        events.append("ready")
+
+    async def sleep(seconds: float) -> None:
+        events.append(f"sleep {seconds:g}")
+
+    boss = Supervisor(ServerConfig(restart_engine=True), client, on_ready, make_link=link, sleep=sleep)
+    with pytest.raises((EngineDeadError, ConfigError)) as caught:
+        await boss.run()
+    assert client.state == "dead"
+    return [*events, str(caught.value)]
+
+
+@pytest.mark.anyio
+async def test_restarts_are_bounded() -> None:
+    events = await supervise(link_that(READY, Failed("it broke")))
+    assert events.count("ready") == MAX_FAILURES and events[-1] == "it broke"
+    assert [event for event in events if event.startswith("sleep")] == ["sleep 0.5", "sleep 1", "sleep 2", "sleep 4"]
+
+
+@pytest.mark.anyio
+async def test_a_first_start_that_fails_is_not_repeated() -> None:
+    events = await supervise(link_that(Heartbeat("loading", 1), Failed("no such model", "model", True)))
+    assert events == ["loading", "no such model"]
+
+
+@pytest.mark.anyio
+async def test_a_front_end_that_cannot_serve_the_model_says_so() -> None:
+    assert await supervise(link_that(READY), fails=True) == ["no tokenizer"]

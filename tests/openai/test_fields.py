@@ -1,0 +1,114 @@
+"""Every field of every table against values that mean harm: refused by name, or honoured, and nobody else notices."""
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
+from tests.openai.json_schema import fits
+from tests.openai.shapes import check_response
+from tests.openai.test_bad_input import check_error
+from tests.serve.running import MODEL, Server
+
+VALUES = (
+    *("NaN", "Infinity", "1e999", "1e308", "-1", "0", "1", "0.5", "2147483648", "9223372036854775807"),
+    *("9223372036854775808", "-9223372036854775809", '""', '"x"', "null", "true", "false", '"\\ud800"'),
+    *("[]", "[null]", '[""]', "[-1]", "[257]", '["x"]', "[" * 50 + "]" * 50),
+    *("{}", '{"a": 1}', '{"5": 1}', '{"257": 1}', '{"5": 101}', '{"5": "x"}'),
+)
+ROUTES = {
+    "/v1/completions": (completion_parser, {"model": MODEL, "prompt": "x", "max_tokens": 2}),
+    "/v1/chat/completions": (
+        chat_parser,
+        {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    ),
+    "/tokenize": (tokenize_parser, {"model": MODEL, "prompt": "x"}),
+    "/detokenize": (detokenize_parser, {"model": MODEL, "tokens": [65]}),
+}
+# A field that is right by itself may contradict another one, which the error then names.
+CONTRADICTED = {"max_completion_tokens": "max_tokens", "messages": "prompt", "stream": "stream_options"}
+
+
+def names(path: str) -> list[str]:
+    parser, _ = ROUTES[path]
+    return [*parser.kind.__struct_fields__, *parser.neutral]
+
+
+def body_with(path: str, name: str, value: str) -> bytes:
+    fields = {key: json.dumps(one) for key, one in ROUTES[path][1].items()} | {name: value}
+    return ("{" + ", ".join(f"{json.dumps(key)}: {text}" for key, text in fields.items()) + "}").encode()
+
+
+def loads(text: str) -> Any:
+    """The value, or this function where it is no JSON."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except ValueError:
+        return loads
+    return loads if "\\ud800" in text else value
+
+
+def send(http: httpx.Client, path: str, name: str, value: str) -> httpx.Response:
+    headers = {"content-type": "application/json"}
+    return http.post(path, content=body_with(path, name, value), headers=headers)
+
+
+def check(answer: httpx.Response, document: dict[str, Any], path: str, name: str, value: str) -> bool:
+    """Hold one answer to the document; returns whether the value was taken."""
+    where = f"{name} = {value} of {path}: {answer.status_code} {answer.text[:300]}"
+    sent = answer.request.read()
+    check_response("POST", path, sent, answer.status_code, dict(answer.headers), answer.content)
+    if answer.status_code == 200:
+        parsed = loads(value)
+        assert parsed is not loads, where
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+        assert fits(schema, json.loads(sent), document), f"taken, though the document does not allow it: {where}"
+        return True
+    error = check_error(answer, 404 if name == "model" and answer.status_code == 404 else 400)
+    if loads(value) is not loads:
+        assert error["param"] is not None and error["param"].startswith((name, CONTRADICTED.get(name, name))), where
+    return False
+
+
+@pytest.mark.parametrize("path", list(ROUTES))
+def test_every_field(idle_server: Server, path: str) -> None:
+    """Meanwhile a long stream is the same, byte for byte, as when it is alone."""
+    fields = {"max_tokens": 500, "ignore_eos": True, "seed": 3}
+
+    def text_of_a_stream() -> list[Any]:
+        with idle_server.stream("the long one", **fields) as events:
+            return [piece for event in events for piece in event["choices"]]
+
+    def whole(pieces: list[Any]) -> tuple[str, Any]:
+        return "".join(piece["text"] for piece in pieces), pieces[-1]["finish_reason"]
+
+    together: list[Any] = []
+    long_one = threading.Thread(target=lambda: together.extend(text_of_a_stream()))
+    document = idle_server.http.get("/openapi.json").json()
+    taken: set[str] = set()
+    long_one.start()
+    with httpx.Client(base_url=idle_server.url, timeout=20) as http:
+        for name in names(path):
+            for value in VALUES:
+                if check(send(http, path, name, value), document, path, name, value):
+                    taken.add(name)
+    long_one.join()
+    assert whole(together) == whole(text_of_a_stream())
+    assert {"model", *ROUTES[path][1]} - taken <= {"model", "messages", "tokens", "prompt"}
+    assert set(ROUTES[path][0].neutral) <= taken, "null is always taken"
+
+
+def test_the_document_and_the_tables_have_the_same_fields(server: Server) -> None:
+    schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
+    for parser in PARSERS:
+        schema = schemas[parser.kind.__name__]
+        assert set(schema["properties"]) == {*parser.kind.__struct_fields__, *parser.neutral}
+        assert schema["additionalProperties"] is False

@@ -1,0 +1,47 @@
+"""The project's own source as data, for the tests that judge its shape."""
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "orca_jax"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One Python file; `path` is relative to the project's root."""
+
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        return (ROOT / self.path).read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, filename=str(self.path))
+
+    @cached_property
+    def num_lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def module(self) -> str:
+        """Dotted name; a package goes by the name of its folder."""
+        parts = self.path.with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    def __str__(self) -> str:
+        return self.path.as_posix()
+
+
+def python_files(*folders: str) -> list[SourceFile]:
+    """Python files under the folders that hold more than white space, in a stable order."""
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    files = (SourceFile(path.relative_to(ROOT)) for path in sorted(paths))
+    return [file for file in files if file.text.strip()]

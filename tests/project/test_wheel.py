@@ -1,0 +1,74 @@
+"""A wheel holds all that the package needs, and works where there is no source tree."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.project.source import ROOT
+
+DEMO = ROOT / "checkpoints" / "demo"
+needs_demo = pytest.mark.skipif(not DEMO.exists(), reason="the demo model is not in this tree")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def names_under(wheel: Path, prefix: str) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name.removeprefix(prefix) for name in archive.namelist() if name.startswith(prefix)}
+
+
+def files_under(folder: Path) -> set[str]:
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in paths if "__pycache__" not in path.parts}
+
+
+def test_holds_the_package_and_its_data(wheel: Path) -> None:
+    mapped = ("_demo/", "_demo_length_ranker/")
+    names = {name for name in names_under(wheel, "orca_jax/") if not name.startswith(mapped)}
+    assert names == files_under(ROOT / "orca_jax")
+    assert {"py.typed", "engine.py"} <= names
+
+
+def test_holds_nothing_else(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in names_under(wheel, "")}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"orca_jax"}
+    assert len(tops) == 2
+
+
+@needs_demo
+def test_holds_the_demo_model(wheel: Path) -> None:
+    assert names_under(wheel, "orca_jax/_demo/") == files_under(DEMO)
+    ranker = files_under(DEMO.with_name("demo_length_ranker"))
+    assert ranker and names_under(wheel, "orca_jax/_demo_length_ranker/") == ranker
+
+
+@needs_demo
+@pytest.mark.skipif(not (ROOT / "orca_jax" / "llm.py").exists(), reason="no LLM in this tree")
+def test_generates_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    program = """
+import orca_jax
+from orca_jax.llm import LLM
+from orca_jax.request import SamplingParams
+
+llm = LLM(model="demo", max_num_seqs=2, max_num_batched_tokens=4, tensor_parallel_size=1, compile_cache=None)
+(output,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+print(orca_jax.__file__)
+print(len(output.outputs[0].token_ids))
+"""
+    # The folder of the program comes first on sys.path, before the editable install of the tree.
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(tmp_path / "orca_jax" / "__init__.py"), "4"]

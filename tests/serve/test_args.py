@@ -1,0 +1,161 @@
+"""Flags of the server, and the file that may hold them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+from orca_jax.serve.args import parse_args
+from orca_jax.serve.server import main
+from orca_jax.server_config import ServerConfig
+
+
+def test_every_field_has_a_flag_and_the_same_default() -> None:
+    assert parse_args([]) == ServerConfig()
+
+
+def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--help"])
+    assert caught.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(ServerConfig):
+        if field.name != "engine":
+            assert f"--{field.name.replace('_', '-')}" in shown and field.metadata["help"] in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--served-model-name a b", {"served_model_name": ("a", "b")}),
+        ("--api-key one two --port 0", {"api_key": ("one", "two"), "port": 0}),
+        ("--api-key=-dash", {"api_key": ("-dash",)}),
+        ("--max-num-queued-reqs 4k --max-body-bytes 1M", {"max_num_queued_reqs": 4000, "max_body_bytes": 2**20}),
+        ("--overload-status 429", {"overload_status": 429}),
+        ("--queue-timeout 1.5 --shutdown-timeout 0", {"queue_timeout": 1.5, "shutdown_timeout": 0.0}),
+        ("--restart-engine --no-log-requests", {"restart_engine": True, "log_requests": False}),
+        ("--uds some.sock --root-path /llm", {"uds": "some.sock", "root_path": "/llm"}),
+        ("--tool-call-parser hermes --log-format json", {"tool_call_parser": "hermes", "log_format": "json"}),
+        ("--model preset:toy", {"engine": EngineConfig(model="preset:toy")}),
+    ],
+)
+def test_flags(flags: str, expected: dict[str, Any]) -> None:
+    assert parse_args(flags.split()) == ServerConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "param"),
+    [
+        ("--port 70000", "port"),
+        ("--port -1", "port"),
+        ("--uds x --port 81", "port"),
+        ("--uds x --host ::1", "host"),
+        ("--uds=", "uds"),
+        ("--ssl-certfile x", "ssl_keyfile"),
+        ("--ssl-keyfile x", "ssl_certfile"),
+        ("--ssl-ca-certs x", "ssl_ca_certs"),
+        ("--root-path llm", "root_path"),
+        ("--root-path /llm/", "root_path"),
+        ("--queue-timeout 0", "queue_timeout"),
+        ("--request-timeout -1", "request_timeout"),
+        ("--read-timeout nan", "read_timeout"),
+        ("--write-timeout inf", "write_timeout"),
+        ("--shutdown-timeout -0.1", "shutdown_timeout"),
+        ("--heartbeat-timeout 0.5", "heartbeat_timeout"),
+        ("--step-timeout 0", "step_timeout"),
+        ("--load-timeout -3", "load_timeout"),
+        ("--max-num-queued-reqs -1", "max_num_queued_reqs"),
+        ("--max-num-queued-tokens 0", "max_num_queued_tokens"),
+        ("--max-body-bytes 0", "max_body_bytes"),
+        ("--max-logprobs 21", "max_logprobs"),
+        ("--allow-credentials", "allow_credentials"),
+        ("--allow-credentials --allowed-origins *", "allow_credentials"),
+        ("--api-key a --api-key=", "api_key"),
+        ("--cache-salt-per-key", "cache_salt_per_key"),
+        ("--served-model-name=", "served_model_name"),
+        ("--otlp-traces-endpoint localhost:4318", "otlp_traces_endpoint"),
+        ("--config missing.yaml", "config"),
+    ],
+)
+def test_what_cannot_be_meant(flags: str, param: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_args(flags.split())
+    assert caught.value.param == param
+    assert main(flags.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: --{param.replace('_', '-')}: ")
+
+
+@pytest.mark.parametrize("flags", ["--overload-status 500", "--log-format xml", "--port x", "--unknown", "--api-key"])
+def test_what_argparse_refuses(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(flags.split())
+    assert caught.value.code == 2 and flags.split()[0] in capsys.readouterr().err
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "server.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
+    name = write(
+        tmp_path,
+        """
+        model: preset:toy
+        max-num-seqs: 4k
+        max_num_queued_reqs: 7
+        api-key: [-a, ]
+        served_model_name: [x, y]
+        queue-timeout: 2
+        restart-engine: true
+        log-requests: false
+        block-size: 32
+        uds: null
+        port: 81
+        """,
+    )
+    config = parse_args(["--config", name, "--max-num-queued-reqs", "8", "--served-model-name", "z", "--log-requests"])
+    engine = EngineConfig(model="preset:toy", max_num_seqs=4000, page_size=32)
+    assert config == ServerConfig(
+        engine=engine,
+        max_num_queued_reqs=8,
+        api_key=("-a",),
+        served_model_name=("z",),
+        queue_timeout=2.0,
+        restart_engine=True,
+        port=81,
+    )
+    assert parse_args([f"--config={write(tmp_path, '')}"]) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "words"),
+    [
+        ("max-num-seq: 3", "config", "did you mean max-num-seqs?"),
+        ("config: x", "config", "no setting 'config'"),
+        ("engine: {}", "config", "no setting 'engine'"),
+        ("- port", "config", "must hold flags"),
+        ("port: [", "config", "no YAML"),
+        ("a: !!python/object/apply:os.system [x]", "config", "no YAML"),
+        ("api-key: x\napi_key: y", "config", "twice"),
+        ("port: {a: 1}", "port", "plain value"),
+        ("api-key: []", "api_key", "list of plain values"),
+        ("api-key: [a, -b]", "api_key", "dash"),
+        ("port: 70000", "port", "0..65535"),
+    ],
+)
+def test_what_a_file_cannot_say(tmp_path: Path, text: str, param: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_args(["--config", write(tmp_path, text)])
+    assert caught.value.param == param and words in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["port: many", "restart-engine: 3", "overload-status: 500", "port: true"])
+def test_types_hold_in_a_file_too(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args(["--config", write(tmp_path, text)])
+    assert text.partition(":")[0] in capsys.readouterr().err

@@ -1,0 +1,267 @@
+"""Metrics and log lines of requests and of the engine, by a clock that the test moves."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from orca_jax.engine import EngineStats
+from orca_jax.link.wire import Heartbeat
+from orca_jax.request import RequestMetrics, RequestUpdate
+from orca_jax.server_config import ServerConfig
+from orca_jax.step import ExecutorStats
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Distribution
+from orca_jax.telemetry.observer import Observer
+
+STATS = EngineStats(
+    iterations=0,
+    scheduled_requests=0,
+    scheduled_tokens=0,
+    schedule_seconds=0.0,
+    update_seconds=0.0,
+    waiting=0,
+    running=0,
+    in_flight=0,
+    preemptions=0,
+    cache_queries=0,
+    cache_hits=0,
+    num_pages=100,
+    free_pages=100,
+    reserved_slots=0,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclasses.dataclass
+class PlayedClient:
+    state: str = "ready"
+    running: int = 0
+    waiting: int = 0
+
+
+def samples(observer: Observer) -> dict[str, float]:
+    """What a scrape reads: `name{label=value}` -> value."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(observer.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert key not in found, f"{key} is published twice"
+            found[key] = sample.value
+    return found
+
+
+def tokens(*ids: int, metrics: RequestMetrics | None = None) -> RequestUpdate:
+    return RequestUpdate("r0", ids, "stop" if metrics else None, metrics=metrics)
+
+
+def beat(phase: Any = "serving", executor: dict[str, Any] | None = None, **engine: Any) -> Heartbeat:
+    if phase != "serving":
+        return Heartbeat(phase, 1.5)
+    return Heartbeat(phase, 0.0, dataclasses.replace(STATS, **engine), ExecutorStats(**executor or {}))
+
+
+# Requests of the engine.
+
+
+def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    observer = Observer(ServerConfig(), clock=clock)
+    record = observer.begin("req_a", "/v1/completions", 7)
+    clock.now += 0.3
+    record.take(tokens(1))
+    clock.now += 0.012
+    record.take(tokens(2))
+    clock.now += 0.04
+    record.take(tokens(3, 4, metrics=RequestMetrics(arrival=5.0, first_scheduled=5.2, first_token=5.3, finished=5.4)))
+    with caplog.at_level(logging.INFO):
+        record.end("stop")
+    (line,) = caplog.records
+    shown = {name: getattr(line, name) for name in ("request_id", "endpoint", "finish_reason")}
+    assert shown == {"request_id": "req_a", "endpoint": "/v1/completions", "finish_reason": "stop"}
+    figures = [line.prompt_tokens, line.completion_tokens, line.queue_ms, line.ttft_ms, line.duration_ms]
+    assert figures == pytest.approx([7, 4, 200, 300, 352])
+    assert line.tokens_per_s == pytest.approx(3 / 0.052, rel=1e-3)
+    found = samples(observer)
+    gaps = "orca_jax_inter_token_latency_seconds"
+    assert found[f"{gaps}_count"] == 3
+    assert found[f"{gaps}_sum"] == pytest.approx(0.052)
+    assert [found[f"{gaps}_bucket{{le={le}}}"] for le in ("0.01", "0.015", "0.02", "0.03", "+Inf")] == [0, 1, 3, 3, 3]
+    for name, value in (("time_to_first_token", 0.3), ("e2e_request_latency", 0.352), ("request_queue_time", 0.2)):
+        assert found[f"orca_jax_{name}_seconds_count"] == 1
+        assert found[f"orca_jax_{name}_seconds_sum"] == pytest.approx(value)
+    assert (found["orca_jax_prompt_tokens_total"], found["orca_jax_generation_tokens_total"]) == (7, 4)
+
+
+def test_line_of_a_choice_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has the `x-request-id` of an answer finds all its lines."""
+    observer = Observer(ServerConfig())
+    with caplog.at_level(logging.INFO):
+        with structlog.contextvars.bound_contextvars(request_id="call"):
+            records = [observer.begin(name, "/v1/completions", 1) for name in ("call", "call-0")]
+        for record in records:
+            record.end("abort")  # later, and perhaps in another task
+    assert [(line.request_id, getattr(line, "choice_id", None)) for line in caplog.records] == [
+        ("call", None),
+        ("call", "call-0"),
+    ]
+
+
+@pytest.mark.parametrize("reason", END_REASONS)
+def test_ends_count_once(reason: str) -> None:
+    observer = Observer(ServerConfig())
+    record = observer.begin("req_a", "/v1/completions", 7)
+    record.end(reason)
+    record.end("stop")
+    found = samples(observer)
+    ended = {key: value for key, value in found.items() if key.startswith("orca_jax_request_success_total")}
+    assert len(ended) == len(END_REASONS), "a reason that has not occurred is 0, not absent"
+    assert {key for key, value in ended.items() if value} == {
+        f"orca_jax_request_success_total{{finished_reason={reason}}}"
+    }
+    complete = reason in ("stop", "length", "tool_calls")
+    assert found["orca_jax_e2e_request_latency_seconds_count"] == complete
+    assert found["orca_jax_prompt_tokens_total"] == 0, "it never got a token"
+
+
+def test_unknown_reason_is_a_defect() -> None:
+    with pytest.raises(AssertionError, match="no reason to end"):
+        Observer(ServerConfig()).begin("a", "/v1/completions", 1).end("whatever the client says")
+
+
+def test_log_line_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    observer = Observer(ServerConfig(log_requests=False))
+    with caplog.at_level(logging.INFO):
+        observer.begin("req_a", "/v1/completions", 7).end("stop")
+    assert not caplog.records
+    assert samples(observer)["orca_jax_request_success_total{finished_reason=stop}"] == 1
+
+
+def test_updates_without_tokens_are_no_tokens() -> None:
+    observer = Observer(ServerConfig())
+    record = observer.begin("a", "/v1/completions", 7)
+    record.take(RequestUpdate("r0", ()))
+    record.take(RequestUpdate("r0", (), "error", "no finite logits"))
+    record.end("error")
+    found = samples(observer)
+    assert (found["orca_jax_generation_tokens_total"], found["orca_jax_time_to_first_token_seconds_count"]) == (0, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 4)), max_size=30))
+def test_distribution_counts_as_prometheus_defines(values: list[tuple[float, int]]) -> None:
+    class Family:
+        def add_metric(self, labels: Any, buckets: list[tuple[str, float]], sum_value: float) -> None:
+            self.buckets, self.sum = buckets, sum_value
+
+    distribution, family = Distribution((0.5, 1, 10)), Family()
+    for value, times in values:
+        distribution.observe(value, times)
+    distribution.add_to(family, ())  # type: ignore[arg-type]
+    for bound, count in family.buckets:
+        assert count == sum(times for value, times in values if value <= float(bound))
+    assert family.sum == pytest.approx(sum(value * times for value, times in values))
+
+
+# The engine, by its heartbeats.
+
+
+def test_heartbeats() -> None:
+    observer = Observer(ServerConfig())
+    engine = {"running": 3, "waiting": 2, "free_pages": 75, "preemptions": 4, "iterations": 10}
+    engine |= {"cache_queries": 50, "cache_hits": 20}
+    seconds = {"schedule_seconds": 0.1, "update_seconds": 0.2}
+    executor = {
+        **{"tokens": 50, "padding_tokens": 6, "compiles": 8, "compiles_while_serving": 1, "launches": 11},
+        **{"pack_seconds": 0.3, "dispatch_seconds": 9.0, "wait_seconds": 2.0, "idle_seconds": 0.5},
+    }
+    observer.heartbeat(beat(executor=executor, **engine, **seconds))
+    found = samples(observer)
+    expected = {
+        **{"num_requests_running": 3, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.25},
+        **{"kv_pages_used": 25, "kv_pages": 100, "num_preemptions_total": 4, "iterations_total": 10},
+        **{"prefix_cache_queries_total": 50, "prefix_cache_hits_total": 20},
+        **{"iteration_tokens_total": 50, "padding_tokens_total": 6, "compiles_total": 8, "launches_total": 11},
+        **{"compiles_while_serving_total": 1, "host_seconds_per_iteration": 0.06, "engine_restarts_total": 0},
+        **{"engine_seconds_total{part=dispatch}": 9.0, "engine_seconds_total{part=wait}": 2.0},
+        "device_idle_seconds_total": 0.5,
+        "engine_state{state=ready}": 1,
+    }
+    assert {name: found[f"orca_jax_{name}"] for name in expected} == pytest.approx(expected)
+
+
+def test_gateway_finds_its_names() -> None:
+    observer = Observer(ServerConfig(served_model_name=("m", "alias")))
+    observer.heartbeat(beat(running=3, waiting=2, free_pages=50))
+    found = samples(observer)
+    named = {key: value for key, value in found.items() if key.startswith("vllm:")}
+    assert named == {
+        "vllm:num_requests_running{model_name=m}": 3,
+        "vllm:num_requests_waiting{model_name=m}": 2,
+        "vllm:kv_cache_usage_perc{model_name=m}": 0.5,
+    }
+
+
+def test_client_knows_better_than_an_old_heartbeat() -> None:
+    clock, client = Clock(), PlayedClient()
+    observer = Observer(ServerConfig(), clock=clock)
+    observer.follow(client)
+    observer.heartbeat(beat(running=1, waiting=1, free_pages=50))
+    client.running, client.waiting, client.state = 5, 6, "hung"
+    clock.now += 4
+    found = samples(observer)
+    assert (found["orca_jax_num_requests_running"], found["vllm:num_requests_waiting{model_name=demo}"]) == (5, 6)
+    assert found["orca_jax_engine_heartbeat_age_seconds"] == 4
+    states = {state: found[f"orca_jax_engine_state{{state={state}}}"] for state in ENGINE_STATES}
+    assert [state for state, value in states.items() if value] == ["hung"]
+    client.state = "dead"
+    assert samples(observer)["orca_jax_kv_pages_used"] == 0
+
+
+def test_totals_go_on_over_restarts() -> None:
+    observer = Observer(ServerConfig())
+    for message in (
+        beat("loading"),
+        beat("compiling"),
+        beat(iterations=10, preemptions=1),
+        beat(iterations=15, preemptions=1),
+        beat("loading"),
+        beat("compiling"),
+        beat(iterations=20, preemptions=2),
+        beat(iterations=3, preemptions=2),  # a new engine whose first heartbeats were lost
+    ):
+        observer.heartbeat(message)
+    found = samples(observer)
+    assert found["orca_jax_iterations_total"] == 15 + 20 + 3
+    assert found["orca_jax_num_preemptions_total"] == 1 + 2 + 2
+    assert found["orca_jax_engine_restarts_total"] == 2
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.integers(0, 9), max_size=20))
+def test_totals_never_fall(steps: list[int | None]) -> None:
+    """None: the engine died and another one starts."""
+    observer, total, before, expected = Observer(ServerConfig()), 0, 0.0, 0
+    for step in steps:
+        if step is None:
+            total = 0
+            observer.heartbeat(beat("loading"))
+        else:
+            total, expected = total + step, expected + step
+            observer.heartbeat(beat(iterations=total, executor={"tokens": total}))
+        (sample,) = observer.metrics.engine.iterations.family().samples
+        now = sample.value
+        assert before <= now == expected
+        before = now

@@ -1,0 +1,165 @@
+"""The pictures and the command line."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from orca_jax.timeline.__main__ import main
+from orca_jax.timeline.html import page
+from orca_jax.timeline.perfetto import perfetto
+from orca_jax.timeline.read import Run
+from orca_jax.timeline.spans import request_spans
+from tests.timeline.traced import ONE, TracedLab
+
+HOSTILE = "<script>alert('B')</script>"
+
+
+@pytest.fixture
+def lab() -> TracedLab:
+    """A, a request with a hostile name, which is preempted, and C, which waits."""
+    lab = TracedLab(max_bs=2, page_size=2, shape=ONE._replace(budget=8, num_pages=4))
+    for request_id in ("A", HOSTILE, "C"):
+        lab.add(request_id, 3, 4)
+    lab.run()
+    return lab
+
+
+@pytest.fixture
+def run(lab: TracedLab) -> Run:
+    return lab.trace
+
+
+@pytest.fixture
+def file(lab: TracedLab, tmp_path: Path) -> Path:
+    lab.writer.flush()
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"".join(lab.parts))
+    return path
+
+
+class Reader(HTMLParser):
+    """Fails where tags do not match; keeps what is shown, and the attributes of groups and cells."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.shown: list[str] = []
+        self.rows: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        named = dict(attrs)
+        assert not {"src", "href"} & set(named), "a page that needs the network"
+        if "data-request" in named:
+            self.rows.append(named["data-request"] or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.shown.append(data)
+
+
+def test_spans_by_hand(run: Run) -> None:
+    shown = {n: [(s.kind, s.first, s.last, s.tokens) for s in spans] for n, spans in request_spans(run).items()}
+    assert shown[0] == [("chunk", 0, 0, 3), ("increment", 1, 3, 3)]
+    assert shown[1] == [
+        ("chunk", 0, 0, 3),
+        ("increment", 1, 1, 1),
+        ("preempted", 2, 3, 0),
+        ("chunk", 4, 4, 5),
+        ("increment", 5, 5, 1),
+    ]
+    assert shown[2] == [("waiting", 0, 1, 0), ("waiting", 2, 5, 0), ("chunk", 6, 6, 3), ("increment", 7, 9, 3)]
+    assert [span.held for span in request_spans(run)[2]] == ["rows", "pages", None, None]
+
+
+def test_the_page(run: Run) -> None:
+    text = page(run)
+    reader = Reader()
+    reader.feed(text)
+    assert not reader.open and reader.rows == ["0", "1", "2"]
+    assert "script" not in reader.tags and f"1: {HOSTILE}" in reader.shown
+    tips = " ".join(reader.shown)
+    assert (
+        "A, iteration 0: initiation: a chunk of the prompt, or tokens computed anew, 3 tokens from position 0" in tips
+    )
+    assert "iterations 2 to 3: preempted, and waiting again; the first in line lacks pages" in tips
+    assert text.count("<rect") >= sum(len(spans) for spans in request_spans(run).values()) + len(run.iterations)
+
+
+def test_perfetto(run: Run) -> None:
+    events = json.loads(json.dumps(perfetto(run)))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"0: A", f"1: {HOSTILE}", "2: C", "host", "device"} <= names
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
+    device = [event for event in slices if (event["pid"], event["tid"]) == (1, 2)]
+    assert [event["name"] for event in device] == [f"iteration {each.iteration}" for each in run.iterations]
+    for n in run.arrivals:
+        track = [event for event in slices if (event["pid"], event["tid"]) == (2, n + 1)]
+        assert len(track) == len(request_spans(run)[n])
+    assert {event["name"] for event in events if event["ph"] == "C"} == {"tokens", "running", "waiting", "free pages"}
+
+
+def test_show(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html, events = tmp_path / "out.html", tmp_path / "out.json"
+    assert main([str(file), "--html", str(html), "--perfetto", str(events)]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["requests"] == 3 and line["preemptions"] >= 1 and line["config"]["scheduler"] == "chunked"
+    assert html.read_text().startswith("<!doctype html>") and json.loads(events.read_text())["traceEvents"]
+
+
+def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html = tmp_path / "out.html"
+    words = ["replay", str(file), "--scheduler", "orca", "--scheduling-policy", "fcfs", "--n-slots", "7"]
+    assert main([*words, "--num-pages", "8", "--html", str(html)]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["replayed"]["requests"] == line["recorded"]["requests"] == 3
+    assert line["replayed"]["preemptions"] == 0 < line["recorded"]["preemptions"]
+    assert line["replayed"]["mean_batch_size"] == 1, "two requests of 7 slots each"
+    assert line["fit"]["per_iteration"] > 0 and line["config"]["n_slots"] == 7
+    assert "orca" in html.read_text()
+
+
+WRONG = {
+    "no file": (None, "cannot be read"),
+    "empty": (b"", "holds no trace"),
+    "no JSON": (b"hello\n", "line 1"),
+    "no head": (b'{"iteration": null}\n', "before the engine's head"),
+    "no request": ("head", "nothing to measure"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_files(case: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content, message = WRONG[case]
+    path = file.with_name("wrong")
+    if content is not None:
+        path.write_bytes(file.read_bytes().splitlines(keepends=True)[0] if content == "head" else content)
+    assert main([str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_version(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":99'))
+    assert main([str(file)]) == 2
+    assert "version 99" in capsys.readouterr().err
+
+
+def test_an_unfinished_last_line_is_left_out(file: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_bytes(file.read_bytes() + b'{"iteration":{"iterat')
+    assert main([str(file)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["iterations"] == len(run.iterations)
+
+
+def test_a_setting_that_cannot_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(file), "--max-num-seqs", "0"]) == 2
+    assert "max_num_seqs must be at least 1" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""The lab of scheduler tests with a trace writer in it."""
+
+import msgspec
+
+from orca_jax.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.timeline.read import Run, members, parse_run
+from orca_jax.timeline.writer import TRACE_VERSION, Head, TraceWriter
+from tests.sched.lab import Lab, Shape
+
+ONE = Shape(depth=1, reuses_prefixes=False)
+
+
+class TracedLab(Lab):
+    """Writes its trace to memory; a reading of its clock, by the engine or the writer, is a hundredth of a second."""
+
+    def __init__(self, name: SchedulerName = "orca", *, shape: Shape | None = None, **sizes) -> None:
+        super().__init__(name, shape=shape, **sizes)
+        config = EngineConfig(
+            model="lab",
+            scheduler="chunked" if shape else name,
+            max_num_seqs=self.max_bs,
+            overlap=shape is not None and shape.depth > 1,
+            enable_prefix_caching=shape is not None and shape.reuses_prefixes,
+            n_workers=1 if shape else self.scheduler.n_workers,
+            n_slots=self.kv.n_slots,
+            check_in_intervals=shape.intervals if shape else None,
+        )
+        cache = CacheConfig(self.kv.num_pages, self.kv.page_size, "float32")
+        budget = shape.budget if shape else 1000
+        head = Head(TRACE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
+        self.parts: list[bytes] = []
+        self.writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
+        self.engine.observer = self.writer
+
+    def _tick(self) -> float:
+        self.now = round(self.now + 0.01, 2)
+        return self.now
+
+    @property
+    def trace(self) -> Run:
+        self.writer.flush()
+        return parse_run(b"".join(self.parts))
+
+
+def batches(run: Run) -> list[list[tuple[int, int, int]]]:
+    """(request, position, tokens) of everyone in each iteration."""
+    return [sorted(members(iteration)) for iteration in run.iterations]
