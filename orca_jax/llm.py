@@ -18,8 +18,15 @@ from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.request import USUAL, CompletionOutput, RequestOutput, RequestUpdate, SamplingParams, Urgency
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import (
+    DEFAULT_URGENCY,
+    CompletionOutput,
+    RequestOutput,
+    RequestUpdate,
+    SamplingParams,
+    TokenLogprobs,
+    Urgency,
+)
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
@@ -224,7 +231,7 @@ class LLM:
 
     def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
         if priority is None:
-            return [USUAL] * count
+            return [DEFAULT_URGENCY] * count
         if len(priority) != count:
             raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each", param="priority")
         if any(priority) and not self._has_priorities:

@@ -1,26 +1,30 @@
-"""A request: one prompt and its sampling parameters; it owns its generated ids."""
+"""Values that a caller of the engine passes and gets: parameters, urgency, updates, outputs."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.errors import RequestError
-from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs, TokenSet
+
+MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
+MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+TokenSet = int
+"""A set of token ids as the bits of an integer: bit i is id i."""
 
 MAX_PRIORITY = 100  # and its negative: further apart nobody may be, so that nobody waits for ever
 
 
-class State(Enum):
-    """The states of Algorithm 1, and the end."""
+class TokenLogprobs(NamedTuple):
+    """One token under the model's own distribution: before temperature, filters, penalties, biases and masks."""
 
-    INITIATION = "initiation"  # prompt tokens are still to be processed
-    RUNNING = "running"  # member of an iteration in flight
-    INCREMENT = "increment"  # one generated token at a time
-    FINISHED = "finished"
+    logprob: float
+    rank: int  # more probable tokens, plus one
+    top_ids: tuple[int, ...] = ()  # the most probable tokens, as many as requested, best first
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,71 +190,7 @@ class Urgency:
         _require(holds, "deadline", "a number of seconds above 0", self.deadline)
 
 
-USUAL = Urgency()
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One request in the pool, which owns it; every field below `seed` changes only there.
-
-    `num_computed` counts the tokens whose K and V are in the cache. Preemption sets it back to 0, and
-    the generated ids are then processed again like a prompt.
-    """
-
-    request_id: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    arrival: float  # seconds, on the engine's clock
-    arrival_index: int  # order of arrival, unique
-    seed: int  # resolved: never None
-    stop_ids: frozenset[int]  # end tokens of this request
-    constraint: Constraint | None = None
-    urgency: Urgency = USUAL
-    predicted_output: float = 0.0  # tokens that it was thought to generate in all, when it arrived
-    state: State = State.INITIATION
-    generated_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, where asked for
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's ids from the second on
-    num_computed: int = 0
-    num_iterations: int = 0
-    num_delivered: int = 0  # generated ids already handed out
-    row: int | None = None  # held from the first iteration to the end, or to a preemption
-    in_flight: int = 0  # iterations submitted and not yet collected
-    num_pending: int = 0  # tokens that these sample, so that they are on the device only
-    num_cached: int = 0  # tokens of the prompt whose pages were there before it was admitted first
-    page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
-    num_remembered: int = 0  # pages that others can find by these
-    has_ended: bool = False  # its last update was handed out; it stays while an iteration is in flight
-    finish_reason: FinishReason | None = None
-    error: str | None = None  # why no further token can be chosen; the request ends with reason "error"
-    aborted: bool = False
-    first_scheduled: float | None = None
-    first_token: float | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and generated tokens so far."""
-        return len(self.prompt_ids) + len(self.generated_ids)
-
-    @property
-    def num_left(self) -> int:
-        """Tokens to process now, those of iterations in flight included; 0 for a request that is about to end."""
-        if self.num_pending and len(self.generated_ids) + self.num_pending >= self.params.max_tokens:
-            return 0
-        return self.num_tokens + self.num_pending - self.num_computed
-
-    @property
-    def max_total(self) -> int:
-        """The paper's `max_tokens`: slots that the request may need at most."""
-        return len(self.prompt_ids) + self.params.max_tokens
-
-    def ids_from(self, start: int, count: int) -> list[int]:
-        """`count` ids of prompt and generated text from position `start`."""
-        boundary = len(self.prompt_ids)
-        if start >= boundary:
-            return self.generated_ids[start - boundary : start - boundary + count]
-        ids = self.prompt_ids[start : start + count]
-        return ids + self.generated_ids[: count - len(ids)]
+DEFAULT_URGENCY = Urgency()
 
 
 @dataclass(frozen=True)

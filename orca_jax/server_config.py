@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orca_jax.config import EngineConfig
-from orca_jax.step import MAX_LOGPROBS
+from orca_jax.request import MAX_LOGPROBS
 
 MIB = 2**20
 

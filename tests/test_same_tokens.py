@@ -12,7 +12,7 @@ from orca_jax.build.engine import build_engine
 from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import USUAL, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
@@ -26,7 +26,7 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     at_step: int = 0
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
 
 
 def greedy_jobs(name: str) -> tuple[list[Job], list[list[int]]]:

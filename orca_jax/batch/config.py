@@ -18,8 +18,8 @@ from orca_jax.flags import add_engine_args, add_field_args, engine_config_from_a
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema import completion_parser
 from orca_jax.openai.schema.limits import MAX_ANSWERS
+from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import MAX_LOGPROBS
 
 DESCRIPTION = "Answer a file of requests with an engine in this process, or with a server."
 REMOTE_CONCURRENCY = 64

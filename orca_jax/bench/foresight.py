@@ -24,8 +24,9 @@ from orca_jax.ranker.saved import load_scorer
 from orca_jax.ranker.scorer import Scorer
 from orca_jax.ranker.tau import kendall_tau
 from orca_jax.reporting import hardware, print_table
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
+from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
 from orca_jax.timeline.fit import fit_cost
 

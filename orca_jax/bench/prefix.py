@@ -16,6 +16,7 @@ from orca_jax.bench.lru import Admissions, count_missed, possible_hits
 from orca_jax.bench.measure import Run, mean_figures, reschedule, run_trace, summarize, warm_up
 from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
 from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.scheduler import SCHEDULERS
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
-    if config.scheduler != "chunked" or not config.enable_prefix_caching:
+    if not (SCHEDULERS[config.scheduler].shares_prefixes and config.enable_prefix_caching):
         raise ConfigError(
             "scheduler must be chunked, with prefix caching: the other passes do without", param="scheduler"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orca_jax.build.scheduler import build_scheduling, check_settings, num_rows
+from orca_jax.build.scheduler import SCHEDULERS, build_scheduling, check_settings, num_rows
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout
 from orca_jax.engine import Engine
@@ -181,7 +181,7 @@ def _observer(head: Head) -> TraceWriter | None:
 
 def default_tokens(config: EngineConfig, platform: str) -> int:
     """Tokens of the largest launch, which are those of an iteration of `chunked`: half of them stay for prompts."""
-    if config.scheduler == "chunked" and platform == "cpu":
+    if SCHEDULERS[config.scheduler].has_token_budget and platform == "cpu":
         return max(_CPU_BUDGET, 2 * config.max_num_seqs)
     return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
 

@@ -10,7 +10,7 @@ from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines, EngineRe
 from orca_jax.link.errors import Unavailable
 from orca_jax.link.mailbox import Mailbox
 from orca_jax.link.wire import Abort, FromEngine, Heartbeat, Ready, Rejected, Submit, Updates
-from orca_jax.request import USUAL, RequestUpdate, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, Urgency
 from orca_jax.server_config import ServerConfig
 
 __all__ = ["Deadlines", "EngineClient", "EngineRequest", "Mailbox", "State"]
@@ -83,7 +83,7 @@ class EngineClient:
         return len(self._calls)
 
     def open(
-        self, requests: Sequence[EngineRequest], deadlines: Deadlines = NO_DEADLINES, urgency: Urgency = USUAL
+        self, requests: Sequence[EngineRequest], deadlines: Deadlines = NO_DEADLINES, urgency: Urgency = DEFAULT_URGENCY
     ) -> Mailbox:
         """Submit the requests of one call, all or none. The server's own limits hold beside `deadlines`.
 

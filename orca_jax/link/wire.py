@@ -11,7 +11,7 @@ import msgspec
 
 from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
-from orca_jax.request import USUAL, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.step import ExecutorStats
 
 MAX_FRAME_BYTES = 256 * 2**20
@@ -36,7 +36,7 @@ class Submit(Message, frozen=True):
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
 
 
 class Abort(Message, frozen=True):

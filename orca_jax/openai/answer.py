@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from orca_jax.openai.generation import Generation, Piece
 from orca_jax.openai.schema.answers import FinishReason, Usage
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import TokenLogprobs
 from orca_jax.text.tools import ToolCall
 
 

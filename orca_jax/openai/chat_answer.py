@@ -24,7 +24,7 @@ from orca_jax.openai.schema.answers import (
     Usage,
 )
 from orca_jax.openai.schema.chat import ChatRequest, content_text
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode

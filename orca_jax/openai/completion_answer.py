@@ -11,7 +11,7 @@ from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from orca_jax.openai.model import Prompt
 from orca_jax.openai.schema.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from orca_jax.openai.schema.completion import CompletionRequest
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode

@@ -18,8 +18,8 @@ from orca_jax.link.wire import Rejected
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Prompt, Service
 from orca_jax.openai.schema.answers import FinishReason, PromptDetails, Usage
-from orca_jax.request import USUAL, RequestUpdate, Urgency
-from orca_jax.step import NOT_FINITE, TokenLogprobs
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, TokenLogprobs, Urgency
+from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tools import ToolCall, ToolParser
@@ -44,7 +44,7 @@ class Job:
     candidates: int
     requests: Sequence[EngineRequest]
     deadlines: Deadlines
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Collection, Sequence
 
 from orca_jax.openai.schema.answers import CompletionLogprobs, PromptLogprobs, TokenLogprob, TopLogprob
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
 
 LEAST = -9999.0  # JSON has no infinity; OpenAI's and vLLM's stand-in

@@ -13,8 +13,8 @@ import yaml
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import ALIASES, add_engine_args, add_field_args, engine_config_from_args, flag_of
+from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import MAX_LOGPROBS
 
 DESCRIPTION = "Serve a model over HTTP as OpenAI does."
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine gives a sign of life twice a second

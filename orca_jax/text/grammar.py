@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from orca_jax.errors import RequestError
-from orca_jax.request import StructuredOutput
-from orca_jax.step import TokenSet
+from orca_jax.request import StructuredOutput, TokenSet
 from orca_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # it exists for type checkers only

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.observer import Observer
-from orca_jax.request import FinishReason, Request, RequestUpdate
+from orca_jax.request import FinishReason, RequestUpdate
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
+from orca_jax.sched.scheduler import Held
 from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
 TRACE_VERSION = 1
@@ -146,6 +148,7 @@ class TraceWriter(Observer):
         self._finished: list[object] = [{"head": head}]  # not written yet
         self._tokens = self._padding = self._launches = 0  # the executor's totals
         self._idle = 0.0
+        self._held: Held | None = None  # of the coming iteration
         self._selected = self._planned = self._collected = self._flushed = clock()
         self._close = weakref.finalize(self, _write, self._finished, encode, sink)  # at the end of the program at last
 
@@ -174,9 +177,10 @@ class TraceWriter(Observer):
         """Part of the coming iteration's line."""
         self._preempted.append(request.arrival_index)
 
-    def planned(self) -> None:
-        """Take the time."""
+    def planned(self, held: Held | None) -> None:
+        """Take the time, and the reason why a request waits."""
         self._planned = self._clock()
+        self._held = held
 
     def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
         """Write down the plan, and now and then what has finished."""
@@ -195,12 +199,11 @@ class TraceWriter(Observer):
             launches=stats.launches - self._launches,
             running=pool.kv.num_held_rows,
             waiting=len(pool) - pool.kv.num_held_rows,
-            held=None,
+            held=self._held if len(pool) > pool.kv.num_held_rows else None,
             free_pages=pool.kv.num_free_pages,
             idle=stats.idle_seconds - self._idle,
         )
         self._add_members(record, plan)
-        record.held = self._why_held(record, len(plan.members), pool) if record.waiting else None
         self._tokens, self._padding, self._launches = stats.tokens, stats.padding_tokens, stats.launches
         self._idle = stats.idle_seconds
         self._preempted = []
@@ -213,10 +216,10 @@ class TraceWriter(Observer):
         now = self._clock()
         self._current = record = self._in_flight.popleft()
         record.collected = now
-        if result.runs:
-            record.steps = result.num_steps
-            sampling = [self._requests[member.request_id] for member in plan.members if member.samples]
-            told = zip(sampling, result.runs, strict=True)
+        if result.multi_step is not None:
+            record.steps = result.multi_step.num_steps
+            sampling = [self._requests[member.request_id] for member in plan.members if member.is_sampling]
+            told = zip(sampling, result.multi_step.runs, strict=True)
             record.told = [(request.arrival_index, len(run)) for request, run in told if run]
         record.device = now - max(record.planned, self._collected)
         self._collected = now
@@ -257,21 +260,10 @@ class TraceWriter(Observer):
             n, size = request.arrival_index, member.num_tokens
             if request.finish_reason is not None:
                 record.repeats.append((n, start, size))
-            elif size == 1 and member.samples and start >= len(request.prompt_ids):
+            elif size == 1 and member.is_sampling and start >= len(request.prompt_ids):
                 increments.append((n, start))
             else:
-                record.chunks.append((n, start, size, member.samples))
-
-    def _why_held(self, record: Iteration, num_members: int, pool: RequestPool) -> str:
-        """Why nobody else was admitted; a full batch is told before a spent budget, and that before pages."""
-        config = self._head.config
-        if not pool.kv.num_free_rows or num_members >= config.max_num_seqs:
-            return "rows"
-        if config.scheduler == "request_level":
-            return "batch"
-        if config.scheduler == "chunked" and record.tokens >= self._head.budget:
-            return "budget"
-        return "pages"
+                record.chunks.append((n, start, size, member.is_sampling))
 
 
 def _write(finished: list[object], encode: Encode, sink: Sink) -> None:

@@ -20,13 +20,14 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder, tensor_mesh
 from orca_jax.model.sharding import most_shards
 from orca_jax.model.transformer import Decoder
+from orca_jax.request import SamplingParams
 from orca_jax.step import Member, RowSampling, StepPlan
 
 ROWS = (1, 8, 64, 256)
 CONTEXT = 1024  # at most half of the model's
 STEPS = 30  # measured iterations
 UTILIZATION = 0.9  # of the device's memory, as the engine's default
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+GREEDY = RowSampling(SamplingParams(temperature=0.0), seed=0)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pytest
 
 from orca_jax.exec.idle import IdleWatch
 from orca_jax.sim.toy import ToyExecutor
-from orca_jax.step import Member, RowSampling, StepPlan
+from orca_jax.step import Member, StepPlan
+from tests.sampling import row_sampling
 
 
 class Clock:
@@ -91,14 +92,14 @@ def test_the_toy_knows_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("orca_jax.sim.toy.time.perf_counter", clock)
     toy = ToyExecutor(7, num_pages=4, page_size=4, num_rows=1, latency=10.0)
-    sampling = RowSampling(temperature=0, top_k=0, top_p=1, seed=0, num_prompt=1)
-    toy.submit(StepPlan(0, (Member("a", 0, 0, [1], samples=True, new_pages=(0,), sampling=sampling),)))
+    sampling = row_sampling(num_prompt=1)
+    toy.submit(StepPlan(0, (Member("a", 0, 0, [1], is_sampling=True, new_pages=(0,), sampling=sampling),)))
     clock.now = 4  # still at work
-    toy.submit(StepPlan(1, (Member("a", 0, 1, [], samples=True, last_on_device=True, num_old_pages=1),)))
+    toy.submit(StepPlan(1, (Member("a", 0, 1, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     clock.now = 25  # done at 20
-    toy.submit(StepPlan(2, (Member("a", 0, 2, [], samples=True, last_on_device=True, num_old_pages=1),)))
+    toy.submit(StepPlan(2, (Member("a", 0, 2, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     assert toy.stats.idle_seconds == 5
     toy.rest()
     clock.now = 99
-    toy.submit(StepPlan(3, (Member("a", 0, 3, [], samples=True, last_on_device=True, num_old_pages=1),)))
+    toy.submit(StepPlan(3, (Member("a", 0, 3, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     assert toy.stats.idle_seconds == 5

@@ -34,9 +34,18 @@ from orca_jax.link.wire import (
     decode_to_engine,
     encode,
 )
-from orca_jax.request import Constraint, RequestMetrics, RequestUpdate, SamplingParams, StructuredOutput, Urgency
+from orca_jax.request import (
+    Constraint,
+    RequestMetrics,
+    RequestUpdate,
+    SamplingParams,
+    StructuredOutput,
+    TokenLogprobs,
+    TokenSet,
+    Urgency,
+)
 from orca_jax.sim.toy import toy_generate
-from orca_jax.step import ExecutorStats, TokenLogprobs, TokenSet
+from orca_jax.step import ExecutorStats
 
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [

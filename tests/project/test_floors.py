@@ -15,9 +15,9 @@ FACTS = frozenset({"errors", "config", "request", "step"})
 # The ladder, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "step": frozenset(),
     "config": frozenset(),
-    "request": frozenset({"errors", "step"}),
+    "request": frozenset({"errors"}),
+    "step": frozenset({"request"}),
     "bundled": frozenset({"errors"}),
     "flags": FACTS,
     "logs": FACTS | {"server_config"},

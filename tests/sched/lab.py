@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import USUAL, Request, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -13,10 +13,11 @@ from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler, Selection
 from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
-from orca_jax.step import Handle, StepPlan, TokenLogprobs
+from orca_jax.step import Handle, StepPlan
 
 VOCAB = 61
 SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}
@@ -39,7 +40,6 @@ class RecordingScheduler:
 
     def __init__(self, inner: Scheduler) -> None:
         self.inner = inner
-        self.name = inner.name
         self.n_workers = inner.n_workers
         self.seen: list[Sequence[Choice]] = []
 
@@ -122,7 +122,7 @@ class Lab:
         self.now += 1.0
         return self.now
 
-    def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = USUAL) -> None:
+    def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = DEFAULT_URGENCY) -> None:
         """A greedy request with the prompt 1, 2, 3, ..."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         self.engine.add(request_id, list(range(1, num_prompt + 1)), params, urgency=urgency)
@@ -157,7 +157,7 @@ class Lab:
     def batches(self) -> list[str]:
         """Each plan as `A5 B1`: who ran and how many tokens; `-` where it did not sample.
 
-        One that repeats begins with `4x`, at most so often, or `4!x` where it yields; `~` is a member that is not told.
+        A plan of many steps begins with `4x`, the most steps, or `4!x` if it stops early; `~` marks no report.
         """
         return [" ".join(_shown(plan)) for plan in self.executor.plans]
 
@@ -167,7 +167,9 @@ class Lab:
 
 
 def _shown(plan: StepPlan) -> Iterable[str]:
-    if plan.repeats:
-        yield f"{plan.num_steps}{'!' if plan.yields else ''}x"
-    for member in plan.members:
-        yield f"{member.request_id}{member.num_tokens}{'' if member.samples else '-'}{'' if member.told else '~'}"
+    many = plan.multi_step
+    if many is not None:
+        yield f"{many.num_steps}{'!' if many.stops_early else ''}x"
+    reports = [True] * len(plan.members) if many is None else [limit.report for limit in many.limits]
+    for member, report in zip(plan.members, reports, strict=True):
+        yield f"{member.request_id}{member.num_tokens}{'' if member.is_sampling else '-'}{'' if report else '~'}"

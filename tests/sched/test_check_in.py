@@ -89,9 +89,9 @@ def test_what_the_device_cannot_do_alone_is_not_repeated(params: SamplingParams)
     lab.add("B", 2, 40)
     while "A" not in lab.ends:
         lab.step()
-    assert not any(plan.repeats for plan in lab.executor.plans)
+    assert not any(plan.multi_step is not None for plan in lab.executor.plans)
     lab.run()
-    assert any(plan.repeats for plan in lab.executor.plans)
+    assert any(plan.multi_step is not None for plan in lab.executor.plans)
 
 
 def test_what_was_not_told_is_drawn_again_after_a_preemption() -> None:

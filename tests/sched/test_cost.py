@@ -5,11 +5,12 @@ from collections import Counter
 import pytest
 
 from orca_jax.build.scheduler import ORDERINGS
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 
 LOOKED_AT = ("row", "in_flight", "state", "arrival_index")
 

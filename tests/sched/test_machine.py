@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
+from orca_jax.sched.request import Request
 from tests.sched.lab import VOCAB, Lab, Shape
 
 EOS = 7

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from orca_jax.engine import Engine
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 from orca_jax.sim.toy import ToyExecutor
 from tests.sched.lab import Lab
 

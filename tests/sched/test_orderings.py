@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.errors import RequestError
-from orca_jax.request import MAX_PRIORITY, Request, SamplingParams, Urgency
+from orca_jax.request import MAX_PRIORITY, SamplingParams, Urgency
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.deadline import PATIENCE, EarliestDeadline
 from orca_jax.sched.orderings.fair import FairShare
@@ -23,6 +23,7 @@ from orca_jax.sched.orderings.priority import SECONDS_PER_STEP, Priority
 from orca_jax.sched.orderings.shortest import SECONDS_PER_TOKEN, ShortestFirst
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import ClientBound
+from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve

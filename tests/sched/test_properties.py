@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.config import SchedulerName
-from orca_jax.request import MAX_PRIORITY, USUAL, Request, SamplingParams, State, Urgency
+from orca_jax.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
+from orca_jax.sched.request import Request, State
 from orca_jax.sim.toy import toy_score
 from tests.sched.lab import VOCAB, Lab
 
@@ -22,7 +23,7 @@ class Arrival:
     prompt: list[int]
     params: SamplingParams
     patience: int | None
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
 
 
 PARAMS = st.builds(
@@ -71,7 +72,7 @@ def arrivals_with(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrateg
         prompt=st.lists(IDS, min_size=1, max_size=14),
         params=params,
         patience=st.none() | st.integers(0, 12),
-        urgency=st.just(USUAL) | URGENCIES,
+        urgency=st.just(DEFAULT_URGENCY) | URGENCIES,
     )
     return st.lists(arrival, min_size=1, max_size=12)
 
@@ -167,7 +168,7 @@ def check_orca(lab: Lab) -> None:
     admitted = [request.row is not None for request in live]
     assert admitted == sorted(admitted, reverse=True), "the admitted are a prefix of the order of arrival"
     assert lab.kv.reserved_slots <= lab.n_slots
-    in_flight = [member.request_id for plan, _ in lab.engine._in_flight for member in plan.members]
+    in_flight = [member.request_id for each in lab.engine._in_flight for member in each.plan.members]
     assert len(set(in_flight)) == len(in_flight), "a request in two plans"
     assert {request.request_id for request in live if request.state is State.RUNNING} == set(in_flight)
 

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
+from orca_jax.bench.__main__ import main
 from orca_jax.bench.burst import mixed_burst, run_burst
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
-from orca_jax.timeline.__main__ import main
 from orca_jax.timeline.plot import draw_latencies, draw_timelines, save_figure, title
 from orca_jax.timeline.read import Run, members
 from orca_jax.timeline.record import record

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.bench.__main__ import main as bench
 from orca_jax.timeline.__main__ import main
 from orca_jax.timeline.html import page
 from orca_jax.timeline.perfetto import perfetto
@@ -120,7 +121,7 @@ def test_show(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html = tmp_path / "out.html"
     words = ["replay", str(file), "--scheduler", "orca", "--scheduling-policy", "fcfs", "--n-slots", "7"]
-    assert main([*words, "--num-pages", "8", "--html", str(html)]) == 0
+    assert bench([*words, "--num-pages", "8", "--html", str(html)]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["replayed"]["requests"] == line["recorded"]["requests"] == 3
     assert line["replayed"]["preemptions"] == 0 < line["recorded"]["preemptions"]
@@ -161,5 +162,5 @@ def test_an_unfinished_last_line_is_left_out(file: Path, run: Run, capsys: pytes
 
 
 def test_a_setting_that_cannot_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(file), "--max-num-seqs", "0"]) == 2
+    assert bench(["replay", str(file), "--max-num-seqs", "0"]) == 2
     assert "max_num_seqs must be at least 1" in capsys.readouterr().err

@@ -17,8 +17,7 @@ from orca_jax.openai.schema.limits import (
     MAX_STOP_STRINGS,
 )
 from orca_jax.openai.schema.structured import ResponseFormat, StructuredOutputs
-from orca_jax.request import MAX_PRIORITY
-from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from orca_jax.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_PRIORITY
 
 # The marks become the model's own limits in the document of a server that knows its model (`components.py`).
 TokenId = Annotated[int, Meta(ge=0, le=INT32, extra_json_schema={"x-limit": "vocab_size"})]

@@ -19,7 +19,7 @@ from orca_jax.exec.sampling.pack import pack_masks
 from orca_jax.exec.sampling.programs import Drawn, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
-from orca_jax.step import MAX_LOGIT_BIAS
+from orca_jax.request import MAX_LOGIT_BIAS
 
 VOCAB, COLUMNS, LONGEST, ROWS = 250, 256, 300, 4
 EVERYWHERE = PartitionSpec()
