@@ -118,7 +118,7 @@ def test_python_outside_path_is_found(clone: Clone, place: str) -> None:
 def test_installs_once_and_passes_flags_on(clone: Clone) -> None:
     clone.add_python("python3")
     messages = (
-        f"Making {clone.root}/.venv with {clone.bin}/python3\n"
+        f"Creating {clone.root}/.venv with {clone.bin}/python3\n"
         "Installing orca-jax; the first time this takes a few minutes.\n"
     )
     assert clone.run("serve", "--port", "1") == (0, "ran -m orca_jax.serve --port 1\n", messages)
