@@ -56,14 +56,14 @@ def test_what_cannot_be_done_is_skipped_with_a_reason(tmp_path: Path) -> None:
 def test_without_a_device_it_says_what_to_do(kind: str, tmp_path: Path) -> None:
     done = run(kind, "--out", str(tmp_path))
     assert done.returncode == 2
-    assert f"there is no {kind.upper()} here" in done.stderr
-    assert "--dry-run shows what would be done" in done.stderr
+    assert f"JAX finds no {kind.upper()} on this machine" in done.stderr
+    assert "try --dry-run on a CPU" in done.stderr
 
 
 def test_an_unknown_part_is_named() -> None:
     done = run("tpu", "--parts", "machine,correct:gpu")
     assert done.returncode == 2
-    assert "there is no part 'correct:gpu'; there are machine, correct:tpu" in done.stderr
+    assert "--parts: unknown part 'correct:gpu'; the parts are machine, correct:tpu" in done.stderr
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_wrong_kernel_is_found_and_a_refusal_is_none(monkeypatch: pytest.Monke
     given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(CASES[0], layout="packed")))
 
     def found(change: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
-        """What is said of an attention whose outputs are changed so."""
+        """The result for an attention with changed outputs."""
         right = partial(ragged_attention, **CASES[0].options, implementation="reference")
         return compare(lambda *args: change(right(*args)), CASES[0].options, given, 1e-4)()
 
