@@ -1,4 +1,4 @@
-"""The checks of `scripts/gpu_check` and `scripts/tpu_check`: correct kernels, and their speed against the chip's limits.
+"""The checks of `scripts/gpu_check` and `scripts/tpu_check`: correct kernels, and speed against the chip's limits.
 
 __main__.py   the command line; the process of one part
 runner.py     the parts of each kind of device, one process each, and the report

@@ -116,8 +116,8 @@ def prepare_jax(args: argparse.Namespace) -> None:
     if platform != args.kind:
         plugin = {"gpu": "jax[cuda12] or jax[cuda13]", "tpu": "jax[tpu]"}[args.kind]
         print(
-            f"JAX finds no {args.kind.upper()} on this machine (it found: {platform}). Check that {plugin} is installed "
-            f"in {sys.executable}, or try --dry-run on a CPU",
+            f"JAX finds no {args.kind.upper()} on this machine (it found: {platform}). Check that {plugin} is "
+            f"installed in {sys.executable}, or try --dry-run on a CPU",
             file=sys.stderr,
         )
         sys.exit(NO_DEVICE)

@@ -107,7 +107,7 @@ def local_bytes(tree: object) -> int:
 
 
 def bytes_read(decoder: Decoder) -> int:
-    """Bytes of weights read by one device in an iteration: all except tables, since only some of their rows are read."""
+    """Bytes of weights read by one device in an iteration: all except tables, of which it reads a few rows."""
     looked_up = [decoder.positions] + [decoder.embedding] * (decoder.head is not None)
     tables = [nnx.state(table) for table in looked_up if table is not None]
     return local_bytes(nnx.state(decoder)) - local_bytes(tables)
