@@ -67,11 +67,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
     parser.add_argument("--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens per update (%(default)s)")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--embed", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=6, help="layers of the model (%(default)s)")
+    parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
+    parser.add_argument("--vocab", type=int, default=4096, help="size of the vocabulary (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial values and batches (%(default)s)")
     return parser.parse_args(arguments)
 
 
