@@ -127,7 +127,7 @@ def errors(s: Subject) -> None:
     for kind, fields in (
         (openai.BadRequestError, {"temperature": 9}),
         (openai.AuthenticationError, {"api_key": "not-the-key"}),
-        (openai.NotFoundError, {"model": "nobody"}),
+        (openai.NotFoundError, {"model": "missing"}),
     ):
         try:
             s.chat(**fields).invoke(TALK)

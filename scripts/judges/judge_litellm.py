@@ -108,7 +108,7 @@ def text_stream(s: Subject) -> None:
 def errors(s: Subject) -> None:
     catch(litellm.BadRequestError, s.chat, temperature=9)
     catch(litellm.AuthenticationError, s.chat, api_key="not-the-key")
-    catch(litellm.NotFoundError, s.chat, model="openai/nobody")
+    catch(litellm.NotFoundError, s.chat, model="openai/missing")
     catch(litellm.BadRequestError, s.chat, messages=[{"role": "user", "content": "word " * 60_000}])
 
 

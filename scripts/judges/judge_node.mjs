@@ -146,9 +146,9 @@ const checks = {
     await fails(OpenAI.AuthenticationError, () => stranger.completions.create({ model, prompt: "x" }));
   },
   async not_found() {
-    const error = await fails(OpenAI.NotFoundError, () => complete({ model: "nobody" }));
+    const error = await fails(OpenAI.NotFoundError, () => complete({ model: "missing" }));
     expect(error.code === "model_not_found", error.code);
-    await fails(OpenAI.NotFoundError, () => client.models.retrieve("nobody"));
+    await fails(OpenAI.NotFoundError, () => client.models.retrieve("missing"));
     await fails(OpenAI.NotFoundError, () => client.embeddings.create({ model, input: "x" }));
   },
   async mistakes_are_not_retried() {

@@ -93,7 +93,7 @@ def completion_seed(s: Subject) -> None:
 
 
 def completion_penalties_and_bias(s: Subject) -> None:
-    s.complete(presence_penalty=0.5, frequency_penalty=-0.5, max_tokens=4, user="someone")
+    s.complete(presence_penalty=0.5, frequency_penalty=-0.5, max_tokens=4, user="a-user")
     forced = s.complete(logit_bias={"65": 100}, temperature=0, max_tokens=3, logprobs=0)
     expect(forced.usage.completion_tokens == 3, f"{forced.usage}")
 

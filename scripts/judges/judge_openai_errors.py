@@ -70,9 +70,9 @@ def unknown_model(s: Any) -> None:
         (s.client.completions.create, {"prompt": "x"}),
         (s.client.chat.completions.create, {"messages": [{"role": "user", "content": "x"}]}),
     ):
-        error = catch(openai.NotFoundError, call, model="nobody", **fields)
+        error = catch(openai.NotFoundError, call, model="missing", **fields)
         expect(error.code == "model_not_found" and error.param == "model", f"{error}")
-    catch(openai.NotFoundError, s.client.models.retrieve, model="nobody")
+    catch(openai.NotFoundError, s.client.models.retrieve, model="missing")
 
 
 def unknown_route(s: Any) -> None:

@@ -1,4 +1,4 @@
-"""Imports go down the floors of docs/architecture.md, in one direction, and the thinking floors need no JAX."""
+"""Imports go down the floors of docs/architecture.md, in one direction, and the deciding floors need no JAX."""
 
 import ast
 import subprocess
@@ -131,7 +131,7 @@ def test_imports_go_down(file: SourceFile) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_thinking_floors_need_no_array_library(file: SourceFile) -> None:
+def test_deciding_floors_need_no_array_library(file: SourceFile) -> None:
     part = part_of(file.module)
     for line, name in imports(file):
         top = name.split(".")[0]
