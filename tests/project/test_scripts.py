@@ -214,11 +214,9 @@ def test_two_at_once_install_once(clone: Clone) -> None:
     first = clone.start()
     wait_until(lambda: len(clone.recorded()) == 2)
     second = clone.start()
-    time.sleep(0.3)
+    assert second.stderr is not None and "waiting for it" in second.stderr.readline()
     assert second.poll() is None
     slow.unlink()
     assert first.communicate(timeout=30)[0] == "ran -m orca_jax.serve\n"
-    out, err = second.communicate(timeout=30)
-    assert out == "ran -m orca_jax.serve\n"
-    assert "waiting for it" in err
+    assert second.communicate(timeout=30)[0] == "ran -m orca_jax.serve\n"
     assert clone.recorded() == ["venv", f"pip {clone.root}"]
