@@ -1,4 +1,4 @@
-"""Checks the kernels on a GPU or a TPU VM, and measures kernels, whole iterations and serving against its limits.
+"""Checks kernels on a GPU or a TPU VM, and measures kernels, whole iterations and serving against the chip's limits.
 
     scripts/gpu_check [--out build/gpu_check] [--parts machine,correct:gpu] [--dry-run]
     scripts/tpu_check [--out build/tpu_check] [--parts machine,correct:tpu] [--dry-run]
@@ -60,7 +60,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / f"{kind}_check", help="folder for the files")
     names = [part.name for part in PARTS["tpu" if kind == "tpu" else "gpu"]]
     parser.add_argument(
-        "--parts", default=",".join(names), metavar="P,P", help=f"parts to run (default: {','.join(names)})"
+        "--parts", default=",".join(names), metavar="P,P", help=f"parts to run (default: {', '.join(names)})"
     )
     parser.add_argument("--dry-run", action="store_true", help="run on a CPU, at small sizes")
     parser.add_argument(
