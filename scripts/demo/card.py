@@ -30,15 +30,15 @@ CARD = """\
 # The demo model
 
 A GPT-2 of {size:.1f} million parameters ({layers} layers, {embed} wide, {heads} heads, {positions} positions,
-byte-level BPE vocabulary of {vocab}), trained from scratch by `scripts/train_demo.py`. With it the server runs on any
-machine without a download: its English is recognisable and its answers end by themselves. **Its arithmetic is mostly
-wrong; use it for nothing else.**
+byte-level BPE vocabulary of {vocab}), trained from scratch by `scripts/train_demo.py`. It lets the server run on any
+machine without a download. Its English is recognisable and its answers end by themselves. **Its arithmetic is wrong
+more often than not. Use it for trying the server, and for nothing else.**
 
 ## Data
 {sources}
 
-A problem is rendered as `{user}question{assistant}answer<|end|>`, without the calculator annotations; `<|end|>` ends a
-text. The last 2 % of each text were held out. Typographic quotation marks were replaced by plain ones.
+A problem is rendered as `{user}question{assistant}answer<|end|>`, without the calculator annotations. `<|end|>`
+ends a text. The last 2 % of each text were held out. Typographic quotation marks were replaced by plain ones.
 
 ## Training
 {steps:,} updates of {batch} tokens, {tokens:.1f} million tokens in all, {minutes:.0f} minutes on {hardware}.
@@ -54,7 +54,7 @@ Float32; Muon for the matrices, AdamW for the rest; the weights are stored as bf
 ![Loss during training](loss.png)
 
 ## Samples
-Temperature 0.5, one draw each, not chosen.
+Temperature 0.5, one draw each, not selected.
 
 {samples}"""
 

@@ -9,22 +9,22 @@ from orca_jax.ranker.scorer import Scorer
 CARD = """\
 # A length ranker
 
-Predicts the number of tokens that the model `{model}` will generate for a prompt. `--length-predictor` names its
-directory, and `--scheduling-policy shortest` uses its predictions. {size} numbers: {width} for each of {vocab} tokens,
-{queries} queries for weighted means of these vectors, and a network of {hidden} hidden units over these means and the
-prompt's length.
+Predicts the number of tokens that the model `{model}` will generate for a prompt. Pass its directory to
+`--length-predictor`; `--scheduling-policy shortest` orders requests by the predictions. {size} numbers: {width} for
+each of {vocab} tokens, {queries} queries that take weighted means of them, and a network of {hidden} hidden units on
+these means and the prompt's length.
 
-Trained on {learnt} requests in {data}, {epochs} passes, with ListMLE. {held_out} other requests calibrated scores to
+Trained on {learnt} requests in {data}, {epochs} epochs, with ListMLE. Another {held_out} requests calibrated scores to
 tokens.
 
-| Kendall's tau on these other requests | |
+| Kendall's tau on these {held_out} | |
 |---|---|
 | this ranker | {tau:.3f} |
 | the length of the prompt alone | {by_prompt:.3f} |
 
     python scripts/train_length_ranker.py --data {files} --model {model} --epochs {epochs} --out DIR
 
-{about}It is trained for one model, one kind of prompt and one way of sampling. If any of these changes, train it again.
+{about}It fits one model, one kind of prompt and one way of sampling. If any of these changes, train it again.
 """
 
 
