@@ -28,7 +28,7 @@ BATCHES = (32, 128)  # requests in a static batch; the last is the whole trace
 
 
 def peer(what: str, setting: Setting, write: Write) -> None:
-    """`what` is "continuous" or "static"."""
+    """Measure transformers in one mode: `what` is "continuous" or "static"."""
     about = {"trace": "orca", "system": f"transformers, {what}", "model": "llama-3-8b"}
     try:
         check_fit(setting)
@@ -49,7 +49,7 @@ def peer(what: str, setting: Setting, write: Write) -> None:
 
 
 def check_fit(setting: Setting) -> None:
-    """Raises `Skip` where there is nothing to compare with."""
+    """Raise `Skip` if no comparison is possible."""
     if setting.kind == "tpu":
         raise Skip("transformers computes with PyTorch, which has no TPU here")
     if setting.model not in (None, MODEL):
@@ -63,7 +63,7 @@ def check_fit(setting: Setting) -> None:
 
 
 def build(dry_run: bool) -> Any:
-    """Llama-3-8B's shape with random weights in bf16 on the GPU; in a dry run two layers on the CPU."""
+    """Build Llama-3-8B's shape with random weights in bf16 on the GPU; in a dry run two layers on the CPU."""
     import torch
     import transformers
 
@@ -73,11 +73,11 @@ def build(dry_run: bool) -> Any:
 
 
 def continuous(model: Any, trace: list[TraceRequest], dry_run: bool) -> Found:
-    """transformers' own iteration-level scheduling over a paged cache.
+    """Measure transformers' own iteration-level scheduling over a paged cache.
 
-    As for the engine, memory is taken, programs are captured and some requests are run before the clock starts, and
-    prompts share no pages. All else is what transformers chooses: flash attention, CUDA graphs and two iterations in
-    flight where flash attention is installed, and otherwise none of them.
+    As for the engine, memory is allocated, programs are captured and some requests run before the clock starts, and
+    prompts share no pages. All else is the default of transformers: flash attention, CUDA graphs and two iterations in
+    flight if flash attention is installed, otherwise none of them.
     """
     import transformers
     from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -114,7 +114,7 @@ def warm_up_of(trace: list[TraceRequest]) -> list[TraceRequest]:
 
 
 def run(manager: Any, trace: list[TraceRequest]) -> int:
-    """Tokens that all requests together got.
+    """Run the trace to its end; returns the number of generated tokens.
 
     Raises:
         RuntimeError: a request failed, or the manager stopped.
@@ -126,7 +126,7 @@ def run(manager: Any, trace: list[TraceRequest]) -> int:
         result = manager.get_result(timeout=1)
         if result is None:
             if not manager.is_running():
-                raise RuntimeError(f"its manager stopped after {finished} of {len(trace)} requests")
+                raise RuntimeError(f"the manager stopped after {finished} of {len(trace)} requests")
         elif result.error is not None:
             raise RuntimeError(f"a request failed: {result.error}")
         elif result.is_finished():
@@ -136,7 +136,7 @@ def run(manager: Any, trace: list[TraceRequest]) -> int:
 
 
 def static(model: Any, trace: list[TraceRequest], size: int) -> Found:
-    """Batches in the trace's order, padded on the left, each until its longest member is done."""
+    """Measure static batches in the trace's order, padded on the left, each until its longest member is done."""
     generate(model, warm_up_of(trace))
 
     def run(trace: list[TraceRequest]) -> int:
@@ -146,7 +146,7 @@ def static(model: Any, trace: list[TraceRequest], size: int) -> Found:
 
 
 def generate(model: Any, batch: list[TraceRequest]) -> int:
-    """Tokens that a batch's requests asked for and got; what is generated past them counts as nothing."""
+    """Run one batch; returns the number of its tokens, without those beyond a request's own length."""
     import torch
 
     width, steps = max(len(request.prompt_ids) for request in batch), max(request.num_output for request in batch)

@@ -1,4 +1,4 @@
-"""The engine on the paper's trace."""
+"""Measures the engine on the paper's trace."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ MAX_MODEL_LEN = 640  # of the trace's longest request
 
 
 def serve(what: str, setting: Setting, write: Write) -> None:
-    """The trace, greedily, over the model that was asked for, or the first of `MODELS` that fits."""
+    """Run the trace greedily on the model of `setting`, or else on the first of `MODELS` that fits."""
     for source in [setting.model] if setting.model else MODELS:
         about = {"trace": what, "system": "orca-jax", "model": source.removeprefix("preset:")}
         try:
@@ -52,7 +52,7 @@ def build(model: Model) -> tuple[Engine, list[TraceRequest]]:
 
 
 def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
-    """Tokens a second, and what an engine must not do meanwhile."""
+    """Measure tokens per second, idle time and preemptions; a compilation meanwhile is an error."""
     executor = engine.executor
     assert isinstance(executor, JaxExecutor), "as built"
     idle = executor.stats.idle_seconds
@@ -64,7 +64,7 @@ def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
 
 
 def run(engine: Engine, trace: list[TraceRequest]) -> int:
-    """Tokens that all requests together got."""
+    """Run the trace to its end; returns the number of generated tokens."""
     for index, request in enumerate(trace):
         params = SamplingParams(max_tokens=request.num_output, temperature=0.0, ignore_eos=True)
         engine.add(f"r{index}", request.prompt_ids, params)

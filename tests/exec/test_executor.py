@@ -56,7 +56,7 @@ def plan(*members: Member) -> StepPlan:
 def generate(
     executor: JaxExecutor, prompt: list[int], count: int, row: int = 0, sampling: RowSampling = GREEDY
 ) -> list[int]:
-    """Tokens of one request, an iteration at a time, in pages of its own."""
+    """The tokens of one request, one iteration each, in pages of its own."""
     pages = list(range(row * 8, row * 8 + 8))
     ids = list(prompt)
     member = Member("r", row, 0, ids, is_sampling=True, new_pages=pages, sampling=sampling)
@@ -76,7 +76,7 @@ PROMPT = [5, 17, 250, 3, 99]
 
 
 def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
-    """Donated and aliased: no program holds a second copy of K and V, not of a single layer."""
+    """Donated and aliased: no program holds a second copy of the KV cache, not even of one layer."""
     cache_bytes = NUM_PAGES * page_bytes(MODEL, 8, "float32")
     history_bytes = 4 * 4 * 64
     for (kind, size), program in executor.programs.items():
@@ -98,7 +98,7 @@ def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, p
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs of XLA:CPU")
 def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
-    """`top_k` is a selection as long as nothing else is merged with it; a sort takes twenty times as long."""
+    """`top_k` is a selection only if no other operation is merged with it; a sort takes twenty times as long."""
     for (kind, places), program in executor.programs.items():
         text = program.as_text() or ""
         assert kind == "layers" or "TopK" in text
@@ -138,7 +138,7 @@ def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
 
 
 def test_results_stand_in_the_order_of_the_plan(executor: JaxExecutor) -> None:
-    """Prompts before increments in the plan, although the launch has it the other way round."""
+    """The plan has prompts before increments, the launch increments before prompts."""
     alone = [generate(executor, PROMPT, 2, row=0)[1], generate(executor, [1, 2, 3], 1, row=1)[0]]
     first = generate(executor, PROMPT, 1, row=0)[0]
     both = plan(
@@ -156,7 +156,7 @@ def test_a_chunk_that_does_not_sample_has_no_result(executor: JaxExecutor) -> No
 
 
 def test_nothing_is_compiled_while_serving(executor: JaxExecutor) -> None:
-    generate(executor, PROMPT, 1)  # the count is the process's, and other tests compile too
+    generate(executor, PROMPT, 1)  # the count is of the whole process, with the compilations of other tests
     before = executor.stats.compiles_while_serving
     generate(executor, PROMPT, 3)
     assert executor.stats.compiles_while_serving == before

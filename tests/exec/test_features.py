@@ -1,4 +1,4 @@
-"""Every sampling feature through the executor: right, without a compile, and nothing to who does not use it."""
+"""Every sampling feature through the executor: correct, without compilation, and without effect on other rows."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +25,7 @@ def executor(program_cache: str) -> Iterator[JaxExecutor]:
 
 
 def first_of(row: int, sampling: RowSampling, ids: Sequence[int] = PROMPT, **settings: object) -> Member:
-    """A request's first iteration, in pages of its row."""
+    """The member of a request's first iteration, in pages of its row."""
     pages = range(row * 8, row * 8 + 8)
     return Member("r", row, 0, ids, is_sampling=True, new_pages=pages, sampling=sampling)._replace(**settings)
 
@@ -44,7 +44,7 @@ def run(executor: JaxExecutor, step: StepPlan, *allowed: int) -> StepResult:
 def told_tokens(
     executor: JaxExecutor, sampling: RowSampling, count: int, row: int = 0
 ) -> tuple[list[int], list[TokenLogprobs]]:
-    """Tokens of a request that runs alone, and what was told of each."""
+    """The tokens of a request that runs alone, and the log probabilities of each."""
     tokens: list[int] = []
     told: list[TokenLogprobs] = []
     member = first_of(row, sampling)
@@ -72,10 +72,10 @@ def test_as_many_are_told_as_were_asked_for(executor: JaxExecutor, count: int) -
 
 
 def test_penalties_count_what_was_generated_as_iterations_go_on(executor: JaxExecutor) -> None:
-    """Each token is the best of the twenty told once those generated before have lost what they should.
+    """Each token is the best of the twenty reported, after the penalties of the tokens generated before.
 
-    Frequency and presence do not depend on what a constant adds, so log probabilities serve as logits; with nine
-    tokens generated at most, the best of all is among twenty.
+    A constant added to all logits does not change the effect of frequency and presence, so log probabilities serve as
+    logits. With at most nine generated tokens, the best of all is among twenty.
     """
     tokens, told = told_tokens(
         executor, row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.3, frequency_penalty=0.2), 9
@@ -159,7 +159,7 @@ IDS = [*PROMPT, 11, 12, 13, 14, 15, 16, 17, 18]
 
 
 def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Member) -> list[TokenLogprobs]:
-    """Scores of `IDS` from the second on, its tokens in chunks that end at `cuts`."""
+    """The scores of `IDS` from the second on, with its tokens in chunks ending at `cuts`."""
     ends, out = [*cuts, len(IDS)], []
     for start, end in zip([0, *cuts], ends, strict=True):
         last = end == len(IDS)
@@ -176,13 +176,13 @@ def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Me
             num_top_targets=2,
         )
         result = run(executor, plan(member, *mates.values()))
-        out += [entry for entries in result.scores for entry in entries]  # the last token alone has no target
+        out += [entry for entries in result.scores for entry in entries]  # only the last token has no target
         assert len(result.token_ids) == last + sum(mate.is_sampling for mate in mates.values())
     return out
 
 
 def step_by_step(executor: JaxExecutor) -> list[TokenLogprobs]:
-    """The same by generation: each next id forced by a mask, one iteration each."""
+    """The same scores by generation: a mask forces each next id, one iteration each."""
     out = []
     member = first_of(3, row_sampling(logprobs=2), IDS[:1], is_constrained=True)
     for position, token in enumerate(IDS[1:], start=1):
@@ -239,7 +239,7 @@ FEATURES: dict[str, RowSampling] = {
 
 
 def test_no_feature_compiles_anything_while_serving(program_cache: str) -> None:
-    """Strict: the first compile would raise. In few places and in many, alone and beside a row without features."""
+    """A strict executor raises at the first compilation. With few rows and many, alone and beside a plain row."""
     executor = make_executor(program_cache, buckets=(100,), strict=True)
     for sampling in FEATURES.values():
         run(executor, plan(first_of(0, sampling)))

@@ -1,4 +1,4 @@
-"""The device's idle time, by hand: a device is an end time, and the clock stands still until it is told."""
+"""The device's idle time, by hand: a device is an end time, and the clock stands still until it is set."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Clock:
 
 
 class Result:
-    """There at a time."""
+    """A result that is ready at a given time."""
 
     def __init__(self, clock: Clock, end: float) -> None:
         self._clock, self._end = clock, end
@@ -62,7 +62,7 @@ def test_a_device_with_more_to_do_is_not_idle() -> None:
 
 @pytest.mark.parametrize(("looks_at", "most"), [(None, 7), (13, 4), (16, 7)])
 def test_who_did_not_wait_knows_a_bound(looks_at: float | None, most: float) -> None:
-    """Done at 15, seen at work at 10 or 13, and used again at 17: 2 idle seconds."""
+    """Done at 15, seen busy at 10 or 13, and used again at 17: 2 idle seconds."""
     clock = Clock()
     watch = IdleWatch(clock)
     first = hand_over(watch, clock, 10)

@@ -1,4 +1,4 @@
-"""Packing by hand: what stands where in the arrays of a launch."""
+"""Packing by hand: the arrays of a launch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,7 +81,7 @@ def test_an_id_that_is_still_on_the_device() -> None:
 
 
 def test_known_ids_before_one_on_the_device() -> None:
-    """A recomputed prompt whose last token was never collected."""
+    """A recomputed prompt with a last token that was never collected."""
     rows = RowTable(num_rows=1, num_pages=2)
     members = [Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_pages=[1])]
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)

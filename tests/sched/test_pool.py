@@ -1,4 +1,4 @@
-"""Requests at the door, and their ends."""
+"""Admission of requests, their results, and their ends."""
 
 import pytest
 
@@ -191,7 +191,7 @@ def test_results_must_fit_the_plan() -> None:
 
 
 def test_plan_of_a_chunked_prompt() -> None:
-    """No scheduler here cuts prompts freely yet, but plans can say it."""
+    """A plan may cut a prompt anywhere, also if no scheduler does so."""
     pool = pool_of()
     request = add(pool, prompt=[1, 2, 3, 4, 5], max_tokens=3, temperature=0.5, top_k=-1, top_p=0.9)
     plans, tokens = [], []
@@ -322,7 +322,7 @@ def test_a_prompt_is_scored_once_in_any_chunks(chunks: list[int]) -> None:
 
 @pytest.mark.parametrize("before", [[2], [2, 2], [4, 1], [5, 1]])
 def test_a_prompt_computed_again_is_not_scored_again(before: list[int]) -> None:
-    """As after preemption: from position 0, with what was generated as if it were prompt."""
+    """The recomputation after preemption: from position 0, with generated tokens as part of the prompt."""
     pool = pool_of()
     request = add(pool, prompt=[5, 6, 7, 8, 9], prompt_logprobs=0, max_tokens=4)
     for n, count in enumerate(before):

@@ -1,4 +1,4 @@
-"""The toy model by hand, and the plans that its executor refuses."""
+"""The toy model by hand, and the plans refused by its executor."""
 
 import time
 
@@ -54,7 +54,7 @@ def test_chunks_and_ids_on_the_device() -> None:
 
 
 def test_going_back_is_computed_again() -> None:
-    """A member that repeats its last token, or starts afresh after preemption."""
+    """A member may repeat its last token, or start again after preemption."""
     executor = toy()
     run(executor, FIRST)
     assert run(executor, Member("a", 0, 2, [3], True, num_old_pages=2)).token_ids == [0]
@@ -156,7 +156,7 @@ def test_penalties_count_what_was_generated() -> None:
 
 @pytest.mark.parametrize(("num_prompt", "expected"), [(3, 2), (1, 0)])
 def test_penalties_leave_the_prompt_alone(num_prompt: int, expected: int) -> None:
-    """2 has -2/8 + 1, before the favourite's 0; where it counts as generated, it loses two."""
+    """2 has -2/8 + 1, ahead of the favourite's 0; if it counts as generated, it loses two."""
     sampling = row_sampling(0.0, 0, 1.0, 3, num_prompt=num_prompt, frequency_penalty=2.0, logit_bias={2: 1.0})
     assert run(toy(), FIRST._replace(sampling=sampling)).token_ids == [expected]
 
