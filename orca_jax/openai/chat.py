@@ -8,7 +8,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from orca_jax.link.client import Deadlines
-from orca_jax.openai.answer import FinishedChoice
 from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
@@ -153,32 +152,32 @@ class ChatRenderer:
         """No choices."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def answer(self, outcomes: Sequence[FinishedChoice], usage: Usage) -> bytes:
+    def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """All choices."""
         job, call, prompt = self._job, self._call, self._job.prompts[0]
         scores: PromptLogprobs | UnsetType = UNSET
         if call.prompt_logprobs is not None:
-            logprobs = outcomes[0].prompt_logprobs
+            logprobs = choices[0].prompt_logprobs or ()
             scores = prompt_logprobs(self._tokenizer, call.prompt_logprobs, prompt.ids, logprobs)
         whole = ChatCompletion(
             job.id,
             job.created,
             job.model,
-            [self._choice(index, outcome) for index, outcome in enumerate(outcomes)],
+            [self._choice(choice) for choice in choices],
             usage,
             prompt_token_ids=prompt.ids if call.return_token_ids else UNSET,
             prompt_logprobs=scores,
         )
         return _encode(whole)
 
-    def _choice(self, index: int, outcome: FinishedChoice) -> ChatChoice:
-        text = self._echoed + outcome.text
-        calls = [ToolCallAnswer(_call_id(), Function(*call)) for call in outcome.calls]
+    def _choice(self, whole: Piece) -> ChatChoice:
+        text = self._echoed + whole.text
+        calls = [ToolCallAnswer(_call_id(), Function(*call)) for call in whole.calls]
         message = AnswerMessage(None if calls and not text else text, calls or UNSET)
-        assert outcome.reason is not None, "a call is answered when all choices have ended"
-        logprobs = self._logprobs(outcome.ids, outcome.logprobs)
-        ids = outcome.ids if self._call.return_token_ids else UNSET
-        return ChatChoice(index, message, logprobs, outcome.reason, token_ids=ids)
+        assert whole.reason is not None, "a call is answered when all choices have ended"
+        logprobs = self._logprobs(whole.ids, whole.logprobs)
+        ids = list(whole.ids) if self._call.return_token_ids else UNSET
+        return ChatChoice(whole.choice, message, logprobs, whole.reason, token_ids=ids)
 
     def _begin(self, index: int, tail: bytes) -> bytes:
         self._num_calls[index] = 0

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from orca_jax.link.client import Deadlines
-from orca_jax.openai.answer import FinishedChoice
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
@@ -123,18 +122,18 @@ class CompletionRenderer:
         """No choices."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def answer(self, outcomes: Sequence[FinishedChoice], usage: Usage) -> bytes:
+    def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """The choices of each prompt in order, the best ones first."""
         n, candidates = self._call.n or 1, self._job.candidates
-        choices: list[CompletionChoice] = []
-        for first in range(0, len(outcomes), candidates):
-            best = outcomes[first : first + candidates]
+        answered: list[CompletionChoice] = []
+        for first in range(0, len(choices), candidates):
+            best = choices[first : first + candidates]
             if candidates > n:
                 best = sorted(best, key=_mean_logprob, reverse=True)[:n]
-            for outcome in best:
-                choices.append(self._whole_choice(len(choices), self._job.prompts[first // candidates], outcome))
+            for whole in best:
+                answered.append(self._whole_choice(len(answered), self._job.prompts[first // candidates], whole))
         job = self._job
-        return _encode(Completion(job.id, "text_completion", job.created, job.model, choices, usage))
+        return _encode(Completion(job.id, "text_completion", job.created, job.model, answered, usage))
 
     def _piece_choice(self, piece: Piece) -> CompletionChoice:
         prompt = self._job.prompts[piece.choice // self._job.candidates]
@@ -145,14 +144,12 @@ class CompletionRenderer:
             writer = self._writers[piece.choice] = self._writer()
         return self._choice(piece.choice, prompt, piece, writer, is_first, UNSET)
 
-    def _whole_choice(self, index: int, prompt: Prompt, outcome: FinishedChoice) -> CompletionChoice:
-        piece = Piece(
-            index, outcome.text, outcome.reason, outcome.ids, outcome.logprobs, (), outcome.prompt_logprobs or ()
-        )
+    def _whole_choice(self, index: int, prompt: Prompt, whole: Piece) -> CompletionChoice:
         scores: PromptLogprobs | UnsetType = UNSET
         if self._call.prompt_logprobs is not None:
-            scores = prompt_logprobs(self._tokenizer, self._call.prompt_logprobs, prompt.ids, outcome.prompt_logprobs)
-        return self._choice(index, prompt, piece, self._writer(), True, scores)
+            logprobs = whole.prompt_logprobs or ()
+            scores = prompt_logprobs(self._tokenizer, self._call.prompt_logprobs, prompt.ids, logprobs)
+        return self._choice(index, prompt, whole, self._writer(), True, scores)
 
     def _choice(
         self,
@@ -196,5 +193,5 @@ class CompletionRenderer:
         return CompletionLogprobsWriter(self._tokenizer, self._call.logprobs or 0, self._hidden)
 
 
-def _mean_logprob(outcome: FinishedChoice) -> float:
-    return sum(one.logprob for one in outcome.logprobs) / max(1, len(outcome.logprobs))
+def _mean_logprob(choice: Piece) -> float:
+    return sum(one.logprob for one in choice.logprobs) / max(1, len(choice.logprobs))

@@ -68,7 +68,20 @@ class Piece(NamedTuple):
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
 
-class _Choice:
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces of one choice as one piece."""
+    return Piece(
+        pieces[-1].choice,
+        "".join([piece.text for piece in pieces]),
+        pieces[-1].reason,
+        [token_id for piece in pieces for token_id in piece.ids],
+        [one for piece in pieces for one in piece.logprobs],
+        [call for piece in pieces for call in piece.calls],
+        next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+    )
+
+
+class OpenChoice:
     """One engine request on its way to text."""
 
     __slots__ = ("_has_called", "_index", "_job", "_parser", "output", "record")
@@ -135,7 +148,7 @@ class Generation:
             )
             for request in job.requests
         ]
-        self._open: dict[int, _Choice] = {}
+        self._open: dict[int, OpenChoice] = {}
         self._cached = [0 for _ in job.prompts]  # tokens of each prompt that its first candidate found computed
 
     async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
@@ -187,7 +200,7 @@ class Generation:
         for index, request in enumerate(job.requests):
             name = job.name if len(job.requests) == 1 else f"{job.name}-{index}"
             record = self._observer.begin(name, job.endpoint, len(request.prompt_ids))
-            self._open[index] = _Choice(index, job, self._outputs[index], record)
+            self._open[index] = OpenChoice(index, job, self._outputs[index], record)
 
     def _collect(
         self, mailbox: Mailbox, items: Sequence[tuple[int, RequestUpdate | Rejected]]
@@ -214,7 +227,7 @@ class Generation:
                 if item.finish_reason is None:
                     mailbox.abort(index)
             before = pieces.get(index)
-            pieces[index] = piece if before is None else _joined(before, piece)
+            pieces[index] = piece if before is None else joined((before, piece))
         return list(pieces.values()), None
 
     def _rejection(self, item: Rejected) -> ApiError:
@@ -233,18 +246,6 @@ def _failure(reason: str | None) -> ApiError:
     if reason is None or reason == NOT_FINITE:
         return ApiError(500, reason or "the request was aborted", code="generation_failed")
     return ApiError(400, reason, code="no_token_allowed")  # what the caller asked for cannot go on
-
-
-def _joined(one: Piece, other: Piece) -> Piece:
-    return Piece(
-        one.choice,
-        one.text + other.text,
-        other.reason,
-        (*one.ids, *other.ids),
-        (*one.logprobs, *other.logprobs),
-        (*one.calls, *other.calls),
-        other.prompt_logprobs if one.prompt_logprobs is None else one.prompt_logprobs,
-    )
 
 
 def _end_reason(error: BaseException) -> str:
