@@ -13,7 +13,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import Wanted, check_fields, check_logprobs, engine_requests, salt_of, truncated, urgency_of
+from orca_jax.openai.params import check_fields, engine_requests, salt_of, truncated, urgency_of
 from orca_jax.openai.schema.answers import (
     AnswerMessage,
     ChatChoice,
@@ -50,11 +50,12 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     called = _streamed_call(call)
     text = await render_conversation(service, call.messages, rules.shown, call)
     ids = await service.encode(text, "messages", bool(call.add_special_tokens))
-    prompt = truncated(Prompt(text, ids), call, call.limit, service.model.context)
-    wanted = Wanted(
-        max_tokens=call.limit,
-        limit_name=call.limit_name,
-        prompt_name="messages",
+    prompt = truncated(Prompt(text, ids), call, service.model.context)
+    requests = engine_requests(
+        service.model,
+        call,
+        [prompt],
+        call.n or 1,
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
         structured=structured,
@@ -68,7 +69,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         name=call.request_id or name,
         prompts=[prompt],
         candidates=call.n or 1,
-        requests=engine_requests(service.model, call, [prompt], call.n or 1, wanted),
+        requests=requests,
         deadlines=Deadlines(call.queue_timeout, call.timeout),
         urgency=urgency_of(call, caller),
         stops=call.stops(),
@@ -90,9 +91,7 @@ def _streamed_call(call: ChatRequest) -> str | None:
 
 
 def _check(service: Service, call: ChatRequest) -> None:
-    check_fields(service, call)
-    check_logprobs(service, call.top_logprobs, "top_logprobs")
-    check_logprobs(service, call.prompt_logprobs, "prompt_logprobs")
+    check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
     if call.top_logprobs and not call.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:

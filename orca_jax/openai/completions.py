@@ -12,10 +12,9 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import Wanted, check_fields, check_logprobs, engine_requests, salt_of, truncated, urgency_of
+from orca_jax.openai.params import check_fields, check_ids, engine_requests, salt_of, truncated, urgency_of
 from orca_jax.openai.schema.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from orca_jax.openai.schema.completion import CompletionRequest
-from orca_jax.openai.schema.limits import DEFAULT_MAX_TOKENS
 from orca_jax.openai.schema.structured import structured_output
 from orca_jax.step import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
@@ -32,20 +31,22 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
     Raises:
         ApiError: a field is wrong.
     """
-    check_fields(service, call)
-    check_logprobs(service, call.logprobs, "logprobs")
-    check_logprobs(service, call.prompt_logprobs, "prompt_logprobs")
+    check_fields(service, call, ("logprobs", "prompt_logprobs"))
     if call.max_tokens == 0 and not call.echo:
         raise ApiError(400, "max_tokens must be at least 1, or 0 with echo, which then scores the prompt", "max_tokens")
     parts = call.prompts()
     candidates = call.candidates(len(parts))
     prompts = await _prompts(service, call, parts)
     needs_ranking = candidates > (call.n or 1)
-    wanted = Wanted(
-        max_tokens=call.max_tokens,
-        default=DEFAULT_MAX_TOKENS,
-        logprobs=0 if call.logprobs is None and needs_ranking else call.logprobs,
-        prompt_logprobs=_most(call.prompt_logprobs, call.logprobs if call.echo else None),
+    num_logprobs = 0 if call.logprobs is None and needs_ranking else call.logprobs
+    num_prompt_logprobs = _most(call.prompt_logprobs, call.logprobs if call.echo else None)
+    requests = engine_requests(
+        service.model,
+        call,
+        prompts,
+        candidates,
+        logprobs=num_logprobs,
+        prompt_logprobs=num_prompt_logprobs,
         structured=structured_output(call.response_format, call.structured_outputs),
         cache_salt=salt_of(service, call, caller),
     )
@@ -57,13 +58,13 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         name=call.request_id or name,
         prompts=prompts,
         candidates=candidates,
-        requests=engine_requests(service.model, call, prompts, candidates, wanted),
+        requests=requests,
         deadlines=Deadlines(call.queue_timeout, call.timeout),
         urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False,
-        keeps_ids=wanted.logprobs is not None or wanted.prompt_logprobs is not None or bool(call.return_token_ids),
+        keeps_ids=num_logprobs is not None or num_prompt_logprobs is not None or bool(call.return_token_ids),
         scores_only=call.max_tokens == 0,
         renamed={"structured_outputs": "response_format"} if call.structured_outputs is None else None,
     )
@@ -76,10 +77,10 @@ async def _prompts(service: Service, call: CompletionRequest, parts: Sequence[st
     prompts = [Prompt(text, ids) for text, ids in zip(texts, encoded, strict=True)]
     prompts += [Prompt(None, part) for part in parts if not isinstance(part, str)]
     context = service.model.context
-    prompts = [truncated(prompt, call, call.max_tokens, context) for prompt in prompts]
+    prompts = [truncated(prompt, call, context) for prompt in prompts]
     for prompt in prompts:
         if prompt.text is None and len(prompt.ids) <= context:  # longer ones are refused for their length
-            service.check_ids(prompt.ids, "prompt")
+            check_ids(service.model, prompt.ids, "prompt")
     return prompts
 
 

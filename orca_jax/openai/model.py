@@ -130,13 +130,6 @@ class Service:
         except RequestError as error:
             raise ApiError(400, error.message, error.param) from None
 
-    def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raises ApiError if one of the ids is not the model's."""
-        vocab_size = self.model.vocab_size
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < vocab_size)
-            raise ApiError(400, f"{param} holds id {wrong}, and the model's vocabulary has {vocab_size} ids", param)
-
 
 def check_texts(config: ServerConfig) -> None:
     """Read what `set_ready` will read of the model's directory, before minutes of compilation. Raises ConfigError."""

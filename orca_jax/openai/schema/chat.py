@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: what comes in."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -156,6 +156,9 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     echo: Annotated[
         bool | None, Meta(description="Begin the answer with the last message, where that is continued.")
     ] = None
+
+    prompt_name: ClassVar[str] = "messages"
+    default_limit: ClassVar[int | None] = None  # all that the context leaves
 
     @property
     def limit_name(self) -> str:

@@ -1,14 +1,14 @@
 """`POST /v1/completions`: what comes in."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema.limits import MAX_ANSWERS, MAX_CHOICES, MAX_PROMPT_IDS, MAX_PROMPTS
+from orca_jax.openai.schema.limits import DEFAULT_MAX_TOKENS, MAX_ANSWERS, MAX_CHOICES, MAX_PROMPT_IDS, MAX_PROMPTS
 from orca_jax.openai.schema.sampling import AnyTokenCount, NumLogprobs, SamplingFields, TokenId
 
-Prompt = str | list[int]
+PromptPart = str | list[int]
 MaxIds = Meta(max_length=MAX_PROMPT_IDS)
 
 
@@ -42,7 +42,16 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         ),
     ] = None
 
-    def prompts(self) -> list[Prompt]:
+    prompt_name: ClassVar[str] = "prompt"
+    limit_name: ClassVar[str] = "max_tokens"
+    default_limit: ClassVar[int | None] = DEFAULT_MAX_TOKENS
+
+    @property
+    def limit(self) -> int | None:
+        """Generated tokens at most."""
+        return self.max_tokens
+
+    def prompts(self) -> list[PromptPart]:
         """The prompts, in order. Raises ApiError."""
         if isinstance(self.prompt, str):
             return [self.prompt]
