@@ -52,7 +52,7 @@ def error_row(row_id: str, bad: BadLine) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RowSummary:
     """What counts of a row."""
 
     error: str | None = None  # its kind, where it is one
@@ -91,35 +91,35 @@ _body = msgspec.json.Decoder(_ReadBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenRow:
     """A row of an output file."""
 
     id: str
     custom_id: str | None
-    outcome: Outcome
+    summary: RowSummary
 
 
-def read_row(line: bytes) -> Written | None:
+def read_row(line: bytes) -> WrittenRow | None:
     """A line that this module wrote; None if it is something else."""
     try:
         row = _row.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if row.response is not None:
-        return Written(row.id, row.custom_id, outcome_of(row.response.status_code, bytes(row.response.body)))
-    return None if row.error is None else Written(row.id, row.custom_id, Outcome(row.error.code))
+        return WrittenRow(row.id, row.custom_id, row_summary(row.response.status_code, bytes(row.response.body)))
+    return None if row.error is None else WrittenRow(row.id, row.custom_id, RowSummary(row.error.code))
 
 
-def outcome_of(status: int, body: bytes) -> Outcome:
+def row_summary(status: int, body: bytes) -> RowSummary:
     """Tokens of an answer, or the kind of its error, by whichever server it was made."""
     try:
         read = _body.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         read = _ReadBody()
     if status != 200:
-        return Outcome(_error_kind(status, read.error))
+        return RowSummary(_error_kind(status, read.error))
     usage = read.usage or _ReadUsage()
-    return Outcome(None, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+    return RowSummary(None, usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
 
 def _error_kind(status: int, error: object) -> str:

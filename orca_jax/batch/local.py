@@ -21,7 +21,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation, Job
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import chat_parser, completion_parser
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import Observer
 
@@ -57,9 +57,9 @@ class Answerer(Protocol):
 class _Endpoint(NamedTuple):
     """What the server's handlers of a kind of completion are made of."""
 
-    parser: Parser[Any]
+    parser: BodyParser[Any]
     prepare: Callable[[Service, Any, str], Awaitable[Job]]
-    shape: Callable[[Any, Job, Any], Renderer]
+    renderer: Callable[[Any, Job, Any], Renderer]
 
 
 _ENDPOINTS: Mapping[str, _Endpoint] = {
@@ -129,9 +129,9 @@ class LocalEngine:
         if call.stream:
             raise ApiError(400, "stream must be false or left out: a batch has whole answers", "stream")
         job = await endpoint.prepare(service, call, row_id)
-        shape = endpoint.shape(service.model.tokenizer, job, call)
+        renderer = endpoint.renderer(service.model.tokenizer, job, call)
         self._thread.reads_at_once = bool(job.stops)  # the call is sent before anybody else has a turn
-        return await whole_answer(Generation(service, job), shape, _nothing)
+        return await whole_answer(Generation(service, job), renderer, _nothing)
 
 
 async def _nothing() -> Event:

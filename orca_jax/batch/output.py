@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orca_jax.batch.answers import Written, read_row
+from orca_jax.batch.answers import WrittenRow, read_row
 from orca_jax.batch.record import REMEDY, sync_directory
 from orca_jax.errors import ConfigError
 
@@ -47,7 +47,7 @@ class OutputFile:
         self._cut(0)
         sync_directory(self.path.parent)
 
-    def recover(self) -> Iterator[Written]:
+    def recover(self) -> Iterator[WrittenRow]:
         """Cut off what a killed process left half written, and yield the whole rows.
 
         Raises:

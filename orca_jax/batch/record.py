@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from orca_jax.batch.source import Source
+from orca_jax.batch.input import InputFile
 from orca_jax.errors import ConfigError
 
 VERSION = 1
 REMEDY = "to begin again pass --overwrite, or name another output"
 
 
-class Record(msgspec.Struct, frozen=True):
+class RunRecord(msgspec.Struct, frozen=True):
     """The input, and the settings that say what its rows mean."""
 
     version: int
@@ -34,10 +34,10 @@ class Record(msgspec.Struct, frozen=True):
         return int(number) if is_ours and 1 <= int(number) <= self.num_lines else None
 
 
-def record_of(source: Source, settings: dict[str, Any]) -> Record:
+def record_of(file: InputFile, settings: dict[str, Any]) -> RunRecord:
     """What a run with these settings writes down."""
     plain = msgspec.json.decode(msgspec.json.encode(settings))  # as it will be read: lists for tuples
-    return Record(VERSION, source.sha256, source.size, source.num_lines, plain)
+    return RunRecord(VERSION, file.sha256, file.size, file.num_lines, plain)
 
 
 def record_path(output: Path) -> Path:
@@ -45,7 +45,7 @@ def record_path(output: Path) -> Path:
     return output.with_name(output.name + ".run.json")
 
 
-def write_record(record: Record, path: Path) -> None:
+def write_record(record: RunRecord, path: Path) -> None:
     """Write it whole or not at all, and onto the disk."""
     beside = path.with_name(path.name + ".new")
     with beside.open("wb") as file:
@@ -66,14 +66,14 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_same(record: Record, path: Path) -> None:
+def check_same(record: RunRecord, path: Path) -> None:
     """Compare with the record of the run that began the output.
 
     Raises:
         ConfigError: there is none, or it differs; the message says in what and how to mend it.
     """
     try:
-        begun = msgspec.json.decode(path.read_bytes(), type=Record)
+        begun = msgspec.json.decode(path.read_bytes(), type=RunRecord)
     except FileNotFoundError:
         raise ConfigError(f"it has rows, and no {path.name} says of what run; {REMEDY}", param="output") from None
     except (OSError, msgspec.DecodeError) as error:

@@ -10,16 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from orca_jax.batch.answers import Answer, Outcome, answer_row, error_row, outcome_of
+from orca_jax.batch.answers import Answer, RowSummary, answer_row, error_row, row_summary
 from orca_jax.batch.config import BatchConfig
+from orca_jax.batch.display import Display
+from orca_jax.batch.input import InputFile, check_readable, examine, read_lines
 from orca_jax.batch.ledger import Ledger
 from orca_jax.batch.local import Answerer, LocalEngine
 from orca_jax.batch.output import AsFinished, InputOrder, OutputFile, Writer
-from orca_jax.batch.record import REMEDY, Record, check_same, record_of, record_path, write_record
+from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_of, record_path, write_record
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
-from orca_jax.batch.show import Display
-from orca_jax.batch.source import Source, check_readable, examine, read_lines
 from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
@@ -49,15 +49,15 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     check_readable(config.input)
     with OutputFile(config.output) as output, Ledger() as ledger:
         with summary.timed("examine_s"):
-            source = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
-        record = record_of(source, config.meaning)
+            file = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
+        record = record_of(file, config.meaning)
         with summary.timed("resume_s"):
             _recover(config, record, output, ledger, summary)
-        if ledger.num_done == source.num_lines:
+        if ledger.num_done == file.num_lines:
             return summary
         with _opened(config, built, summary) as answerer:
-            display = Display(source.num_lines, ledger.num_done, sys.stderr, enabled=shows)
-            run = _Run(config, source, record, ledger, summary, display)
+            display = Display(file.num_lines, ledger.num_done, sys.stderr, enabled=shows)
+            run = BatchRun(config, file, record, ledger, summary, display)
             try:
                 asyncio.run(run.run(answerer, output))
             except asyncio.CancelledError:  # by SIGTERM
@@ -67,7 +67,7 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     return summary
 
 
-def _recover(config: BatchConfig, record: Record, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
+def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
     """Take in what earlier processes wrote, or begin. Raises ConfigError."""
     if config.overwrite:
         output.clear()
@@ -81,7 +81,7 @@ def _recover(config: BatchConfig, record: Record, output: OutputFile, ledger: Le
         if line is None or not is_next or not ledger.mark_done(line, row.custom_id):
             message = f"line {number} of {config.output} is not where this batch has it; {REMEDY}"
             raise ConfigError(message, param="output")
-        summary.add(row.outcome)
+        summary.add(row.summary)
     summary.begin(ledger.num_done)
 
 
@@ -117,13 +117,19 @@ def _build(config: EngineConfig) -> Built:
     return build_engine(replace(config, progress=config.progress and has_terminal))
 
 
-class _Run:
+class BatchRun:
     """The rows between input and output; belongs to one event loop."""
 
     def __init__(
-        self, config: BatchConfig, source: Source, record: Record, ledger: Ledger, summary: Summary, display: Display
+        self,
+        config: BatchConfig,
+        file: InputFile,
+        record: RunRecord,
+        ledger: Ledger,
+        summary: Summary,
+        display: Display,
     ) -> None:
-        self._source = source
+        self._file = file
         self._record = record
         self._ledger = ledger
         self._summary = summary
@@ -160,7 +166,7 @@ class _Run:
                 async for row in rows:
                     if isinstance(row, BadLine):
                         row_id = self._record.row_id(row.line)
-                        self._put(row.line, error_row(row_id, row), Outcome(row.code))
+                        self._put(row.line, error_row(row_id, row), RowSummary(row.code))
                     else:
                         self._num_open += 1
                         tasks.create_task(self._answer(row))
@@ -172,7 +178,7 @@ class _Run:
 
     async def _rows_left(self) -> AsyncGenerator[Row | BadLine]:
         """The rows that the output has not, each when there is room for it. Raises ConfigError and OSError."""
-        for number, text in enumerate(read_lines(self._source), start=1):
+        for number, text in enumerate(read_lines(self._file), start=1):
             row = self._reader.read(number, text)
             if isinstance(row, Row):
                 first = self._ledger.first_line(number, row.custom_id)
@@ -193,16 +199,16 @@ class _Run:
     async def _answer(self, row: Row) -> None:
         row_id = self._record.row_id(row.line)
         answer: Answer = await self._answerer.answer(row, row_id)
-        self._put(row.line, answer_row(row_id, row, answer), outcome_of(answer.status, answer.body))
+        self._put(row.line, answer_row(row_id, row, answer), row_summary(answer.status, answer.body))
         self._num_open -= 1
         self._changed.set()
 
-    def _put(self, line: int, row: bytes, outcome: Outcome) -> None:
+    def _put(self, line: int, row: bytes, summary: RowSummary) -> None:
         ready = self._order.add(line, row)
         if ready:
             self._writer.put(ready)
-        self._summary.add(outcome)
-        self._display.add(outcome.completion_tokens)
+        self._summary.add(summary)
+        self._display.add(summary.completion_tokens)
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from orca_jax.batch.answers import Outcome
+from orca_jax.batch.answers import RowSummary
 
 
 class Summary:
@@ -36,13 +36,13 @@ class Summary:
         yield
         self._around[name] = self._around.get(name, 0.0) + time.monotonic() - start
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, summary: RowSummary) -> None:
         """A row."""
         self._rows += 1
-        if outcome.error is not None:
-            self._errors[outcome.error] += 1
-        self._prompt_tokens += outcome.prompt_tokens
-        self._completion_tokens += outcome.completion_tokens
+        if summary.error is not None:
+            self._errors[summary.error] += 1
+        self._prompt_tokens += summary.prompt_tokens
+        self._completion_tokens += summary.completion_tokens
 
     def begin(self, rows_before: int) -> None:
         """So many rows were written by earlier processes."""

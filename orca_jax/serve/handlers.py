@@ -11,7 +11,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import chat_parser, completion_parser
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.access import caller_of
 from orca_jax.serve.events import respond, stream_rules
 
@@ -36,7 +36,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 
-async def read_request[T: msgspec.Struct](request: Request, parser: Parser[T], max_bytes: int) -> T:
+async def read_request[T: msgspec.Struct](request: Request, parser: BodyParser[T], max_bytes: int) -> T:
     """The call that a body describes. Raises ApiError."""
     body = await read_json_body(request, max_bytes)
     return parser.parse(body) if len(body) < LARGE_BODY else await asyncio.to_thread(parser.parse, body)

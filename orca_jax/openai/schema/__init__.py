@@ -2,12 +2,12 @@
 
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
-from orca_jax.openai.schema.neutral import CHAT, COMPLETION, NOTHING, TOKENIZE
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.tokens import DetokenizeRequest, TokenizeRequest
+from orca_jax.openai.schema.unused import CHAT, COMPLETION, NOTHING, TOKENIZE
 
-completion_parser = Parser(CompletionRequest, COMPLETION)
-chat_parser = Parser(ChatRequest, CHAT)
-tokenize_parser = Parser(TokenizeRequest, TOKENIZE)
-detokenize_parser = Parser(DetokenizeRequest, NOTHING)
+completion_parser = BodyParser(CompletionRequest, COMPLETION)
+chat_parser = BodyParser(ChatRequest, CHAT)
+tokenize_parser = BodyParser(TokenizeRequest, TOKENIZE)
+detokenize_parser = BodyParser(DetokenizeRequest, NOTHING)
 PARSERS = (completion_parser, chat_parser, tokenize_parser, detokenize_parser)

@@ -217,7 +217,10 @@ class Generated(msgspec.Struct, frozen=True):
     error: str | UnsetType = UNSET
 
 
-class Load(msgspec.Struct, frozen=True):
+class ServerLoad(msgspec.Struct, frozen=True):
     """`GET /load`."""
 
     server_load: int
+
+
+ServerLoad.__name__ = "Load"  # the name of its component in `/openapi.json`

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.neutral import Neutral
+from orca_jax.openai.schema.unused import UnusedField
 
 REF = "#/components/schemas/{name}"
 LIMIT = "x-limit"  # the mark of a number whose maximum the model knows
@@ -28,7 +28,7 @@ def request_schemas(names: Sequence[str], limits: Mapping[str, int], *, takes_pr
     _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
     for parser in PARSERS:
         schema = schemas[parser.kind.__name__]
-        _complete(schema, parser.neutral, names)
+        _complete(schema, parser.unused, names)
         if not takes_priority and "priority" in schema["properties"]:
             schema["properties"]["priority"] |= {"enum": [0, None]}
     schemas["TokenizeRequest"]["oneOf"] = _either()
@@ -44,13 +44,13 @@ def _either() -> list[Document]:
     ]
 
 
-def _complete(schema: Document, neutral: Mapping[str, Neutral], names: Sequence[str]) -> None:
+def _complete(schema: Document, unused: Mapping[str, UnusedField], names: Sequence[str]) -> None:
     schema["additionalProperties"] = False
     properties = schema["properties"]
     is_required = "model" in schema.get("required", ())
     description = properties["model"].get("description", "")
     properties["model"] = {"enum": [*names] if is_required else [*names, None], "description": description}
-    properties.update({name: known.schema() for name, known in neutral.items()})
+    properties.update({name: known.schema() for name, known in unused.items()})
 
 
 def _limited(schema: Any, limits: Mapping[str, int]) -> Any:

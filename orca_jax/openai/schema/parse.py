@@ -9,19 +9,19 @@ import msgspec
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
-from orca_jax.openai.schema.neutral import Neutral, check_neutral
 from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.unused import UnusedField, check_unused
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ROLES = "system, developer, user, assistant or tool"
 
 
-class Parser[T: msgspec.Struct]:
+class BodyParser[T: msgspec.Struct]:
     """Reads bodies of one kind."""
 
-    def __init__(self, kind: type[T], neutral: Mapping[str, Neutral]) -> None:
+    def __init__(self, kind: type[T], unused: Mapping[str, UnusedField]) -> None:
         self.kind = kind
-        self.neutral = neutral
+        self.unused = unused
         self._known = frozenset(kind.__struct_fields__)
         self._decoder = msgspec.json.Decoder(kind)
 
@@ -36,7 +36,7 @@ class Parser[T: msgspec.Struct]:
             fields = _fields.decode(body)
             for name, raw in fields.items():
                 if name not in self._known:
-                    check_neutral(self.neutral, name, raw)
+                    check_unused(self.unused, name, raw)
             refuse_duplicates(body, fields)  # of known names, so of few
             request = self._decoder.decode(body)
         except msgspec.ValidationError as error:

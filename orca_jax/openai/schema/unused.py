@@ -14,7 +14,7 @@ SIZES: Mapping[type, str] = {
 }
 
 
-class Neutral(NamedTuple):
+class UnusedField(NamedTuple):
     """A field that is taken and not used. `null` always is."""
 
     reason: str
@@ -42,47 +42,47 @@ _NOT_STORED = "answers are not stored"
 _NO_BEAMS = "tokens are sampled, and beams are not searched"
 
 # Of both kinds of completion.
-COMMON: Mapping[str, Neutral] = {
-    "use_beam_search": Neutral(_NO_BEAMS, (False,)),
-    "length_penalty": Neutral(_NO_BEAMS, (1,)),
-    "spaces_between_special_tokens": Neutral("tokens are joined as the tokenizer spells them", (True,)),
-    "return_tokens_as_token_ids": Neutral("return_token_ids gives the ids", (False,)),
+COMMON: Mapping[str, UnusedField] = {
+    "use_beam_search": UnusedField(_NO_BEAMS, (False,)),
+    "length_penalty": UnusedField(_NO_BEAMS, (1,)),
+    "spaces_between_special_tokens": UnusedField("tokens are joined as the tokenizer spells them", (True,)),
+    "return_tokens_as_token_ids": UnusedField("return_token_ids gives the ids", (False,)),
 }
 
-COMPLETION: Mapping[str, Neutral] = {
+COMPLETION: Mapping[str, UnusedField] = {
     **COMMON,
-    "suffix": Neutral("the model goes on with a text and does not fill gaps", ("",)),
+    "suffix": UnusedField("the model goes on with a text and does not fill gaps", ("",)),
 }
 
-CHAT: Mapping[str, Neutral] = {
+CHAT: Mapping[str, UnusedField] = {
     **COMMON,
-    "metadata": Neutral(_BOOKS, kind=dict),
-    "safety_identifier": Neutral(_BOOKS, kind=str),
-    "prompt_cache_key": Neutral("there is one cache of prefixes, which needs no key", kind=str),
-    "prompt_cache_retention": Neutral("prefixes are kept while there is memory", ("in_memory", "in-memory")),
-    "store": Neutral(_NOT_STORED, (False,)),
-    "service_tier": Neutral("there is one tier", ("auto", "default")),
-    "modalities": Neutral("the model writes text", (["text"],)),
-    "audio": Neutral("the model writes text"),
-    "prediction": Neutral("every token is generated"),
-    "reasoning_effort": Neutral("models that think in the open are steered by chat_template_kwargs", ("none",)),
-    "verbosity": Neutral("the model's own length is its only one", ("medium",)),
-    "web_search_options": Neutral("nothing is searched"),
-    "functions": Neutral("tools replaced it", ([],)),
-    "function_call": Neutral("tool_choice replaced it", ("none",)),
-    "best_of": Neutral("n choices are n choices", (1,)),
-    "documents": Neutral("documents go into messages", ([],)),
-    "chat_template": Neutral("a template is a program, and only the operator may bring one"),
+    "metadata": UnusedField(_BOOKS, kind=dict),
+    "safety_identifier": UnusedField(_BOOKS, kind=str),
+    "prompt_cache_key": UnusedField("there is one cache of prefixes, which needs no key", kind=str),
+    "prompt_cache_retention": UnusedField("prefixes are kept while there is memory", ("in_memory", "in-memory")),
+    "store": UnusedField(_NOT_STORED, (False,)),
+    "service_tier": UnusedField("there is one tier", ("auto", "default")),
+    "modalities": UnusedField("the model writes text", (["text"],)),
+    "audio": UnusedField("the model writes text"),
+    "prediction": UnusedField("every token is generated"),
+    "reasoning_effort": UnusedField("models that think in the open are steered by chat_template_kwargs", ("none",)),
+    "verbosity": UnusedField("the model's own length is its only one", ("medium",)),
+    "web_search_options": UnusedField("nothing is searched"),
+    "functions": UnusedField("tools replaced it", ([],)),
+    "function_call": UnusedField("tool_choice replaced it", ("none",)),
+    "best_of": UnusedField("n choices are n choices", (1,)),
+    "documents": UnusedField("documents go into messages", ([],)),
+    "chat_template": UnusedField("a template is a program, and only the operator may bring one"),
 }
 
-TOKENIZE: Mapping[str, Neutral] = {
+TOKENIZE: Mapping[str, UnusedField] = {
     "chat_template": CHAT["chat_template"],
 }
 
-NOTHING: Mapping[str, Neutral] = {}
+NOTHING: Mapping[str, UnusedField] = {}
 
 
-def check_neutral(table: Mapping[str, Neutral], name: str, raw: msgspec.Raw) -> None:
+def check_unused(table: Mapping[str, UnusedField], name: str, raw: msgspec.Raw) -> None:
     """Look at a field that the request's own table does not have.
 
     Raises:
@@ -101,7 +101,7 @@ def check_neutral(table: Mapping[str, Neutral], name: str, raw: msgspec.Raw) -> 
     raise ApiError(400, f"{name} {what} here: {known.reason}", name, code="unsupported_parameter")
 
 
-def _words(known: Neutral) -> list[str]:
+def _words(known: UnusedField) -> list[str]:
     values = [msgspec.json.encode(one).decode() for one in known.values]
     kinds = [] if known.kind is None else [SIZES[known.kind]]
     return [*kinds, *values, "null"]

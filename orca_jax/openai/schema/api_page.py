@@ -1,4 +1,4 @@
-"""`docs/api.md`, made of the tables of fields: `python -m orca_jax.openai.schema.reference > docs/api.md`."""
+"""`docs/api.md`, made of the tables of fields: `python -m orca_jax.openai.schema.api_page > docs/api.md`."""
 
 import re
 import sys
@@ -9,19 +9,19 @@ import msgspec
 
 from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import request_schemas
-from orca_jax.openai.schema.neutral import SIZES
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.unused import SIZES
 
 Schema = Mapping[str, Any]
 
 _HEAD = """# Fields of the API
 
 Made of the tables in `orca_jax/openai/schema`, which also check every request and make `/openapi.json`:
-`python -m orca_jax.openai.schema.reference > docs/api.md`. A field is honoured, or taken at the values of the second
+`python -m orca_jax.openai.schema.api_page > docs/api.md`. A field is honoured, or taken at the values of the second
 table only, or refused by name (400, `unknown_parameter`). `null` means that a field is not given.
 """
-_TITLES: Mapping[str, tuple[str, Parser[Any]]] = {
+_TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
     "ChatRequest": ("POST /v1/chat/completions", chat_parser),
     "TokenizeRequest": ("POST /tokenize", tokenize_parser),
@@ -30,16 +30,16 @@ _TITLES: Mapping[str, tuple[str, Parser[Any]]] = {
 _INT_ENDS = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63", 2**31 - 1: "2^31 - 1"}
 
 
-def reference() -> str:
+def api_page() -> str:
     """The page."""
     schemas = request_schemas(["a served name"], {})
     parts = [_HEAD]
     for name, (title, parser) in _TITLES.items():
         parts.append(f"## {title}\n")
         parts.append(_fields(schemas[name], _in_order(parser)))
-        if parser.neutral:
+        if parser.unused:
             parts.append("Taken, but only at values that change nothing here:\n")
-            parts.append(_table(("field", "values", "why"), _neutral_rows(parser)))
+            parts.append(_table(("field", "values", "why"), _unused_rows(parser)))
     parts.append("## Objects within them\n")
     requests = {parser.kind.__name__ for parser in PARSERS}
     for name in sorted(set(schemas) - requests):
@@ -50,7 +50,7 @@ def reference() -> str:
     return "\n".join(parts)
 
 
-def _in_order(parser: Parser[Any]) -> list[str]:
+def _in_order(parser: BodyParser[Any]) -> list[str]:
     """The fields that are its own first, but after the model."""
     names: tuple[str, ...] = parser.kind.__struct_fields__
     shared = SamplingFields.__struct_fields__ if issubclass(parser.kind, SamplingFields) else ()
@@ -67,8 +67,8 @@ def _fields(schema: Schema, names: Iterable[str]) -> str:
     return _table(("field", "type and range", "meaning"), rows)
 
 
-def _neutral_rows(parser: Parser[Any]) -> Iterator[tuple[str, str, str]]:
-    for name, known in parser.neutral.items():
+def _unused_rows(parser: BodyParser[Any]) -> Iterator[tuple[str, str, str]]:
+    for name, known in parser.unused.items():
         values = [f"`{msgspec.json.encode(one).decode()}`" for one in known.values]
         any_of_kind = [] if known.kind is None else [SIZES[known.kind]]
         yield f"`{name}`", ", ".join([*any_of_kind, *values, "`null`"]), known.reason
@@ -142,4 +142,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(api_page())

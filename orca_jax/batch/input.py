@@ -17,7 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """A file that was looked at from end to end."""
 
     path: Path
@@ -40,7 +40,7 @@ def check_readable(path: Path) -> None:
         raise ConfigError(f"{path} is empty; it needs a request a line", param="input")
 
 
-def examine(path: Path, progress: Progress) -> Source:
+def examine(path: Path, progress: Progress) -> InputFile:
     """Read the file once, in constant memory, for its fingerprint and its number of lines.
 
     Raises:
@@ -58,26 +58,26 @@ def examine(path: Path, progress: Progress) -> Source:
                 progress(min(size, total), total)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
-    return Source(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
+    return InputFile(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
 
 
-def read_lines(source: Source) -> Iterator[bytes | None]:
+def read_lines(file: InputFile) -> Iterator[bytes | None]:
     """The lines without their line breaks; None for one of more than `MAX_LINE_BYTES`.
 
     Raises:
         ConfigError: the file became shorter since it was examined.
     """
-    with source.path.open("rb", buffering=CHUNK) as file:
-        for number in range(source.num_lines):
-            line = file.readline(MAX_LINE_BYTES + 2)
+    with file.path.open("rb", buffering=CHUNK) as opened:
+        for number in range(file.num_lines):
+            line = opened.readline(MAX_LINE_BYTES + 2)
             if not line:
-                raise ConfigError(f"{source.path} became shorter while it was read", param="input")
+                raise ConfigError(f"{file.path} became shorter while it was read", param="input")
             if number == 0:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             is_whole = line.endswith(b"\n")
             text = line.removesuffix(b"\n").removesuffix(b"\r")
             if not is_whole:
-                is_whole = not _skip_rest(file)
+                is_whole = not _skip_rest(opened)
             yield text if is_whole and len(text) <= MAX_LINE_BYTES else None
 
 
