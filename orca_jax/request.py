@@ -11,20 +11,20 @@ from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs, TokenSet
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-MAX_PRIORITY = 100  # and its negative: further apart nobody may be, so that nobody waits for ever
+MAX_PRIORITY = 100  # priorities lie between -100 and 100: the bound keeps requests from starving
 
 
 class Range(NamedTuple):
-    """The numbers that a field takes. Both ends belong to it, unless `excludes_low`; infinity never does."""
+    """The range of a numeric field. Both ends are included, unless `excludes_low`; infinity never is."""
 
     low: float
     high: float
     excludes_low: bool = False
     is_integer: bool = False
-    wording: str = ""  # in error messages; empty: made from the ends
+    wording: str = ""  # for error messages; empty: derived from the ends
 
     def has(self, value: object) -> bool:
-        """True for a number of this range. Booleans are not numbers."""
+        """True for a number in this range. A boolean is not a number."""
         if isinstance(value, bool) or not isinstance(value, int if self.is_integer else (int, float)):
             return False
         is_above = self.low < value if self.excludes_low else self.low <= value
@@ -32,13 +32,13 @@ class Range(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The range in words."""
+        """The range in words, for error messages."""
         if self.is_integer:
             return self.wording or f"an integer from {self.low} to {self.high}"
         return self.wording or f"a number in {'(' if self.excludes_low else '['}{self.low}, {self.high}]"
 
 
-# The only table of ranges: `SamplingParams`, `Urgency` and the fields of the API (`openai/schema`) are checked by it.
+# The only table of ranges. `SamplingParams`, `Urgency` and the fields of the API (`openai/schema`) are checked with it.
 RANGES: Mapping[str, Range] = {
     "temperature": Range(0, 2),
     "top_p": Range(0, 1, excludes_low=True),
@@ -49,13 +49,13 @@ RANGES: Mapping[str, Range] = {
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
     "repetition_penalty": Range(0, 100, excludes_low=True),
-    "logit_bias": Range(-100, 100, wording="a map of ids to numbers in [-100, 100]"),  # of each bias
+    "logit_bias": Range(-100, 100, wording="a map of ids to numbers in [-100, 100]"),  # for each bias
     "logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
     "prompt_logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
     "priority": Range(-MAX_PRIORITY, MAX_PRIORITY, is_integer=True),
     "deadline": Range(0, math.inf, excludes_low=True, wording="a number of seconds above 0"),
 }
-TOKEN_ID = Range(0, 2**31 - 1, is_integer=True, wording="token ids")  # the element of every list of ids
+TOKEN_ID = Range(0, 2**31 - 1, is_integer=True, wording="token ids")  # for each element of a list of ids
 
 
 class State(Enum):
@@ -69,66 +69,66 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """What the generated text must match. `kind` says how `value` is read."""
+    """A constraint on the generated text. `kind` gives the format of `value`."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar
 
 
 class Constraint(Protocol):
-    """Which ids a request may generate next. It has been told of every id that the request generated so far."""
+    """The ids that a request may generate next. `accept` is called for every id generated so far."""
 
     def allowed(self) -> TokenSet:
-        """The ids that may come next.
+        """The ids allowed next.
 
         Raises:
-            RequestError: it cannot be said; the request then ends with reason "error".
+            RequestError: they cannot be computed; the request then ends with reason "error".
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Take in the id that was generated, which `allowed` held."""
+        """Record the generated id, one of `allowed`."""
         ...
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request's tokens are chosen and when it ends.
+    """Rules for choosing a request's tokens and for ending it.
 
-    The last group is about text, which the engine never sees: a face (`LLM`, the server) turns it into the fields
-    above or handles it, and the engine refuses what is left of it.
+    The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields or
+    convert them into the fields above, and the engine refuses a request with one of them still set.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
 
-    max_tokens: int = 16  # generated tokens at most
+    max_tokens: int = 16  # maximum number of generated tokens
     temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0  # smallest set of tokens with at least this probability; (0, 1]
-    top_k: int = 0  # the k most probable tokens; 0 for all
-    min_p: float = 0.0  # tokens with at least this share of the most probable one's probability; [0, 1]
-    seed: int | None = None  # None: drawn by the engine
-    stop_token_ids: tuple[int, ...] = ()  # end the request, beside the model's own end tokens
+    top_p: float = 1.0  # sample from the smallest set of tokens with at least this total probability; (0, 1]
+    top_k: int = 0  # sample from the k most probable tokens; 0 for all
+    min_p: float = 0.0  # exclude tokens with less than this fraction of the highest probability; [0, 1]
+    seed: int | None = None  # None: chosen by the engine
+    stop_token_ids: tuple[int, ...] = ()  # these end the request, in addition to the model's end tokens
     ignore_eos: bool = False  # do not end at the model's end tokens
-    min_tokens: int = 0  # generated tokens before any end token may come
-    presence_penalty: float = 0.0  # taken from the logit of every token generated so far; [-2, 2]
-    frequency_penalty: float = 0.0  # the same, times how often it was generated; [-2, 2]
+    min_tokens: int = 0  # minimum number of generated tokens before an end token
+    presence_penalty: float = 0.0  # subtracted from the logit of every token generated so far; [-2, 2]
+    frequency_penalty: float = 0.0  # the same, once for each time it was generated; [-2, 2]
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and output, multiplies negative; > 0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit; [-100, 100]
-    allowed_token_ids: tuple[int, ...] | None = None  # nothing else is generated, end tokens apart only if listed
-    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never generated
-    logprobs: int | None = None  # log probabilities of the generated tokens, and of so many most probable ones
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens from the second on
-    cache_salt: str = ""  # computed pages are shared only among requests of one salt
-    structured: StructuredOutput | None = None  # what the text must match; needs a tokenizer behind the engine
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> number added to its logit; [-100, 100]
+    allowed_token_ids: tuple[int, ...] | None = None  # only these are generated; list end tokens to allow them
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that must not be generated
+    logprobs: int | None = None  # return those of the generated tokens and of this many most probable ones
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens after the first
+    cache_salt: str = ""  # only requests with the same salt share prefix-cache pages
+    structured: StructuredOutput | None = None  # constraint on the text; requires a tokenizer
 
-    stop: tuple[str, ...] = ()  # strings that end the request; not part of the text
-    include_stop_str_in_output: bool = False  # make them part of it
-    bad_words: tuple[str, ...] = ()  # words that are never generated; become `bad_token_ids`
+    stop: tuple[str, ...] = ()  # strings that end the request and are cut from the text
+    include_stop_str_in_output: bool = False  # keep them in the text
+    bad_words: tuple[str, ...] = ()  # words that must not be generated; converted into `bad_token_ids`
     skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
-        # Lists are kept as tuples. A frozen class of the standard library has no other way to convert a field.
+        # Lists become tuples. A frozen dataclass has no other way to convert a field.
         for name in ("stop_token_ids", "stop", "bad_words"):
             if type(values := getattr(self, name)) is not tuple:
                 object.__setattr__(self, name, tuple(values))
@@ -186,7 +186,7 @@ def _check(param: str, value: object) -> None:
 
 def _check_ids(param: str, ids: Collection[int]) -> None:
     if not ids or (set(map(type, ids)) == {int} and TOKEN_ID.has(min(ids)) and TOKEN_ID.has(max(ids))):
-        return  # the usual case at once, since a list may hold a whole vocabulary
+        return  # fast path: a list may contain a whole vocabulary
     for token in ids:
         _require(TOKEN_ID.has(token), param, TOKEN_ID.text, token)
 
@@ -198,15 +198,15 @@ def _require(holds: bool, param: str, what: str, got: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What a scheduler's ordering may look at; each looks at one of these, and `fcfs` at none.
+    """Inputs of a scheduler's ordering. Each ordering uses one of them, and `fcfs` none.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
 
-    priority: int = 0  # lower is sooner
-    tenant: str = ""  # who shares the engine with others; the empty one is a tenant too
-    deadline: float | None = None  # seconds after its arrival; None: it has time
+    priority: int = 0  # lower values run earlier
+    tenant: str = ""  # for fair sharing of the engine; the empty string is a tenant too
+    deadline: float | None = None  # seconds after arrival; None: no deadline
 
     def __post_init__(self) -> None:
         _check("priority", self.priority)
@@ -283,51 +283,51 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times of one request in seconds on the engine's clock; a token's time is when it was handed out.
+    """Times of one request in seconds on the engine's clock. The time of a token is the time of its delivery.
 
-    They come with its first ids, since whoever hangs up never sees the end, and with its last.
+    They are sent with the first ids and with the last: a client that disconnects never gets the last ones.
     """
 
     arrival: float
     first_scheduled: float
     first_token: float
-    finished: float  # of the update that brings these times: with the last one, the end
+    finished: float  # time of the update with these metrics; in the last update, the end of the request
 
 
 class RequestUpdate(NamedTuple):
-    """What an iteration brought to one request: handed out by the engine, in ids."""
+    """The result of an iteration for one request, in ids, as delivered by the engine."""
 
     request_id: str
     new_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with finish_reason "error"
     metrics: RequestMetrics | None = None  # with the first ids, and with "stop" or "length"
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, where asked for
-    num_cached: int = 0  # tokens of the prompt that were not computed again
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
+    num_cached: int = 0  # tokens of the prompt read from the prefix cache
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One generated text, in vLLM's shape."""
+    """One generated text, with the fields of vLLM's class."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
-    stop_reason: int | str | None = None  # the stop string, or the id of `stop_token_ids`, that ended it
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, where asked for
-    cumulative_logprob: float | None = None  # their sum
+    stop_reason: int | str | None = None  # the stop string or id of `stop_token_ids` at its end
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, if requested
+    cumulative_logprob: float | None = None  # sum of the log probabilities
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request, in vLLM's shape."""
+    """A finished request, with the fields of vLLM's class."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
-    metrics: RequestMetrics | None = None  # None where an error or a stop string ended it
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids from the second on
+    metrics: RequestMetrics | None = None  # None if an error or a stop string ended it
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids after the first

@@ -1,4 +1,4 @@
-"""A whole answer: pieces of text collected into finished choices, and rendered by one kind of completion."""
+"""Rendering of answers, and the collection of a whole answer from its pieces."""
 
 import contextlib
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from orca_jax.openai.schema.answers import Usage
 
 
 class Renderer(Protocol):
-    """One kind of completion: from pieces to JSON."""
+    """Renders pieces of text as the JSON of one endpoint."""
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
-        """A piece as one or more events; `usage` so far where every chunk has to have it."""
+        """One or more events for a piece. `usage` is set if every chunk must contain the counts so far."""
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The last event before `[DONE]`."""
+        """The event with the token counts, before `[DONE]`."""
         ...
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
-        """The whole answer. Each choice is one piece with all of its text."""
+        """The whole answer as JSON. Each choice is one piece with all of its text."""
         ...
 
 
 async def whole_answer(generation: Generation, renderer: Renderer, receive: Receive) -> bytes:
-    """Run a call to its end; the answer as JSON. Raises ApiError and ClientGone."""
+    """Run a call to its end and return the answer as JSON. Raises ApiError and ClientGone."""
     choices: list[list[Piece]] = [[] for _ in generation.job.requests]
     async with contextlib.aclosing(generation.pieces(receive)) as batches:
         async for pieces in batches:

@@ -37,9 +37,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def prepare(service: Service, call: ChatRequest, name: str, caller: str | None = None) -> Job:
-    """Everything that can be checked without the engine, so that it takes all of the call or nothing.
+    """Check a call and build its engine requests, so that the engine accepts all of the call or nothing.
 
-    `name` is for logs, `caller` whoever's key it came with.
+    `name` appears in logs. `caller` identifies the API key of the call, None without keys.
 
     Raises:
         ApiError: a field is wrong.
@@ -84,7 +84,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
 
 
 def _streamed_call(call: ChatRequest) -> str | None:
-    """The function whose arguments can go out as they come, since nothing but their end ends the text."""
+    """The forced function if its arguments can be streamed. They can if only their own end ends the text."""
     if not call.stream or call.stop or call.stop_token_ids or not isinstance(call.tool_choice, NamedTool):
         return None
     return call.tool_choice.function.name
@@ -93,15 +93,15 @@ def _streamed_call(call: ChatRequest) -> str | None:
 def _check(service: Service, call: ChatRequest) -> None:
     check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
     if call.top_logprobs and not call.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+        raise ApiError(400, "top_logprobs requires logprobs: true", "top_logprobs")
     if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:
-        raise ApiError(400, "max_tokens and max_completion_tokens are one thing; send one of them", "max_tokens")
+        raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send only one of them", "max_tokens")
     if call.echo and not call.continue_final_message:
-        raise ApiError(400, "echo needs continue_final_message: there is nothing to repeat", "echo")
+        raise ApiError(400, "echo requires continue_final_message: otherwise there is no text to repeat", "echo")
 
 
 def _renamed(call: ChatRequest) -> dict[str, str]:
-    """Names of the engine's parameters -> those that the caller used."""
+    """Parameter name of the engine -> field name in the call."""
     renamed = {"logprobs": "top_logprobs", "prompt": "messages", "max_tokens": call.limit_name}
     if call.structured_outputs is None:
         renamed["structured_outputs"] = "tools" if call.response_format is None else "response_format"
@@ -109,15 +109,16 @@ def _renamed(call: ChatRequest) -> dict[str, str]:
 
 
 class ChatRenderer:
-    """One call's answers. In a stream, each choice begins with a chunk that has the role and ends with one that has
-    the reason and nothing else.
+    """Renders the answer to one call.
+
+    In a stream, each choice begins with a chunk for the role and ends with a chunk for the finish reason alone.
     """
 
     def __init__(self, tokenizer: Tokenizer, job: Job, call: ChatRequest) -> None:
         self._tokenizer = tokenizer
         self._job = job
         self._call = call
-        self._num_calls: dict[int, int] = {}  # of each choice that has begun
+        self._num_calls: dict[int, int] = {}  # by choice; a choice is added when its stream begins
         self._echoed = content_text(call.messages[-1].content) if call.echo else ""
         is_object = {"object": "chat.completion.chunk", "created": job.created, "model": job.model}
         self._head = b"data: " + _encode({"id": job.id, **is_object})[:-1] + b',"choices":['
@@ -125,14 +126,14 @@ class ChatRenderer:
         self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
-        """One event, or several where the choice begins, ends or calls."""
+        """One event, or several if the choice begins, ends or makes tool calls."""
         tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
         index = piece.choice
         events = b"" if index in self._num_calls else self._begin(index, tail)
         if self._job.keeps_ids:
             events += self._detailed(piece, tail)
         elif piece.text and self._job.called is None:
-            # By hand: this is what nearly every token of nearly every stream becomes.
+            # Formatted by hand, since almost every token of a stream takes this path.
             events += b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
                 self._head,
                 index,
@@ -148,11 +149,11 @@ class ChatRenderer:
         return events
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """No choices."""
+        """The event with the token counts, without choices."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
-        """All choices."""
+        """The whole answer, with all choices."""
         job, call, prompt = self._job, self._call, self._job.prompts[0]
         scores: PromptLogprobs | UnsetType = UNSET
         if call.prompt_logprobs is not None:
@@ -190,7 +191,7 @@ class ChatRenderer:
         return events
 
     def _detailed(self, piece: Piece, tail: bytes) -> bytes:
-        """The text with its ids and log probabilities; ids whose text is still held back come with an empty one."""
+        """An event with ids and log probabilities. The text is empty while it is still held back."""
         if not (piece.text or piece.ids):
             return b""
         choice = ChatChunkChoice(
@@ -211,7 +212,7 @@ class ChatRenderer:
         return events
 
     def _arguments(self, name: str, piece: Piece, tail: bytes) -> bytes:
-        """The only call of the choice begins, or goes on."""
+        """An event that begins or continues the only call of the choice."""
         part = ToolCallDelta(0, FunctionDelta(piece.text))
         if not self._num_calls[piece.choice]:
             self._num_calls[piece.choice] = 1

@@ -24,16 +24,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def prepare(service: Service, call: CompletionRequest, name: str, caller: str | None = None) -> Job:
-    """Everything that can be checked without the engine, so that it takes all of the call or nothing.
+    """Check a call and build its engine requests, so that the engine accepts all of the call or nothing.
 
-    `name` is for logs, `caller` whoever's key it came with.
+    `name` appears in logs. `caller` identifies the API key of the call, None without keys.
 
     Raises:
         ApiError: a field is wrong.
     """
     check_fields(service, call, ("logprobs", "prompt_logprobs"))
     if call.max_tokens == 0 and not call.echo:
-        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo, which then scores the prompt", "max_tokens")
+        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo to score the prompt", "max_tokens")
     parts = call.prompts()
     candidates = call.candidates(len(parts))
     prompts = await _prompts(service, call, parts)
@@ -71,7 +71,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
 
 
 async def _prompts(service: Service, call: CompletionRequest, parts: Sequence[str | list[int]]) -> list[Prompt]:
-    """Texts as ids, ids as they are; cut where the call asks for it. Parts are all of one kind."""
+    """The prompts as token ids, truncated if the call asks for it. Parts are all texts or all lists of ids."""
     texts = [part for part in parts if isinstance(part, str)]
     encoded = await service.encode_all(texts, "prompt", call.add_special_tokens is not False)
     prompts = [Prompt(text, ids) for text, ids in zip(texts, encoded, strict=True)]
@@ -79,7 +79,7 @@ async def _prompts(service: Service, call: CompletionRequest, parts: Sequence[st
     context = service.model.context
     prompts = [truncated(prompt, call, context) for prompt in prompts]
     for prompt in prompts:
-        if prompt.text is None and len(prompt.ids) <= context:  # longer ones are refused for their length
+        if prompt.text is None and len(prompt.ids) <= context:  # longer ones are refused later, for their length
             check_ids(service.model, prompt.ids, "prompt")
     return prompts
 
@@ -89,7 +89,7 @@ def _most(one: int | None, other: int | None) -> int | None:
 
 
 class CompletionRenderer:
-    """One call's texts."""
+    """Renders the answer to one call."""
 
     def __init__(self, tokenizer: Tokenizer, job: Job, call: CompletionRequest) -> None:
         self._job = job
@@ -105,12 +105,12 @@ class CompletionRenderer:
         self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
-        """One event."""
+        """One event for the piece."""
         tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
         if not self._is_plain:
             return self._head + _encode(self._piece_choice(piece)) + tail
         reason = b"null" if piece.reason is None else b'"' + piece.reason.encode() + b'"'
-        # By hand: this is what nearly every token of nearly every stream becomes.
+        # Formatted by hand, since almost every token of a stream takes this path.
         return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b}%b' % (
             self._head,
             piece.choice,
@@ -120,11 +120,11 @@ class CompletionRenderer:
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """No choices."""
+        """The event with the token counts, without choices."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
-        """The choices of each prompt in order, the best ones first."""
+        """The whole answer: the choices of each prompt in order, the best ones first."""
         n, candidates = self._call.n or 1, self._job.candidates
         answered: list[CompletionChoice] = []
         for first in range(0, len(choices), candidates):

@@ -1,4 +1,4 @@
-"""From the fields of a call to what the engine is asked for."""
+"""Conversion of the fields of a call into engine requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from orca_jax.openai.schema.completion import CompletionRequest
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.text.bad_words import bad_word_ids
 
-# Fields that are the engine's own under the same names.
+# Fields of a call with the same name and form in `SamplingParams`.
 PLAIN = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("seed", "logit_bias", "allowed_token_ids", "stop_token_ids", "ignore_eos", "min_tokens"),
@@ -22,9 +22,9 @@ type CompletionCall = CompletionRequest | ChatRequest
 
 
 def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) -> None:
-    """What the tables cannot say, since it depends on the model or on the server.
+    """Check the fields that depend on the model or on the server's settings.
 
-    `counts` names the fields that ask for log probabilities, in the order in which they are checked.
+    `counts` names the fields with a number of log probabilities, in the order of the checks.
 
     Raises:
         ApiError: a field is wrong.
@@ -34,7 +34,7 @@ def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) 
     if call.truncate_prompt_tokens == 0:
         raise ApiError(400, "truncate_prompt_tokens must leave at least one token", "truncate_prompt_tokens")
     if call.priority and service.config.engine.scheduling_policy != "priority":
-        message = "priority must be 0 here: the server does not run with --scheduling-policy priority"
+        message = "priority must be 0: this server does not run with --scheduling-policy priority"
         raise ApiError(400, message, "priority", code="unsupported_parameter")
     most = service.config.max_logprobs
     for name in counts:
@@ -44,26 +44,26 @@ def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) 
 
 
 def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
-    """Raises ApiError if one of the ids is not the model's."""
+    """Raise ApiError if an id is not in the model's vocabulary."""
     vocab_size = model.vocab_size
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ApiError(400, f"{param} holds id {wrong}, and the model's vocabulary has {vocab_size} ids", param)
+        raise ApiError(400, f"{param} contains id {wrong}, but the model's vocabulary has only {vocab_size} ids", param)
 
 
 def urgency_of(call: CompletionCall, caller: str | None) -> Urgency:
-    """A call's place among others. Its key says whose it is; without keys what it says of itself has to do."""
+    """Priority and tenant of a call. The tenant is the API key, or the field `user` on a server without keys."""
     return Urgency(call.priority or 0, call.user or "" if caller is None else caller)
 
 
 def salt_of(service: Service, call: CompletionCall, caller: str | None) -> str:
-    """With whom a call shares prefixes. Digests of keys are equally long, so no salt can pass for another key's."""
+    """The salt of a call's prefix-cache entries. Key digests have one length, so no salt can imitate another key."""
     salt = call.cache_salt or ""
     return salt if caller is None or not service.config.cache_salt_per_key else caller + salt
 
 
 def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
-    """The prompt's last tokens, where the call asks for no more."""
+    """The prompt, or its last tokens if the call sets `truncate_prompt_tokens`."""
     keep = call.truncate_prompt_tokens
     if keep is None:
         return prompt
@@ -75,9 +75,9 @@ def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
 def engine_requests(
     model: Model, call: CompletionCall, prompts: Sequence[Prompt], candidates: int, **fields: Any
 ) -> list[EngineRequest]:
-    """`candidates` requests for each prompt, which differ in their seeds.
+    """`candidates` requests for each prompt, with different seeds.
 
-    `fields` are those of `SamplingParams` that have another name or another form in the call.
+    `fields` are the fields of `SamplingParams` with another name or form in the call.
 
     Raises:
         ApiError: a field is wrong, or a prompt is too long.
@@ -96,7 +96,7 @@ def engine_requests(
             max_tokens = _max_tokens(model, len(prompt.ids), call)
             for choice in range(candidates):
                 key = (max_tokens, choice if call.seed is not None else 0)
-                if key not in made:  # a batch of prompts shares most of them
+                if key not in made:  # several prompts mostly share their parameters
                     made[key] = _params(fields, *key)
                 requests.append(EngineRequest(prompt.ids, made[key]))
     except RequestError as error:
@@ -106,7 +106,7 @@ def engine_requests(
 
 
 def _params(fields: Mapping[str, Any], max_tokens: int, choice: int) -> SamplingParams:
-    """The parameters of one candidate. The tables of fields have checked the types of all values."""
+    """The parameters of one candidate. The types of all values were checked when the body was parsed."""
     seed = fields.get("seed")
     if choice and isinstance(seed, int):
         fields = {**fields, "seed": (seed + choice + 2**63) % 2**64 - 2**63}
@@ -114,13 +114,13 @@ def _params(fields: Mapping[str, Any], max_tokens: int, choice: int) -> Sampling
 
 
 def _max_tokens(model: Model, num_prompt: int, call: CompletionCall) -> int:
-    """Tokens to be generated at most. Only a default gives way to a short context. Raises ApiError."""
+    """The maximum number of generated tokens. Only a default is reduced to fit the context. Raises ApiError."""
     room = model.context - num_prompt
     start = f"this model's maximum context length is {model.context} tokens, and"
     if num_prompt == 0:
-        raise ApiError(400, f"{call.prompt_name} must hold at least one token", call.prompt_name)
+        raise ApiError(400, f"{call.prompt_name} must contain at least one token", call.prompt_name)
     if room < 1:
-        message = f"{start} the prompt has {num_prompt}; at least one has to be left for the answer"
+        message = f"{start} the prompt has {num_prompt}; at least one must be left for the answer"
         raise ApiError(400, message, call.prompt_name, code="context_length_exceeded")
     if call.limit is None:
         default = model.defaults.get("max_tokens", call.default_limit)

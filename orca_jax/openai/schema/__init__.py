@@ -1,4 +1,4 @@
-"""What the API takes and gives, as tables of fields: they drive validation, `/openapi.json` and docs/api.md."""
+"""Request and response bodies of the API as tables of fields: for validation, `/openapi.json` and docs/api.md."""
 
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest

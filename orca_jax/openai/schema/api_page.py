@@ -1,4 +1,4 @@
-"""`docs/api.md`, made of the tables of fields: `python -m orca_jax.openai.schema.api_page > docs/api.md`."""
+"""`docs/api.md`, generated from the tables of fields: `python -m orca_jax.openai.schema.api_page > docs/api.md`."""
 
 import re
 import sys
@@ -17,9 +17,12 @@ Schema = Mapping[str, Any]
 
 _HEAD = """# Fields of the API
 
-Made of the tables in `orca_jax/openai/schema`, which also check every request and make `/openapi.json`:
-`python -m orca_jax.openai.schema.api_page > docs/api.md`. A field is honoured, or taken at the values of the second
-table only, or refused by name (400, `unknown_parameter`). `null` means that a field is not given.
+Generated from the tables in `orca_jax/openai/schema` by `python -m orca_jax.openai.schema.api_page > docs/api.md`.
+The same tables check every request and produce `/openapi.json`. The first table of an endpoint lists the supported
+fields. The second table lists fields that have no effect: only the listed values are accepted, others are answered with
+400 (`unsupported_parameter`). Any other field is answered with 400 (`unknown_parameter`). `null` means that a field is
+not given. "Model's `generation_config.json`" is the file in the model directory, or the one set by
+`--generation-config`.
 """
 _TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
@@ -31,16 +34,16 @@ _INT_ENDS = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63", 2**31 - 1: "2^31 - 1"}
 
 
 def api_page() -> str:
-    """The page."""
+    """The text of the page, in Markdown."""
     schemas = request_schemas(["a served name"], {})
     parts = [_HEAD]
     for name, (title, parser) in _TITLES.items():
         parts.append(f"## {title}\n")
         parts.append(_fields(schemas[name], _in_order(parser)))
         if parser.unused:
-            parts.append("Taken, but only at values that change nothing here:\n")
-            parts.append(_table(("field", "values", "why"), _unused_rows(parser)))
-    parts.append("## Objects within them\n")
+            parts.append("Accepted without effect, at these values only:\n")
+            parts.append(_table(("field", "accepted values", "reason"), _unused_rows(parser)))
+    parts.append("## Nested objects\n")
     requests = {parser.kind.__name__ for parser in PARSERS}
     for name in sorted(set(schemas) - requests):
         parts.append(f"### {name}\n")
@@ -51,7 +54,7 @@ def api_page() -> str:
 
 
 def _in_order(parser: BodyParser[Any]) -> list[str]:
-    """The fields that are its own first, but after the model."""
+    """The model, then the fields of this body alone, then the shared ones."""
     names: tuple[str, ...] = parser.kind.__struct_fields__
     shared = SamplingFields.__struct_fields__ if issubclass(parser.kind, SamplingFields) else ()
     return ["model", *(n for n in names if n not in shared and n != "model"), *(n for n in shared if n != "model")]
@@ -75,7 +78,7 @@ def _unused_rows(parser: BodyParser[Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def kind(schema: Schema) -> str:
-    """A JSON schema in words, without its null."""
+    """The type and range of a JSON schema in words, without `null`."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -101,7 +104,7 @@ def kind(schema: Schema) -> str:
         case "null":
             return "`null`"
         case _:
-            return "anything"
+            return "any value"
 
 
 def _range(schema: Schema) -> str:

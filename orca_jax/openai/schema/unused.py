@@ -1,4 +1,4 @@
-"""What clients send although it changes nothing here: which values are taken, and why they change nothing."""
+"""Fields without effect: the values that are accepted, for compatibility, and the reasons."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,64 +15,66 @@ SIZES: Mapping[type, str] = {
 
 
 class UnusedField(NamedTuple):
-    """A field that is taken and not used. `null` always is."""
+    """A field without effect. `null` is always accepted."""
 
     reason: str
-    values: tuple[object, ...] = ()  # the only other ones that are taken
-    kind: type[str] | type[dict[str, Any]] | None = None  # or any value of this type
+    values: tuple[object, ...] = ()  # the other accepted values
+    kind: type[str] | type[dict[str, Any]] | None = None  # or: any value of this type
 
     def takes(self, value: object) -> bool:
-        """Whether a value asks for nothing."""
+        """True if a value is accepted."""
         if self.kind is not None and isinstance(value, self.kind):
             return len(value) <= (MAX_NAME if self.kind is str else MAX_PAIRS)
         return value is None or any(value == one and type(value) in _kinds(one) for one in self.values)
 
     def schema(self) -> dict[str, Any]:
-        """The same as a JSON schema."""
+        """The field as a JSON schema."""
         if self.kind is not None:
             limit = {"type": ["string", "null"], "maxLength": MAX_NAME}
             if self.kind is dict:
                 limit = {"type": ["object", "null"], "maxProperties": MAX_PAIRS}
-            return {**limit, "description": f"Not used: {self.reason}."}
-        return {"enum": [None, *self.values], "description": f"No other values: {self.reason}."}
+            return {**limit, "description": f"Ignored: {self.reason}."}
+        return {"enum": [None, *self.values], "description": f"No other value is accepted: {self.reason}."}
 
 
-_BOOKS = "for the client's own books"
+_FOR_CLIENT = "the server keeps no records of calls"
 _NOT_STORED = "answers are not stored"
-_NO_BEAMS = "tokens are sampled, and beams are not searched"
+_NO_BEAMS = "beam search is not supported"
 
-# Of both kinds of completion.
+# Fields of completions and chat completions.
 COMMON: Mapping[str, UnusedField] = {
     "use_beam_search": UnusedField(_NO_BEAMS, (False,)),
     "length_penalty": UnusedField(_NO_BEAMS, (1,)),
-    "spaces_between_special_tokens": UnusedField("tokens are joined as the tokenizer spells them", (True,)),
-    "return_tokens_as_token_ids": UnusedField("return_token_ids gives the ids", (False,)),
+    "spaces_between_special_tokens": UnusedField("tokens are joined as the tokenizer defines", (True,)),
+    "return_tokens_as_token_ids": UnusedField("use return_token_ids to get token ids", (False,)),
 }
 
 COMPLETION: Mapping[str, UnusedField] = {
     **COMMON,
-    "suffix": UnusedField("the model goes on with a text and does not fill gaps", ("",)),
+    "suffix": UnusedField("filling in the middle of a text is not supported", ("",)),
 }
 
 CHAT: Mapping[str, UnusedField] = {
     **COMMON,
-    "metadata": UnusedField(_BOOKS, kind=dict),
-    "safety_identifier": UnusedField(_BOOKS, kind=str),
-    "prompt_cache_key": UnusedField("there is one cache of prefixes, which needs no key", kind=str),
-    "prompt_cache_retention": UnusedField("prefixes are kept while there is memory", ("in_memory", "in-memory")),
+    "metadata": UnusedField(_FOR_CLIENT, kind=dict),
+    "safety_identifier": UnusedField(_FOR_CLIENT, kind=str),
+    "prompt_cache_key": UnusedField("all requests share one prefix cache, which needs no key", kind=str),
+    "prompt_cache_retention": UnusedField(
+        "cached prefixes stay until their memory is needed", ("in_memory", "in-memory")
+    ),
     "store": UnusedField(_NOT_STORED, (False,)),
-    "service_tier": UnusedField("there is one tier", ("auto", "default")),
-    "modalities": UnusedField("the model writes text", (["text"],)),
-    "audio": UnusedField("the model writes text"),
-    "prediction": UnusedField("every token is generated"),
-    "reasoning_effort": UnusedField("models that think in the open are steered by chat_template_kwargs", ("none",)),
-    "verbosity": UnusedField("the model's own length is its only one", ("medium",)),
-    "web_search_options": UnusedField("nothing is searched"),
-    "functions": UnusedField("tools replaced it", ([],)),
-    "function_call": UnusedField("tool_choice replaced it", ("none",)),
-    "best_of": UnusedField("n choices are n choices", (1,)),
-    "documents": UnusedField("documents go into messages", ([],)),
-    "chat_template": UnusedField("a template is a program, and only the operator may bring one"),
+    "service_tier": UnusedField("there is only one tier", ("auto", "default")),
+    "modalities": UnusedField("the model generates text only", (["text"],)),
+    "audio": UnusedField("the model generates text only"),
+    "prediction": UnusedField("predicted outputs are not supported"),
+    "reasoning_effort": UnusedField("use chat_template_kwargs to control the reasoning of a model", ("none",)),
+    "verbosity": UnusedField("the length of answers cannot be controlled", ("medium",)),
+    "web_search_options": UnusedField("web search is not supported"),
+    "functions": UnusedField("use tools instead", ([],)),
+    "function_call": UnusedField("use tool_choice instead", ("none",)),
+    "best_of": UnusedField("n candidates are generated for n choices", (1,)),
+    "documents": UnusedField("put documents into messages", ([],)),
+    "chat_template": UnusedField("a template is a program; only the operator of the server may set one"),
 }
 
 TOKENIZE: Mapping[str, UnusedField] = {
@@ -83,17 +85,17 @@ NOTHING: Mapping[str, UnusedField] = {}
 
 
 def check_unused(table: Mapping[str, UnusedField], name: str, raw: msgspec.Raw) -> None:
-    """Look at a field that the request's own table does not have.
+    """Check a field outside the request's own table of fields.
 
     Raises:
-        ApiError: it is unknown, or asks for something.
+        ApiError: the field is unknown, or its value is not accepted.
     """
     known = table.get(name)
     if known is None:
         raise ApiError(400, f"unknown parameter: {name[:100]!r}", name[:100], code="unknown_parameter")
     try:
         takes = known.takes(msgspec.json.decode(raw))
-    except (msgspec.DecodeError, RecursionError):  # a number out of range; something deep
+    except (msgspec.DecodeError, RecursionError):  # a number out of range, or deep nesting
         takes = False
     if takes:
         return
@@ -108,5 +110,5 @@ def _words(known: UnusedField) -> list[str]:
 
 
 def _kinds(value: object) -> tuple[type, ...]:
-    """The types that may stand for a value: 0 may come as 0.0, but not as false, which Python holds equal."""
+    """The types accepted for a value: 0 may be sent as 0.0, but not as false, although Python treats both as equal."""
     return (int, float) if type(value) is int else (type(value),)
