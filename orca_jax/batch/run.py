@@ -1,4 +1,4 @@
-"""A batch run: what is done already, then every other row through a window, into the output."""
+"""A batch run: recovers the rows already done, then answers the others through a window into the output."""
 
 import asyncio
 import signal
@@ -27,22 +27,22 @@ from orca_jax.errors import ConfigError, EngineError
 from orca_jax.openai.model import check_texts
 from orca_jax.progress import progress_bar
 
-MAX_HELD = 32 * 2**20  # bytes of answers that wait for an earlier row or for the disk, until no more rows are read
-TURN = 256  # lines after which others may run, where nobody had to be waited for
+MAX_HELD = 32 * 2**20  # bytes of answers waiting for an earlier row or for the disk; above it no row is read
+TURN = 256  # lines after which other tasks may run
 
 
 def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
-    """Answer every line of the input that the output does not have.
+    """Answer every line of the input without a row in the output.
 
     Args:
         config: checked settings.
-        built: an engine for `config.server.engine`, which stays open; None: build it, where a row is left to answer.
+        built: an engine for `config.server.engine`; it stays open. None: build one if a row is left to answer.
 
     Raises:
         ConfigError: a setting, the input or the output is wrong; `param` names the flag.
-        EngineError: the engine or the server cannot go on. What was answered is in the output.
+        EngineError: the engine or the server has failed. The rows answered before are in the output.
         OSError: the output cannot be written.
-        KeyboardInterrupt: SIGINT or SIGTERM came. What was answered is in the output.
+        KeyboardInterrupt: on SIGINT or SIGTERM. The rows answered before are in the output.
     """
     shows = config.server.engine.progress
     summary = Summary()
@@ -68,7 +68,7 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
 
 
 def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
-    """Take in what earlier processes wrote, or begin. Raises ConfigError."""
+    """Read the rows of earlier processes, or start a new output. Raises ConfigError."""
     if config.overwrite:
         output.clear()
     if output.size:
@@ -79,7 +79,9 @@ def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger:
         line = record.line_of(row.id)
         is_next = line == number or config.order == "finished"
         if line is None or not is_next or not ledger.mark_done(line, row.custom_id):
-            message = f"line {number} of {config.output} is not where this batch has it; {REMEDY}"
+            message = (
+                f"line {number} of {config.output} does not belong to this batch, or not in this position; {REMEDY}"
+            )
             raise ConfigError(message, param="output")
         summary.add(row.summary)
     summary.begin(ledger.num_done)
@@ -87,7 +89,7 @@ def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger:
 
 @contextmanager
 def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Iterator[Answerer]:
-    """Whoever answers. Raises ConfigError."""
+    """The source of answers: a server or an engine. Raises ConfigError."""
     if config.base_url is not None:
         yield RemoteServer(
             config.base_url,
@@ -110,7 +112,7 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
 
 
 def _build(config: EngineConfig) -> Built:
-    """The engine; a terminal gets its bars, a file one line. Raises ConfigError."""
+    """Build the engine, with progress bars on a terminal and one line elsewhere. Raises ConfigError."""
     has_terminal = sys.stderr.isatty()
     if config.progress and not has_terminal:
         print(f"loading and compiling {config.model}", file=sys.stderr, flush=True)
@@ -118,7 +120,7 @@ def _build(config: EngineConfig) -> Built:
 
 
 class BatchRun:
-    """The rows between input and output; belongs to one event loop."""
+    """The rows of a run between input and output. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class BatchRun:
         self._changed = asyncio.Event()
 
     async def run(self, answerer: Answerer, output: OutputFile) -> None:
-        """Answer what is left. Raises as `run_batch` does."""
+        """Answer the remaining rows. Raises the same errors as `run_batch`."""
         wakes = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._answerer = answerer
         async with AsyncExitStack() as stack:
@@ -177,7 +179,7 @@ class BatchRun:
         raise _first(errors)
 
     async def _rows_left(self) -> AsyncGenerator[Row | BadLine]:
-        """The rows that the output has not, each when there is room for it. Raises ConfigError and OSError."""
+        """The rows missing in the output, each when there is room for it. Raises ConfigError and OSError."""
         for number, text in enumerate(read_lines(self._file), start=1):
             row = self._reader.read(number, text)
             if isinstance(row, Row):
@@ -212,7 +214,7 @@ class BatchRun:
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
-    """One error of several, without the group around it."""
+    """The first error of a group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -221,7 +223,7 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something until the block ends."""
+    """Run a coroutine in the background until the block ends."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -231,7 +233,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _ended_by_sigterm() -> AsyncIterator[None]:
-    """Let SIGTERM end the block as SIGINT does by itself."""
+    """Cancel the block on SIGTERM. SIGINT cancels it by default."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)

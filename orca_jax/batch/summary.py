@@ -1,4 +1,4 @@
-"""What a run says at its end: a table for people, then one line of JSON."""
+"""The final summary of a run: a table for reading, then one line of JSON."""
 
 import json
 import time
@@ -11,10 +11,10 @@ from orca_jax.batch.answers import RowSummary
 
 
 class Summary:
-    """Counts of the whole output, times of this process.
+    """Counts of the whole output, and times of this process.
 
     Attributes:
-        figures: where whoever answered spent the time; seconds end in `_s`.
+        figures: times and counts of the engine or server; names of seconds end in `_s`.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Summary:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Time a part of the run beside the answering; several of one name add up."""
+        """Time a part of the run outside the answering. Times of one name are added up."""
         start = time.monotonic()
         yield
         self._around[name] = self._around.get(name, 0.0) + time.monotonic() - start
 
     def add(self, summary: RowSummary) -> None:
-        """A row."""
+        """Count a row."""
         self._rows += 1
         if summary.error is not None:
             self._errors[summary.error] += 1
@@ -45,18 +45,18 @@ class Summary:
         self._completion_tokens += summary.completion_tokens
 
     def begin(self, rows_before: int) -> None:
-        """So many rows were written by earlier processes."""
+        """Set the number of rows written by earlier processes."""
         self._rows_before = rows_before
         self._tokens_before = self._completion_tokens
 
     def end(self, wall: float, write_seconds: float) -> None:
-        """Rows were answered for `wall` seconds; a thread beside wrote for `write_seconds`."""
+        """Set the seconds spent answering, and the seconds that the writer's thread spent writing meanwhile."""
         self._wall = wall
         self._write_seconds = write_seconds
 
     @property
     def result(self) -> dict[str, Any]:
-        """The figures, by name."""
+        """All figures of the summary by name."""
         wall = max(self._wall, 1e-9)
         return {
             "rows": self._rows,
@@ -73,7 +73,7 @@ class Summary:
         }
 
     def print(self) -> None:
-        """The table, and the line of JSON."""
+        """Print the table and the line of JSON."""
         result = self.result
         errors = result.pop("errors")
         table = {name: f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for name, value in result.items()}
