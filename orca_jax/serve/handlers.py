@@ -7,13 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from orca_jax.openai import chat, completions
-from orca_jax.openai.chat_answer import ChatRenderer
-from orca_jax.openai.completion_answer import CompletionRenderer
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import chat_parser, completion_parser
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.access import caller_of
 from orca_jax.serve.events import respond, stream_rules
 
@@ -25,7 +23,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     call = await read_request(request, completion_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     job = await completions.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
-    shape = CompletionRenderer(service.model.tokenizer, job, call)
+    shape = completions.CompletionRenderer(service.model.tokenizer, job, call)
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 
@@ -34,11 +32,11 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     call = await read_request(request, chat_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     job = await chat.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
-    shape = ChatRenderer(service.model.tokenizer, job, call)
+    shape = chat.ChatRenderer(service.model.tokenizer, job, call)
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 
-async def read_request[T: msgspec.Struct](request: Request, parser: Parser[T], max_bytes: int) -> T:
+async def read_request[T: msgspec.Struct](request: Request, parser: BodyParser[T], max_bytes: int) -> T:
     """The call that a body describes. Raises ApiError."""
     body = await read_json_body(request, max_bytes)
     return parser.parse(body) if len(body) < LARGE_BODY else await asyncio.to_thread(parser.parse, body)

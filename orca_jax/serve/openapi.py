@@ -19,9 +19,9 @@ from orca_jax.openai.schema.answers import (
     EngineHealth,
     Generated,
     Live,
-    Load,
     ModelCard,
     ModelList,
+    ServerLoad,
     Version,
 )
 from orca_jax.openai.schema.components import REF, request_schemas
@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
-    *(EngineHealth, Generated, Live, Load),
+    *(EngineHealth, Generated, Live, ServerLoad),
 )
 _ERRORS: Mapping[int, str] = {
     400: "A field is wrong, unknown or not supported; `param` names it.",

@@ -7,6 +7,7 @@ from orca_jax.openai.conversation import render_conversation
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.logprobs import token_name
 from orca_jax.openai.model import Service
+from orca_jax.openai.params import check_ids
 from orca_jax.openai.schema import detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import MESSAGES_ONLY
 from orca_jax.openai.schema.tokens import Detokenized, Tokenized, TokenizeRequest
@@ -28,7 +29,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     """The text of ids. Raises ApiError."""
     call = await read_request(request, detokenize_parser, service.config.max_body_bytes)
     service.check_model(call.model)
-    service.check_ids(call.tokens, "tokens")
+    check_ids(service.model, call.tokens, "tokens")
     text = service.model.tokenizer.decode(call.tokens, skip_special_tokens=False)
     return json_response(Detokenized(prompt=text))
 

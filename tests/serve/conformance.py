@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from orca_jax.openai.schema import chat_parser, completion_parser, detokenize_parser, tokenize_parser
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
 
 PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
-BODIES: Mapping[str, tuple[str, Parser]] = {
+BODIES: Mapping[str, tuple[str, BodyParser]] = {
     "completions": ("POST /v1/completions", completion_parser),
     "chat": ("POST /v1/chat/completions", chat_parser),
     "tokenize": ("POST /tokenize", tokenize_parser),
@@ -38,12 +38,12 @@ def routes() -> dict[str, str]:
     return {f"{method.upper()} {path}": str(one["summary"]) for path, method, one in found if one}
 
 
-def descriptions(parser: Parser) -> dict[str, str]:
+def descriptions(parser: BodyParser) -> dict[str, str]:
     """Every field that a body may have, and what it does here."""
     _, components = msgspec.json.schema_components([parser.kind])
     properties = components[parser.kind.__name__]["properties"]
     fields = {name: str(field.get("description", "")) for name, field in properties.items()}
-    return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.neutral.items()}}
+    return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.unused.items()}}
 
 
 def items() -> dict[str, str]:
