@@ -139,6 +139,16 @@ class Engine:
         return updates
 
     @property
+    def num_running(self) -> int:
+        """Number of requests with a row."""
+        return self.pool.kv.num_held_rows
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests without a row."""
+        return len(self.pool) - self.pool.kv.num_held_rows
+
+    @property
     def stats(self) -> EngineStats:
         """Where the engine stands."""
         kv = self.pool.kv
@@ -148,8 +158,8 @@ class Engine:
             scheduled_tokens=self._scheduled_tokens,
             schedule_seconds=self._schedule_seconds,
             update_seconds=self._update_seconds,
-            waiting=len(self.pool) - kv.num_held_rows,
-            running=kv.num_held_rows,
+            waiting=self.num_waiting,
+            running=self.num_running,
             in_flight=len(self._in_flight),
             preemptions=self.pool.num_preemptions,
             cache_queries=self.pool.num_cache_queries,

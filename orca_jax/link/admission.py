@@ -2,18 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from orca_jax.link.errors import CallTooLarge, Overloaded
-from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
-
-
-class EngineRequest(NamedTuple):
-    """What the engine has to know of a request."""
-
-    prompt_ids: list[int]
-    params: SamplingParams
 
 
 @dataclass(frozen=True)

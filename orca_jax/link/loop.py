@@ -35,8 +35,8 @@ Inbox = queue.SimpleQueue[ToEngine | Compiled | None]
 Send = Callable[[Message], None]
 
 
-class Pulse:
-    """What the heartbeat says. The main thread writes, the heartbeat's reads: every field is replaced as a whole."""
+class EngineStatus:
+    """The content of heartbeats. The main thread writes and the heartbeat thread reads: fields are replaced whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,31 +44,31 @@ class Pulse:
         self._busy_since: float | None = clock()
         self._engine: EngineStats | None = None
         self._executor: ExecutorStats | None = None
-        self._next_look = 0.0
+        self._next_sample = 0.0
 
     def enter(self, phase: Phase) -> None:
-        """The main thread begins something long, or, with "serving", is ready to wait for work."""
+        """Note that the main thread begins something long or, with "serving", is ready to wait for work."""
         self._phase = phase
         self._busy_since = None if phase == "serving" else self._clock()
 
-    def step_begins(self) -> None:
-        """The main thread turns to the engine."""
+    def begin_step(self) -> None:
+        """Note that the main thread enters the engine."""
         self._busy_since = self._clock()
 
-    def step_ended(self, engine: Engine) -> None:
-        """It is back; now and then it looks at the statistics."""
+    def end_step(self, engine: Engine) -> None:
+        """Note that the main thread has left the engine; sample the statistics if the last sample is old."""
         self._busy_since = None
-        if self._clock() >= self._next_look:
-            self.look(engine)
+        if self._clock() >= self._next_sample:
+            self.sample(engine)
 
-    def look(self, engine: Engine) -> None:
-        """Take the statistics that the next beats tell."""
+    def sample(self, engine: Engine) -> None:
+        """Copy the engine's statistics for the next heartbeats."""
         self._engine = engine.stats
         self._executor = dataclasses.replace(engine.executor.stats)
-        self._next_look = self._clock() + SNAPSHOT_SECONDS
+        self._next_sample = self._clock() + SNAPSHOT_SECONDS
 
-    def beat(self) -> Heartbeat:
-        """Called by the heartbeat's thread."""
+    def heartbeat(self) -> Heartbeat:
+        """The message of this moment; called by the heartbeat thread."""
         since = self._busy_since
         busy = 0.0 if since is None else max(0.0, self._clock() - since)
         return Heartbeat(self._phase, busy, self._engine, self._executor)
@@ -94,43 +94,46 @@ class EngineLoop:
         engine: owned by the thread that calls `run`.
         inbox: what to do, from the front end and from the compiling threads.
         send: to the front end; may be called by any thread.
-        pulse: told what the thread is at.
+        status: told what the thread is at.
         compile_grammar: makes a constraint; called by several threads.
     """
 
-    def __init__(self, engine: Engine, inbox: Inbox, send: Send, pulse: Pulse, compile_grammar: Compile) -> None:
+    def __init__(
+        self, engine: Engine, inbox: Inbox, send: Send, status: EngineStatus, compile_grammar: Compile
+    ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
-        self._pulse = pulse
+        self._status = status
         self._compile = compile_grammar
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
-        pulse.look(engine)
+        status.sample(engine)
 
     def run(self) -> None:
         """Step while there is work, sleep in the inbox while there is none; returns when the front end has gone."""
-        engine, inbox, pulse = self._engine, self._inbox, self._pulse
+        engine, inbox, status = self._engine, self._inbox, self._status
         try:
             while True:
                 while not (engine.has_work and inbox.empty()):
                     if inbox.empty():
-                        pulse.look(engine)  # of rest, too
+                        status.sample(engine)  # the state of an idle engine, too
                     message = inbox.get()
                     if message is None:
                         return
                     self._take(message)
-                pulse.step_begins()
+                status.begin_step()
                 updates = engine.step()
-                pulse.step_ended(engine)
+                status.end_step(engine)
                 if updates or not engine.has_work:  # rows of ends that were found late are free without an update
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _send_updates(self, updates: list[RequestUpdate]) -> None:
-        stats = self._engine.stats
-        self._send(Updates(updates, running=stats.running, waiting=stats.waiting + len(self._compiling)))
+        engine = self._engine
+        waiting = engine.num_waiting + len(self._compiling)
+        self._send(Updates(updates, running=engine.num_running, waiting=waiting))
 
     def _take(self, message: ToEngine | Compiled) -> None:
         match message:

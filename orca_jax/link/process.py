@@ -17,12 +17,12 @@ import time
 
 from orca_jax.build.engine import build_engine
 from orca_jax.errors import ConfigError
-from orca_jax.link.loop import EngineLoop, Inbox, Pulse, Send, ready_message
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
 
-BEAT_SECONDS = 0.5
-LAST_WORDS_SECONDS = 1.0  # between the front end's end and this process's, whatever it is doing
+HEARTBEAT_SECONDS = 0.5
+EXIT_GRACE_SECONDS = 1.0  # between the front end's end and this process's, whatever it is doing
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ def main(argv: list[str]) -> int:
     connection = socket.socket(fileno=int(argv[1]))
     connection.set_inheritable(False)  # a child of this process must not keep the socket open after its end
     inbox: Inbox = queue.SimpleQueue()
-    pulse = Pulse()
+    status = EngineStatus()
     send = _sender(connection)
     threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
-    threading.Thread(target=_beat, args=(pulse, send), daemon=True, name="heartbeat").start()
+    threading.Thread(target=_send_heartbeats, args=(status, send), daemon=True, name="heartbeat").start()
     try:
-        return _run(inbox, send, pulse)
+        return _run(inbox, send, status)
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the front end has gone, and with it everybody who waited
     except ConfigError as error:
@@ -52,17 +52,17 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
+def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     start = inbox.get()
     if not isinstance(start, Start):
         return 0
-    pulse.enter("loading")
-    built = build_engine(start.config, on_compile=lambda: pulse.enter("compiling"))
+    status.enter("loading")
+    built = build_engine(start.config, on_compile=lambda: status.enter("compiling"))
     gc.collect()
     gc.freeze()  # what was loaded stays to the end: collections, of 70 ms with it, need not walk it
-    loop = EngineLoop(built.engine, inbox, send, pulse, built.grammars.compile)
-    pulse.enter("serving")
-    send(pulse.beat())  # also an engine that dies at once has been seen to serve
+    loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
+    status.enter("serving")
+    send(status.heartbeat())  # also an engine that dies at once has been seen to serve
     send(ready_message(built, start.config.model))
     loop.run()
     return 0
@@ -79,11 +79,11 @@ def _sender(connection: socket.socket) -> Send:
     return send
 
 
-def _beat(pulse: Pulse, send: Send) -> None:
+def _send_heartbeats(status: EngineStatus, send: Send) -> None:
     try:
         while True:
-            send(pulse.beat())
-            time.sleep(BEAT_SECONDS)
+            send(status.heartbeat())
+            time.sleep(HEARTBEAT_SECONDS)
     except OSError:
         pass  # the front end has gone; the reader ends the process
 
@@ -99,7 +99,7 @@ def _read(connection: socket.socket, inbox: Inbox) -> None:
     except Exception:
         logger.exception("the front end sent something unreadable")
     inbox.put(None)
-    time.sleep(LAST_WORDS_SECONDS)
+    time.sleep(EXIT_GRACE_SECONDS)
     os._exit(1)  # the main thread is loading, compiling or stuck: nobody is left to wait for it
 
 

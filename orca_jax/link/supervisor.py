@@ -105,14 +105,8 @@ class Supervisor:
     async def _run_one(self) -> EngineDeadError | ConfigError:
         """A process, from its start to its end. Returns why it ended."""
         detector = HangDetector(self._config)
-
-        def take(message: FromEngine) -> None:
-            if isinstance(message, Heartbeat):
-                detector.hear(message)
-            self._client.take(message)
-
-        link = self._make_link(take)
-        self._client.attach(link)
+        link = self._make_link(self._client.take)
+        self._client.attach(link, detector.hear)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:
             await link.start(self._config)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from orca_jax.build.engine import Built
 from orca_jax.link.client import EngineClient
-from orca_jax.link.loop import EngineLoop, Inbox, Pulse
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import Abort, FromEngine, Message, Submit, Updates
 from orca_jax.request import RequestUpdate
 
@@ -34,7 +34,7 @@ class EngineThread:
         self._outbox = Outbox()
         self._loop = asyncio.get_running_loop()
         self._inbox: Inbox = queue.SimpleQueue()
-        engine_loop = EngineLoop(built.engine, self._inbox, self._tell, Pulse(), built.grammars.compile)
+        engine_loop = EngineLoop(built.engine, self._inbox, self._tell, EngineStatus(), built.grammars.compile)
         self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
         self._thread.start()
 

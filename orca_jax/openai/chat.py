@@ -3,7 +3,7 @@
 import time
 import uuid
 
-from orca_jax.link.client import Deadlines
+from orca_jax.link.admission import Deadlines
 from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job
@@ -46,9 +46,8 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         name=call.request_id or name,
         prompts=[prompt],
         candidates=call.n or 1,
-        requests=engine_requests(service.model, call, [prompt], call.n or 1, wanted),
+        requests=engine_requests(service, call, [prompt], call.n or 1, wanted, urgency_of(call, caller)),
         deadlines=Deadlines(call.queue_timeout, call.timeout),
-        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from orca_jax.link.client import Deadlines
+from orca_jax.link.admission import Deadlines
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job
 from orca_jax.openai.model import Prompt, Service
@@ -49,9 +49,8 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         name=call.request_id or name,
         prompts=prompts,
         candidates=candidates,
-        requests=engine_requests(service.model, call, prompts, candidates, wanted),
+        requests=engine_requests(service, call, prompts, candidates, wanted, urgency_of(call, caller)),
         deadlines=Deadlines(call.queue_timeout, call.timeout),
-        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False,

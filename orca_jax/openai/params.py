@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca_jax.errors import RequestError
-from orca_jax.link.client import EngineRequest
+from orca_jax.link.wire import Submit
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.sampling import SamplingFields
@@ -45,7 +45,7 @@ def check_fields(service: Service, call: SamplingFields) -> None:
 
 def urgency_of(call: SamplingFields, caller: str | None) -> Urgency:
     """A call's place among others. Its key says whose it is; without keys what it says of itself has to do."""
-    return Urgency(call.priority or 0, call.user or "" if caller is None else caller)
+    return Urgency(call.priority or 0, call.user or "" if caller is None else caller, call.timeout)
 
 
 def salt_of(service: Service, call: SamplingFields, caller: str | None) -> str:
@@ -72,13 +72,19 @@ def truncated(prompt: Prompt, call: SamplingFields, max_tokens: int | None, cont
 
 
 def engine_requests(
-    model: Model, call: SamplingFields, prompts: list[Prompt], candidates: int, wanted: Wanted
-) -> list[EngineRequest]:
+    service: Service,
+    call: SamplingFields,
+    prompts: list[Prompt],
+    candidates: int,
+    wanted: Wanted,
+    urgency: Urgency,
+) -> list[Submit]:
     """`candidates` requests for each prompt, which differ in their seeds. Raises ApiError."""
+    model = service.model
     given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
     defaults = {name: value for name, value in model.defaults.items() if name != "max_tokens"}
     fields: dict[str, Any] = defaults | given
-    requests: list[EngineRequest] = []
+    requests: list[Submit] = []
     made: dict[tuple[int, int], SamplingParams] = {}
     try:
         if call.allowed_token_ids is not None:
@@ -91,7 +97,7 @@ def engine_requests(
                 key = (max_tokens, choice if call.seed is not None else 0)
                 if key not in made:  # a batch of prompts shares most of them
                     made[key] = _params(fields, *key, wanted)
-                requests.append(EngineRequest(prompt.ids, made[key]))
+                requests.append(Submit(service.client.new_request_id(), prompt.ids, made[key], urgency))
     except RequestError as error:
         raise ApiError(400, error.message, _caller_name(error.param, wanted)) from None
     return requests

@@ -49,8 +49,8 @@ REASONS = (
     "no token could follow",
     "the structure of the output became too complex",
     # the caller's own deadlines
-    "took longer than it was allowed to",
-    "waited longer for the engine than it was allowed to",
+    "took longer than its timeout allows",
+    "waited longer for the engine than its queue timeout allows",
 )
 
 

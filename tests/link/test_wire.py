@@ -17,7 +17,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.flags import HELP, add_engine_args, engine_config_from_args, human_int
-from orca_jax.link.loop import EngineLoop, Inbox, Pulse
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import (
     MAX_FRAME_BYTES,
     Abort,
@@ -125,7 +125,7 @@ def test_engine_loop() -> None:
     inbox: Inbox = queue.SimpleQueue()
     sent: list[Message] = []
     ends: set[str] = set()
-    pulse = Pulse()
+    status = EngineStatus()
 
     def send(message: Message) -> None:
         sent.append(message)
@@ -156,7 +156,7 @@ def test_engine_loop() -> None:
         Abort("grammar slow"),
     ):
         inbox.put(message)
-    EngineLoop(engine, inbox, send, pulse, compile_grammar).run()
+    EngineLoop(engine, inbox, send, status, compile_grammar).run()
     released.set()
     rejected = {message.request_id: message.param for message in sent if isinstance(message, Rejected)}
     grammar = "structured_outputs"
@@ -167,7 +167,7 @@ def test_engine_loop() -> None:
     last = sent[-1]
     assert isinstance(last, Updates) and (last.running, last.waiting) == (0, 0)
     engine.pool.check_integrity()
-    beat = pulse.beat()
+    beat = status.heartbeat()
     assert (beat.phase, beat.busy_seconds) == ("loading", 0) and beat.engine is not None
     assert beat.engine.free_pages == beat.engine.num_pages
 
@@ -185,7 +185,7 @@ def test_the_engine_says_when_the_row_of_an_end_found_late_is_free() -> None:
             inbox.put(None)
 
     inbox.put(Submit("r", [1], SamplingParams(9, temperature=0, stop_token_ids=(stop,))))
-    EngineLoop(engine, inbox, send, Pulse(), lambda _: Anything()).run()
+    EngineLoop(engine, inbox, send, EngineStatus(), lambda _: Anything()).run()
     assert [(len(message.updates), message.running) for message in sent] == [(1, 1), (0, 0)]
 
 
