@@ -1,5 +1,6 @@
 """The engine: Algorithm 1 of the paper around a scheduler and an executor."""
 
+import dataclasses
 import logging
 import random
 import time
@@ -12,7 +13,11 @@ from orca_jax.request import USUAL, Constraint, RequestUpdate, SamplingParams, U
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.step import Executor, Handle, StepPlan
+from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
+
+HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
+"""Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
+_STATE = frozenset({"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots"})
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,15 @@ class EngineStats:
         """Requests per iteration."""
         planned = self.iterations + self.in_flight
         return self.scheduled_requests / planned if planned else 0.0
+
+
+def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
+    """The totals since start of both, by field name, without the engine's state of the moment.
+
+    `iterations` are those that the engine has collected.
+    """
+    both = dataclasses.asdict(executor) | dataclasses.asdict(engine)
+    return {name: value for name, value in both.items() if name not in _STATE}
 
 
 class Engine:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orca_jax.logs import make_formatter, printable
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from tests.serve.asgi import call
 
 FORGED = "fine\n2026-01-01T00:00:00.000000Z error orca_jax: forged"
@@ -108,7 +108,7 @@ def test_every_line_of_a_call_has_its_id() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    wrapped: ASGIApp = RequestContext(app, Observer(ServerConfig()))
+    wrapped: ASGIApp = RequestContext(app, ServerObserver(ServerConfig()))
     for name in ("one", "two"):
         call(wrapped, "/x", headers=[(b"x-request-id", name.encode())])
     log.logger.info("outside")

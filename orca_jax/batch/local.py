@@ -11,6 +11,7 @@ from starlette.types import Message as Event
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import CHATS, COMPLETIONS, Row
 from orca_jax.build.engine import Built
+from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.errors import EngineError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
@@ -25,7 +26,7 @@ from orca_jax.openai.model import Service
 from orca_jax.openai.schema import chat_parser, completion_parser
 from orca_jax.openai.schema.parse import Parser
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +86,12 @@ class LocalEngine:
 
     async def __aenter__(self) -> Self:
         """Start the thread, and load the text side of the model. Raises ConfigError."""
-        observer = Observer(self._config)
+        observer = ServerObserver(self._config)
         client = EngineClient(self._config)
         self._service = Service(client, self._config, observer)
         ready = ready_message(self._built, self._config.engine.model)
         await self._service.set_ready(ready)
-        self._before = _totals(self._built)
+        self._before = self._totals()
         self._thread = EngineThread(self._built, client)
         client.attach(self._thread)
         client.serve(ready)
@@ -119,10 +120,15 @@ class LocalEngine:
 
     def figures(self) -> Mapping[str, float]:
         """Seconds of the engine's thread by what it did, iterations, and requests in each."""
-        now = _totals(self._built)
-        grown = {name: now[name] - self._before[name] for name in now}
-        requests = grown.pop("scheduled_requests")
-        return {**grown, "mean_batch_size": requests / max(grown["iterations"], 1)}
+        grown = {name: value - self._before[name] for name, value in self._totals().items()}
+        iterations = grown["iterations"]
+        seconds = {f"{part}_s": grown[f"{part}_seconds"] for part in HOST_PARTS}
+        mean = grown["scheduled_requests"] / max(iterations, 1)
+        return {"iterations": iterations, **seconds, "mean_batch_size": mean}
+
+    def _totals(self) -> dict[str, float]:
+        engine = self._built.engine
+        return totals(engine.stats, engine.executor.stats)
 
     async def _complete(self, row: Row, row_id: str) -> bytes:
         service, endpoint = self._service, _ENDPOINTS[row.url]
@@ -139,16 +145,3 @@ class LocalEngine:
 async def _nothing() -> Event:
     """What a caller sends who never hangs up."""
     return await asyncio.get_running_loop().create_future()
-
-
-def _totals(built: Built) -> dict[str, float]:
-    stats, executor = built.engine.stats, built.engine.executor.stats
-    return {
-        "iterations": stats.iterations,
-        "scheduled_requests": stats.scheduled_requests,
-        "schedule_s": stats.schedule_seconds,
-        "update_s": stats.update_seconds,
-        "pack_s": executor.pack_seconds,
-        "dispatch_s": executor.dispatch_seconds,
-        "wait_s": executor.wait_seconds,
-    }

@@ -20,12 +20,12 @@ from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.serve.tokenize import detokenize, tokenize
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-def create_app(service: Service, config: ServerConfig, observer: Observer) -> ASGIApp:
+def create_app(service: Service, config: ServerConfig, observer: ServerObserver) -> ASGIApp:
     """The application over one engine."""
     keys = read_keys(config)
     app = Starlette(

@@ -9,7 +9,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 NO_ROUTE = "none"  # refused before the router, or unknown to it
@@ -26,7 +26,7 @@ class RequestContext:
     The id is the client's own `x-request-id` where that is sane, and is in `scope["state"]["request_id"]`.
     """
 
-    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+    def __init__(self, app: ASGIApp, observer: ServerObserver) -> None:
         self._app = app
         self._observer = observer
 
@@ -41,13 +41,13 @@ class RequestContext:
             structlog.contextvars.bound_contextvars(request_id=request_id),
             self._observer.continued_trace(scope["headers"]),
         ):
-            await _Call(self._observer, scope, send, request_id).run(self._app, receive)
+            await _HttpExchange(self._observer, scope, send, request_id).run(self._app, receive)
 
 
-class _Call:
+class _HttpExchange:
     """One call, from its headers to its last byte."""
 
-    def __init__(self, observer: Observer, scope: Scope, send: Send, request_id: str) -> None:
+    def __init__(self, observer: ServerObserver, scope: Scope, send: Send, request_id: str) -> None:
         self._observer = observer
         self._scope = scope
         self._send = send

@@ -26,7 +26,7 @@ from orca_jax.serve.connection import MAX_HEADER_BYTES, connection_class
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing
 
 EXIT_ENGINE_DIED = 1
@@ -103,7 +103,7 @@ class _Life:
         self._listener = listener
         self._context = context
         self._tracing = start_tracing(config)
-        self._observer = Observer(config, self._tracing)
+        self._observer = ServerObserver(config, self._tracing)
         self._client = EngineClient(config, self._observer.heartbeat)
         self._observer.follow(self._client)
         self._service = Service(self._client, config, self._observer)

@@ -5,10 +5,12 @@ The library writes the text; counting is done here, as its own counters take a l
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from orca_jax.engine import HOST_PARTS
 
 PREFIX = "orca_jax_"
 Labels = tuple[str, ...]
@@ -115,7 +117,7 @@ class Histogram:
         return family
 
 
-class RequestMetrics:
+class RequestSeries:
     """Of the engine's requests; a call with several prompts or choices has as many."""
 
     def __init__(self) -> None:
@@ -141,7 +143,7 @@ class RequestMetrics:
         )
 
 
-class EngineMetrics:
+class EngineSeries:
     """Of the engine process, as its heartbeats tell; totals go on over restarts."""
 
     def __init__(self) -> None:
@@ -158,25 +160,32 @@ class EngineMetrics:
         self.heartbeat_age = Gauge("engine_heartbeat_age_seconds", "Since the engine last said that it lives.")
         self.busy = Gauge("engine_busy_seconds", "For which the engine had been in its step at its last heartbeat.")
         self.restarts = Counter("engine_restarts_total", "Engines that were started after the first.")
-        self.iterations = Counter("iterations_total", "Iterations of the engine.")
-        self.tokens = Counter("iteration_tokens_total", "Tokens that iterations processed, padding apart.")
-        self.padding = Counter("padding_tokens_total", "Tokens of padding that iterations processed.")
-        self.launches = Counter("launches_total", "Programs run on the device.")
-        self.preemptions = Counter("num_preemptions_total", "Requests that gave their pages back to others.")
-        self.cache_queries = Counter("prefix_cache_queries_total", "Prompt tokens of requests that began to run.")
-        self.cache_hits = Counter("prefix_cache_hits_total", "Those of them whose pages an earlier request had left.")
-        self.compiles = Counter("compiles_total", "Programs that XLA compiled or took from its cache.")
-        self.compiles_serving = Counter("compiles_while_serving_total", "Those of them after the start: defects.")
-        self.device_idle = Counter(
-            "device_idle_seconds_total", "For which the device had nothing to do while there was work, at most."
-        )
-        parts = [(part,) for part in ("schedule", "update", "pack", "dispatch", "wait")]
+        # By the name of the total in `orca_jax.engine.totals`; those without a counter are not published.
+        self.totals = {
+            "iterations": Counter("iterations_total", "Iterations of the engine."),
+            "tokens": Counter("iteration_tokens_total", "Tokens that iterations processed, padding apart."),
+            "padding_tokens": Counter("padding_tokens_total", "Tokens of padding that iterations processed."),
+            "launches": Counter("launches_total", "Programs run on the device."),
+            "preemptions": Counter("num_preemptions_total", "Requests that gave their pages back to others."),
+            "cache_queries": Counter("prefix_cache_queries_total", "Prompt tokens of requests that began to run."),
+            "cache_hits": Counter("prefix_cache_hits_total", "Those of them whose pages an earlier request had left."),
+            "compiles": Counter("compiles_total", "Programs that XLA compiled or took from its cache."),
+            "compiles_while_serving": Counter(
+                "compiles_while_serving_total", "Those of them after the start: defects."
+            ),
+            "idle_seconds": Counter(
+                "device_idle_seconds_total", "For which the device had nothing to do while there was work, at most."
+            ),
+        }
         self.host_seconds = Counter(
-            "engine_seconds_total", "Time of the engine's thread, by what it did.", ("part",), parts
+            "engine_seconds_total",
+            "Time of the engine's thread, by what it did.",
+            ("part",),
+            [(part,) for part in HOST_PARTS],
         )
 
 
-class HttpMetrics:
+class HttpSeries:
     """Of HTTP calls, by route and never by path, so that callers cannot make series."""
 
     def __init__(self) -> None:
@@ -188,7 +197,7 @@ class HttpMetrics:
         self.tasks = Gauge("event_loop_tasks", "Tasks of the front end's event loop; flat while nobody calls.")
 
 
-class GatewayMetrics:
+class GatewaySeries:
     """What the Kubernetes inference gateway asks for, under the names for which it looks by default."""
 
     def __init__(self) -> None:
@@ -202,13 +211,14 @@ class Metrics:
     """All of them: a collector for a registry of `prometheus_client`."""
 
     def __init__(self) -> None:
-        self.requests = RequestMetrics()
-        self.engine = EngineMetrics()
-        self.http = HttpMetrics()
-        self.gateway = GatewayMetrics()
+        self.requests = RequestSeries()
+        self.engine = EngineSeries()
+        self.http = HttpSeries()
+        self.gateway = GatewaySeries()
 
     def collect(self) -> Iterator[Metric]:
         """The registry's question."""
         for group in (self.requests, self.engine, self.http, self.gateway):
-            instruments: list[Instrument] = list(vars(group).values())
-            yield from (instrument.family() for instrument in instruments)
+            for value in vars(group).values():
+                instruments: Iterable[Instrument] = value.values() if isinstance(value, dict) else (value,)
+                yield from (instrument.family() for instrument in instruments)

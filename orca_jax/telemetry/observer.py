@@ -14,13 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.engine import EngineStats
+from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import ExecutorStats
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineMetrics, Metrics
-from orca_jax.telemetry.otel import Outcome, Tracing
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics
+from orca_jax.telemetry.otel import RequestEnd, Tracing
 
 COMPLETE = frozenset({"stop", "length", "tool_calls"})  # the ends whose latency says something of the server
 
@@ -47,9 +46,9 @@ class EngineView(Protocol):
 
 
 class RequestRecord:
-    """One request of the engine, from `Observer.begin` to `end`. Belongs to the event loop's thread."""
+    """One request of the engine, from `ServerObserver.begin` to `end`. Belongs to the event loop's thread."""
 
-    def __init__(self, observer: "Observer", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
+    def __init__(self, observer: "ServerObserver", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
         self._observer = observer
         self._request_id = request_id
         self._call_id: str = structlog.contextvars.get_contextvars().get("request_id", request_id)
@@ -88,7 +87,7 @@ class RequestRecord:
             return
         self._ended = True
         times, now = self._times, self._clock()
-        outcome = Outcome(
+        outcome = RequestEnd(
             reason,
             self._num_prompt_tokens,
             self._num_tokens,
@@ -107,7 +106,7 @@ class RequestRecord:
         requests.first_token.of().observe(now - self._begun)
         requests.prompt_tokens.add(self._num_prompt_tokens)
 
-    def _log(self, outcome: Outcome) -> None:
+    def _log(self, outcome: RequestEnd) -> None:
         if not self._observer.logs_requests:
             return
         fields: dict[str, object] = {
@@ -129,7 +128,7 @@ class RequestRecord:
         logger.info("request ended", extra=fields)
 
 
-class Observer:
+class ServerObserver:
     """Counts, logs and traces for one server. Belongs to the event loop's thread.
 
     Args:
@@ -181,7 +180,7 @@ class Observer:
         self.metrics.http.requests.add(1, (method, route, str(status)))
         self.metrics.http.duration.of((method, route)).observe(seconds)
 
-    def request_ended(self, outcome: Outcome) -> None:
+    def request_ended(self, outcome: RequestEnd) -> None:
         """Count the end of a request of the engine."""
         requests = self.metrics.requests
         requests.ended.add(1, (outcome.reason,))
@@ -242,8 +241,8 @@ class _EngineTotals:
     What an engine did between its last heartbeat and its death is lost.
     """
 
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, series: EngineSeries) -> None:
+        self._series = series
         self._has_served = False
         self._last: dict[str, float] = {}
 
@@ -253,54 +252,26 @@ class _EngineTotals:
             if self._has_served:
                 self._restart()
             return
-        totals = _totals(beat.engine, beat.executor)
-        if any(value < self._last.get(name, 0) for name, value in totals.items()):
+        current = totals(beat.engine, beat.executor)
+        if any(value < self._last.get(name, 0) for name, value in current.items()):
             self._restart()
         self._has_served = True
-        grown = {name: value - self._last.get(name, 0) for name, value in totals.items()}
-        self._last = totals
+        grown = {name: value - self._last.get(name, 0) for name, value in current.items()}
+        self._last = current
         self._add(grown)
 
     def _restart(self) -> None:
-        self._metrics.restarts.add()
+        self._series.restarts.add()
         self._has_served = False
         self._last = {}
 
     def _add(self, grown: dict[str, float]) -> None:
-        metrics = self._metrics
-        metrics.iterations.add(grown["iterations"])
-        metrics.tokens.add(grown["tokens"])
-        metrics.padding.add(grown["padding"])
-        metrics.launches.add(grown["launches"])
-        metrics.preemptions.add(grown["preemptions"])
-        metrics.cache_queries.add(grown["cache_queries"])
-        metrics.cache_hits.add(grown["cache_hits"])
-        metrics.compiles.add(grown["compiles"])
-        metrics.compiles_serving.add(grown["compiles_serving"])
-        metrics.device_idle.add(grown["idle"])
-        for part in ("schedule", "update", "pack", "dispatch", "wait"):
-            metrics.host_seconds.add(grown[part], (part,))
+        series = self._series
+        for name, counter in series.totals.items():
+            counter.add(grown[name])
+        for part in HOST_PARTS:
+            series.host_seconds.add(grown[f"{part}_seconds"], (part,))
         if grown["iterations"]:
             # Without dispatch: on some backends it runs the program.
-            host = grown["schedule"] + grown["update"] + grown["pack"]
-            metrics.host_per_iteration.set(host / grown["iterations"])
-
-
-def _totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
-    return {
-        "iterations": engine.iterations,
-        "tokens": executor.tokens,
-        "padding": executor.padding_tokens,
-        "launches": executor.launches,
-        "preemptions": engine.preemptions,
-        "cache_queries": engine.cache_queries,
-        "cache_hits": engine.cache_hits,
-        "compiles": executor.compiles,
-        "compiles_serving": executor.compiles_while_serving,
-        "schedule": engine.schedule_seconds,
-        "update": engine.update_seconds,
-        "pack": executor.pack_seconds,
-        "dispatch": executor.dispatch_seconds,
-        "wait": executor.wait_seconds,
-        "idle": executor.idle_seconds,
-    }
+            host = grown["schedule_seconds"] + grown["update_seconds"] + grown["pack_seconds"]
+            series.host_per_iteration.set(host / grown["iterations"])

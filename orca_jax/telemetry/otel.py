@@ -24,7 +24,7 @@ OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completio
 logger = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
+class RequestEnd(NamedTuple):
     """What became of a request; times are seconds, None where it did not come so far."""
 
     reason: str
@@ -75,7 +75,7 @@ class Tracing:
         }
         return self._tracer.start_span(f"{operation} {self._model}", kind=SpanKind.SERVER, attributes=attributes)
 
-    def end(self, span: "Span", outcome: Outcome) -> None:
+    def end(self, span: "Span", outcome: RequestEnd) -> None:
         """Say what became of it. The names of times are vLLM's; OpenTelemetry has none for all of them."""
         from opentelemetry.trace import Status, StatusCode
 

@@ -15,7 +15,7 @@ from orca_jax.openai.model import Model, Service
 from orca_jax.request import RequestUpdate
 from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.tokenizer import load_tokenizer
 
 READY = Ready("", "byte", vocab_size=257, max_model_len=2048, n_slots=1024, num_rows=64)
@@ -48,7 +48,7 @@ class Stage:
 
     def __init__(self, script: Script, config: ServerConfig | None = None) -> None:
         self.config = config or ServerConfig(EngineConfig(model="m"))
-        self.observer = Observer(self.config)
+        self.observer = ServerObserver(self.config)
         self.client = EngineClient(self.config, self.observer.heartbeat)
         self.observer.follow(self.client)
         self.link = PlayedLink(self.client, script)

@@ -20,7 +20,7 @@ from orca_jax.serve.connection import MAX_HEADER_BYTES
 from orca_jax.serve.server import MAX_OPEN_FILES
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -33,7 +33,7 @@ LABEL = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')
 @functools.cache
 def published() -> dict[str, set[str]]:
     """Sample name -> its label names, of a server that was used."""
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
     observer.call_ended("GET", "/x", 200, 0.1)
     observer.render()
     found = {sample.name: set(sample.labels) for family in observer.metrics.collect() for sample in family.samples}
