@@ -1,7 +1,7 @@
 """A request: one prompt and its sampling parameters; it owns its generated ids."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
@@ -12,6 +12,50 @@ from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs, TokenSet
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_PRIORITY = 100  # and its negative: further apart nobody may be, so that nobody waits for ever
+
+
+class Range(NamedTuple):
+    """The numbers that a field takes. Both ends belong to it, unless `excludes_low`; infinity never does."""
+
+    low: float
+    high: float
+    excludes_low: bool = False
+    is_integer: bool = False
+    wording: str = ""  # in error messages; empty: made from the ends
+
+    def has(self, value: object) -> bool:
+        """True for a number of this range. Booleans are not numbers."""
+        if isinstance(value, bool) or not isinstance(value, int if self.is_integer else (int, float)):
+            return False
+        is_above = self.low < value if self.excludes_low else self.low <= value
+        return is_above and value <= self.high and value != math.inf
+
+    @property
+    def text(self) -> str:
+        """The range in words."""
+        if self.is_integer:
+            return self.wording or f"an integer from {self.low} to {self.high}"
+        return self.wording or f"a number in {'(' if self.excludes_low else '['}{self.low}, {self.high}]"
+
+
+# The only table of ranges: `SamplingParams`, `Urgency` and the fields of the API (`openai/schema`) are checked by it.
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, excludes_low=True),
+    "top_k": Range(-1, 2**31 - 1, is_integer=True, wording="an integer >= 1, or 0 (or -1) for all"),
+    "min_p": Range(0, 1),
+    "seed": Range(-(2**63), 2**63 - 1, is_integer=True, wording="a 64-bit integer"),
+    "max_tokens": Range(1, math.inf, is_integer=True, wording="an integer >= 1"),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, 100, excludes_low=True),
+    "logit_bias": Range(-100, 100, wording="a map of ids to numbers in [-100, 100]"),  # of each bias
+    "logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
+    "prompt_logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
+    "priority": Range(-MAX_PRIORITY, MAX_PRIORITY, is_integer=True),
+    "deadline": Range(0, math.inf, excludes_low=True, wording="a number of seconds above 0"),
+}
+TOKEN_ID = Range(0, 2**31 - 1, is_integer=True, wording="token ids")  # the element of every list of ids
 
 
 class State(Enum):
@@ -84,60 +128,48 @@ class SamplingParams:
     skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
+        # Lists are kept as tuples. A frozen class of the standard library has no other way to convert a field.
         for name in ("stop_token_ids", "stop", "bad_words"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if type(values := getattr(self, name)) is not tuple:
+                object.__setattr__(self, name, tuple(values))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        object.__setattr__(self, "bad_token_ids", tuple(tuple(ids) for ids in self.bad_token_ids))
+        if self.bad_token_ids != ():
+            object.__setattr__(self, "bad_token_ids", tuple(tuple(ids) for ids in self.bad_token_ids))
         self._check_draw()
         self._check_end()
         self._check_logits()
         self._check_text()
 
     def _check_draw(self) -> None:
-        _require(_in(self.temperature, 0, 2), "temperature", "a number in [0, 2]", self.temperature)
-        _require(_in(self.top_p, 0, 1) and self.top_p > 0, "top_p", "a number in (0, 1]", self.top_p)
-        _require(
-            _is_int(self.top_k) and -1 <= self.top_k < 2**31,
-            "top_k",
-            "an integer >= 1, or 0 (or -1) for all",
-            self.top_k,
-        )
-        _require(_in(self.min_p, 0, 1), "min_p", "a number in [0, 1]", self.min_p)
-        _require(
-            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63),
-            "seed",
-            "a 64-bit integer",
-            self.seed,
-        )
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            _check(name, getattr(self, name))
+        if self.seed is not None:
+            _check("seed", self.seed)
 
     def _check_end(self) -> None:
-        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "an integer >= 1", self.max_tokens)
-        _require_ids("stop_token_ids", self.stop_token_ids)
-        holds = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens
+        _check("max_tokens", self.max_tokens)
+        _check_ids("stop_token_ids", self.stop_token_ids)
+        holds = Range(0, self.max_tokens, is_integer=True).has(self.min_tokens)
         _require(holds, "min_tokens", f"an integer from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
 
     def _check_logits(self) -> None:
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(_in(getattr(self, name), -2, 2), name, "a number in [-2, 2]", getattr(self, name))
-        holds = _in(self.repetition_penalty, 0, 100) and self.repetition_penalty > 0
-        _require(holds, "repetition_penalty", "a number in (0, 100]", self.repetition_penalty)
-        _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", len(self.logit_bias)
-        )
-        _require_ids("logit_bias", self.logit_bias)
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            _check(name, getattr(self, name))
+        num_biases = len(self.logit_bias)
+        _require(num_biases <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", num_biases)
+        _check_ids("logit_bias", self.logit_bias)
         for bias in self.logit_bias.values():
-            _require(_in(bias, -100, 100), "logit_bias", "a map of ids to numbers in [-100, 100]", bias)
+            _check("logit_bias", bias)
         if self.allowed_token_ids is not None:
             _require(bool(self.allowed_token_ids), "allowed_token_ids", "at least one id", self.allowed_token_ids)
-            _require_ids("allowed_token_ids", self.allowed_token_ids)
+            _check_ids("allowed_token_ids", self.allowed_token_ids)
         for ids in self.bad_token_ids:
             _require(bool(ids), "bad_token_ids", "a list of sequences that are not empty", ids)
-            _require_ids("bad_token_ids", ids)
+            _check_ids("bad_token_ids", ids)
         for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            holds = count is None or (_is_int(count) and 0 <= count <= MAX_LOGPROBS)
-            _require(holds, name, f"an integer from 0 to {MAX_LOGPROBS}", count)
+            if (count := getattr(self, name)) is not None:
+                _check(name, count)
 
     def _check_text(self) -> None:
         for name in ("stop", "bad_words"):
@@ -146,20 +178,17 @@ class SamplingParams:
             _require(holds, name, "a list of strings that are not empty", strings)
 
 
-def _require_ids(param: str, ids: Iterable[object]) -> None:
+def _check(param: str, value: object) -> None:
+    known = RANGES[param]
+    if not known.has(value):
+        raise RequestError(f"{param} must be {known.text}, got {value!r}", param=param)
+
+
+def _check_ids(param: str, ids: Collection[int]) -> None:
+    if not ids or (set(map(type, ids)) == {int} and TOKEN_ID.has(min(ids)) and TOKEN_ID.has(max(ids))):
+        return  # the usual case at once, since a list may hold a whole vocabulary
     for token in ids:
-        holds = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
-        _require(holds, param, "token ids", token)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _in(value: object, low: float, high: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and low <= value <= high
+        _require(TOKEN_ID.has(token), param, TOKEN_ID.text, token)
 
 
 def _require(holds: bool, param: str, what: str, got: object) -> None:
@@ -180,10 +209,9 @@ class Urgency:
     deadline: float | None = None  # seconds after its arrival; None: it has time
 
     def __post_init__(self) -> None:
-        holds = _is_int(self.priority) and abs(self.priority) <= MAX_PRIORITY
-        _require(holds, "priority", f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", self.priority)
-        holds = self.deadline is None or (_in(self.deadline, 0, math.inf) and self.deadline > 0)
-        _require(holds, "deadline", "a number of seconds above 0", self.deadline)
+        _check("priority", self.priority)
+        if self.deadline is not None:
+            _check("deadline", self.deadline)
 
 
 USUAL = Urgency()

@@ -18,8 +18,6 @@ from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
 from orca_jax.openai import chat, completions
 from orca_jax.openai.answer import Renderer, whole_answer
-from orca_jax.openai.chat_answer import ChatRenderer
-from orca_jax.openai.completion_answer import CompletionRenderer
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation, Job
 from orca_jax.openai.model import Service
@@ -66,8 +64,8 @@ class _Endpoint(NamedTuple):
 
 
 _ENDPOINTS: Mapping[str, _Endpoint] = {
-    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, CompletionRenderer),
-    CHATS: _Endpoint(chat_parser, chat.prepare, ChatRenderer),
+    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, completions.CompletionRenderer),
+    CHATS: _Endpoint(chat_parser, chat.prepare, chat.ChatRenderer),
 }
 
 

@@ -7,8 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from orca_jax.openai import chat, completions
-from orca_jax.openai.chat_answer import ChatRenderer
-from orca_jax.openai.completion_answer import CompletionRenderer
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation
 from orca_jax.openai.model import Service
@@ -25,7 +23,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     call = await read_request(request, completion_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     job = await completions.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
-    shape = CompletionRenderer(service.model.tokenizer, job, call)
+    shape = completions.CompletionRenderer(service.model.tokenizer, job, call)
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 
@@ -34,7 +32,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     call = await read_request(request, chat_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     job = await chat.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
-    shape = ChatRenderer(service.model.tokenizer, job, call)
+    shape = chat.ChatRenderer(service.model.tokenizer, job, call)
     return await respond(Generation(service, job), shape, request, stream_rules(call))
 
 

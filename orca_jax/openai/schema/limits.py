@@ -19,4 +19,3 @@ MAX_CONTAINERS = 400_000  # of a body: lists and objects take longer than number
 MAX_SECONDS = 86_400.0
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions
 INT64 = 2**63 - 1
-INT32 = 2**31 - 1

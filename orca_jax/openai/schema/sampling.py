@@ -1,12 +1,11 @@
 """The fields that completions and chat completions have in common: type, range, meaning."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from orca_jax.openai.schema.limits import (
-    INT32,
     INT64,
     MAX_BAD_WORDS,
     MAX_CHOICES,
@@ -17,17 +16,24 @@ from orca_jax.openai.schema.limits import (
     MAX_STOP_STRINGS,
 )
 from orca_jax.openai.schema.structured import ResponseFormat, StructuredOutputs
-from orca_jax.request import MAX_PRIORITY
-from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from orca_jax.request import RANGES, TOKEN_ID, Range
+from orca_jax.step import MAX_LOGIT_BIAS
+
+
+def within(known: Range, **schema: Any) -> Meta:
+    """A range as msgspec checks it; `schema` joins it in the document."""
+    if known.excludes_low:
+        return Meta(gt=known.low, le=known.high, extra_json_schema=schema or None)
+    return Meta(ge=known.low, le=known.high, extra_json_schema=schema or None)
+
 
 # The marks become the model's own limits in the document of a server that knows its model (`components.py`).
-TokenId = Annotated[int, Meta(ge=0, le=INT32, extra_json_schema={"x-limit": "vocab_size"})]
+TokenId = Annotated[int, within(TOKEN_ID, **{"x-limit": "vocab_size"})]
 TokenCount = Annotated[int, Meta(ge=1, le=INT64, extra_json_schema={"x-limit": "context"})]
 AnyTokenCount = Annotated[int, Meta(ge=0, le=INT64, extra_json_schema={"x-limit": "context"})]
 BiasKeys = Meta(max_length=MAX_LOGIT_BIAS, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}})
-NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
+NumLogprobs = Annotated[int, within(RANGES["logprobs"])]
+Penalty = Annotated[float, within(RANGES["presence_penalty"])]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 Word = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -55,19 +61,19 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="One of the served names.")]
 
     temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None,
+        Annotated[float, within(RANGES["temperature"])] | None,
         Meta(description="Default 1, or the model directory's; 0 takes the most probable token."),
     ] = None
     top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
+        Annotated[float, within(RANGES["top_p"])] | None,
         Meta(description="Smallest set of tokens with at least this probability. Default 1, or the directory's."),
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1, le=INT32)] | None,
+        Annotated[int, within(RANGES["top_k"])] | None,
         Meta(description="The k most probable tokens; 0 and -1 are all. Default 0, or the directory's."),
     ] = None
     min_p: Annotated[
-        Fraction | None,
+        Annotated[float, within(RANGES["min_p"])] | None,
         Meta(description="Tokens with at least this share of the most probable one's probability."),
     ] = None
     presence_penalty: Annotated[
@@ -75,18 +81,18 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     frequency_penalty: Annotated[Penalty | None, Meta(description="The same, times how often it was generated.")] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0, le=100)] | None,
+        Annotated[float, within(RANGES["repetition_penalty"])] | None,
         Meta(description="Divides positive and multiplies negative logits of tokens in prompt and answer."),
     ] = None
     seed: Annotated[
-        Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None,
+        Annotated[int, within(RANGES["seed"])] | None,
         Meta(
             description="The same seed gives the same tokens whoever else is served; choice i of a prompt draws with "
             "seed + i. Default: drawn."
         ),
     ] = None
     logit_bias: Annotated[
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], BiasKeys] | None,
+        Annotated[dict[TokenId, Annotated[float, within(RANGES["logit_bias"])]], BiasKeys] | None,
         Meta(description="Token id, as a string, to what is added to its logit."),
     ] = None
     allowed_token_ids: Annotated[
@@ -163,7 +169,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     priority: Annotated[
-        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        Annotated[int, within(RANGES["priority"])] | None,
         Meta(description="Lower is sooner. Other than 0 only where the server has `--scheduling-policy priority`."),
     ] = None
     user: Annotated[
