@@ -2,27 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from starlette.types import Message as Event
 
 from orca_jax.batch.answers import Answer
-from orca_jax.batch.rows import CHATS, COMPLETIONS, Row
+from orca_jax.batch.rows import Row
 from orca_jax.build.engine import Built
 from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.errors import EngineError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
-from orca_jax.openai import chat, completions
-from orca_jax.openai.answer import Renderer, whole_answer
+from orca_jax.openai.answer import whole_answer
+from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Generation, Job
+from orca_jax.openai.generation import Generation
 from orca_jax.openai.model import Service
-from orca_jax.openai.schema import chat_parser, completion_parser
-from orca_jax.openai.schema.parse import Parser
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 
@@ -53,20 +51,6 @@ class Answerer(Protocol):
     ) -> None:
         """End; rows that are open are given up."""
         ...
-
-
-class _Endpoint(NamedTuple):
-    """What the server's handlers of a kind of completion are made of."""
-
-    parser: Parser[Any]
-    prepare: Callable[[Service, Any, str], Awaitable[Job]]
-    shape: Callable[[Any, Job, Any], Renderer]
-
-
-_ENDPOINTS: Mapping[str, _Endpoint] = {
-    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, completions.CompletionRenderer),
-    CHATS: _Endpoint(chat_parser, chat.prepare, chat.ChatRenderer),
-}
 
 
 class LocalEngine:
@@ -129,13 +113,13 @@ class LocalEngine:
         return totals(engine.stats, engine.executor.stats)
 
     async def _complete(self, row: Row, row_id: str) -> bytes:
-        service, endpoint = self._service, _ENDPOINTS[row.url]
+        service, endpoint = self._service, ENDPOINTS[row.url]
         call = endpoint.parser.parse(row.body)
         service.check_model(call.model)
         if call.stream:
             raise ApiError(400, "stream must be false or left out: a batch has whole answers", "stream")
         job = await endpoint.prepare(service, call, row_id)
-        shape = endpoint.shape(service.model.tokenizer, job, call)
+        shape = endpoint.renderer(service.model.tokenizer, job, call)
         self._thread.reads_at_once = bool(job.stops)  # the call is sent before anybody else has a turn
         return await whole_answer(Generation(service, job), shape, _nothing)
 

@@ -1,6 +1,6 @@
 """The ASGI application: routes, and errors in OpenAI's shape for everything else."""
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,11 +9,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.serve.access import Access, read_keys, with_cors
 from orca_jax.serve.events import Silence
-from orca_jax.serve.handlers import create_chat_completion, create_completion
+from orca_jax.serve.handlers import complete
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
@@ -21,8 +22,6 @@ from orca_jax.serve.request_context import RequestContext
 from orca_jax.serve.tokenize import detokenize, tokenize
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
-
-Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 def create_app(service: Service, config: ServerConfig, observer: ServerObserver) -> ASGIApp:
@@ -34,10 +33,9 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *model_routes(service),
             *observer.routes(),
             openapi_route(service, has_keys=bool(keys)),
-            _post("/v1/completions", service, create_completion),
-            _post("/v1/chat/completions", service, create_chat_completion),
-            _post("/tokenize", service, tokenize),
-            _post("/detokenize", service, detokenize),
+            *(Route(path, partial(complete, end, service), methods=["POST"]) for path, end in ENDPOINTS.items()),
+            Route("/tokenize", partial(tokenize, service), methods=["POST"]),
+            Route("/detokenize", partial(detokenize, service), methods=["POST"]),
         ],
         exception_handlers={
             ApiError: _on_api_error,
@@ -49,13 +47,6 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
     # Around Starlette's own middleware: its 500, and what Access refuses, carry a request id as well.
     return RequestContext(with_cors(Access(app, keys), config), observer)
-
-
-def _post(path: str, service: Service, handler: Handler) -> Route:
-    async def answer(request: Request) -> Response:
-        return await handler(service, request)
-
-    return Route(path, answer, methods=["POST"])
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

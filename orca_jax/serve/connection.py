@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from orca_jax.openai.errors import NO_RETRY, ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
-IDLE_GOODBYE_SECONDS = 0.5  # for what was written already, when the server ends
+IDLE_DRAIN_SECONDS = 0.5  # at the server's end, for idle clients to read the bytes already written
 _SLICE = 4 * 2**10  # bytes: how exactly the limit on headers is kept
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
         is_idle = self.conn.our_state in (h11.IDLE, h11.DONE)
         super().shutdown()
         if is_idle:
-            self.loop.call_later(IDLE_GOODBYE_SECONDS, self._abort_if_sent)
+            self.loop.call_later(IDLE_DRAIN_SECONDS, self._abort_if_sent)
 
     def pause_writing(self) -> None:
         """asyncio's: bytes are stuck here."""

@@ -1,48 +1,18 @@
-"""How a call is answered: in one body, or as server-sent events."""
+"""Answers as server-sent events, and the absence of an answer."""
 
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orca_jax.openai.answer import Renderer, whole_answer
+from orca_jax.openai.answer import Renderer
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
-from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.sampling import StreamOptions
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRules:
-    """What `stream_options` say."""
-
-    usage: bool  # a last chunk with the token counts
-    continuous_usage: bool  # all others have them too
-
-
-def stream_rules(call: SamplingFields) -> StreamRules | None:
-    """How to stream; None for an answer in one body."""
-    if not call.stream:
-        return None
-    options = call.stream_options
-    wants_usage = options is not None and bool(options.include_usage)
-    return StreamRules(wants_usage, wants_usage and options is not None and bool(options.continuous_usage_stats))
-
-
-async def respond(generation: Generation, shape: Renderer, request: Request, rules: StreamRules | None) -> Response:
-    """Answer as a stream by `rules`, or whole. Raises ApiError."""
-    if rules is not None:
-        return EventStream(generation, shape, rules)
-    try:
-        answer = await whole_answer(generation, shape, request.receive)
-    except ClientGone:
-        return Silence()
-    return Response(answer, media_type="application/json")
 
 
 class Silence(Response):
@@ -60,12 +30,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, shape: Renderer, rules: StreamRules) -> None:
+    def __init__(self, generation: Generation, renderer: Renderer, options: StreamOptions | None) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
-        self._shape = shape
-        self._rules = rules
+        self._renderer = renderer
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._has_running_usage = self._has_usage and options is not None and bool(options.continuous_usage_stats)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's. Raises ApiError where nothing has been sent."""
@@ -88,14 +59,13 @@ class EventStream(Response):
 
     async def _events(self, receive: Receive) -> AsyncGenerator[bytes]:
         """Joined where they came together."""
-        generation, chunk = self._generation, self._shape.chunk
-        continuous = self._rules.continuous_usage
+        generation, chunk = self._generation, self._renderer.chunk
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
-                usage = generation.usage() if continuous else None
+                usage = generation.usage() if self._has_running_usage else None
                 if len(pieces) == 1:
                     yield chunk(pieces[0], usage)
                 else:
                     yield b"".join([chunk(piece, usage) for piece in pieces]) or KEEP_ALIVE
-        end = self._shape.usage_chunk(generation.usage()) if self._rules.usage else b""
+        end = self._renderer.usage_chunk(generation.usage()) if self._has_usage else b""
         yield end + DONE
