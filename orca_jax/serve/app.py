@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and errors in OpenAI's shape for everything else."""
+"""The ASGI application: routes, middleware, and error answers in OpenAI's format."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ from orca_jax.telemetry.observer import ServerObserver
 
 
 def create_app(service: Service, config: ServerConfig, observer: ServerObserver) -> ASGIApp:
-    """The application over one engine."""
+    """Build the application over one engine. Raises ConfigError for unusable keys or origins."""
     keys = read_keys(config)
     app = Starlette(
         routes=[
@@ -44,8 +44,8 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             Exception: _on_crash,
         },
     )
-    app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
-    # Around Starlette's own middleware: its 500, and what Access refuses, carry a request id as well.
+    app.router.redirect_slashes = False  # many clients drop the body of a redirected POST
+    # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
     return RequestContext(with_cors(Access(app, keys), config), observer)
 
 
@@ -56,7 +56,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: "there is no such route", 405: f"{request.method} is not allowed here"}
+    words = {404: "there is no such route; see /openapi.json", 405: f"{request.method} is not allowed on this route"}
     codes = {404: "not_found", 405: "method_not_allowed"}
     message = words.get(error.status_code, error.detail)
     headers = dict(error.headers or {})
@@ -64,9 +64,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Silence()  # hung up while sending the body, or sent what is no HTTP and has its answer
+    return Silence()  # the client hung up while sending the body, or sent invalid HTTP and has its answer
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
-    # Starlette raises the error again after this answer, so that the log has its traceback and the client has not.
+    # Starlette raises the error again after this answer: the log gets the traceback, the client does not.
     return ApiError(500, "an internal error occurred", code="internal_error").response()

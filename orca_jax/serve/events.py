@@ -16,16 +16,16 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Silence(Response):
-    """No answer: the caller has gone, and the connection may be closed already."""
+    """No answer: the client has gone, and the connection may be closed already."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
+        pass
 
 
 class EventStream(Response):
-    """Sends a call's events as they come. It reads `receive` itself, so no middleware may do so before.
+    """Sends the events of a call as they arrive. It reads `receive` itself, so no middleware may read it before.
 
-    The headers leave with the first news of the engine, so that what it refuses is still an answer of its own.
+    The headers are sent with the first message of the engine: until then a refusal is an answer with its own status.
     """
 
     media_type = "text/event-stream"
@@ -39,7 +39,7 @@ class EventStream(Response):
         self._has_running_usage = self._has_usage and options is not None and bool(options.continuous_usage_stats)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's. Raises ApiError where nothing has been sent."""
+        """Send the events. Raises ApiError if nothing has been sent yet; later errors are events."""
         has_started = False
         with contextlib.suppress(ClientGone):
             try:
@@ -58,7 +58,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self, receive: Receive) -> AsyncGenerator[bytes]:
-        """Joined where they came together."""
+        """Yield the events; those that arrived together are joined."""
         generation, chunk = self._generation, self._renderer.chunk
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:

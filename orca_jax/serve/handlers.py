@@ -34,18 +34,18 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
 
 
 async def read_request[T: msgspec.Struct](request: Request, parser: Parser[T], max_bytes: int) -> T:
-    """The call that a body describes. Raises ApiError."""
+    """Read and parse the body of a call. Raises ApiError."""
     body = await read_json_body(request, max_bytes)
     return parser.parse(body) if len(body) < LARGE_BODY else await asyncio.to_thread(parser.parse, body)
 
 
 async def read_json_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError."""
-    # Browsers send other types across origins without asking first, so a page could drive a local server.
+    """Read the whole body of a JSON call. Raises ApiError."""
+    # Browsers send other types across origins without a preflight, so a web page could drive a local server.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the content-type must be application/json", code="unsupported_media_type")
-    too_large = ApiError(413, f"the body exceeds {max_bytes} bytes", code="request_too_large")
+    too_large = ApiError(413, f"the body exceeds {max_bytes} bytes (--max-body-bytes)", code="request_too_large")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise too_large

@@ -1,4 +1,4 @@
-"""The front-end process: it puts the parts together, and sees to its own end and the engine's."""
+"""The front-end process: builds the server, runs it, and ends it after a signal or the engine's end."""
 
 import asyncio
 import contextlib
@@ -35,8 +35,8 @@ DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
 DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
 MAX_OPEN_FILES = 65536
-# Of cyclic garbage there is little, and a collection walks all open streams: with Python's own thresholds a thousand of
-# them cost a twelfth of the front end's time, and pauses that show in the slowest tokens.
+# There is little cyclic garbage, and a collection walks all open streams: with Python's own thresholds and a thousand
+# streams, collections took a twelfth of the front end's time and delayed the slowest tokens.
 RARE_COLLECTIONS = (100_000, 20, 20)
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal or the engine's end.
 
     Returns:
-        0 after SIGINT or SIGTERM, 1 when the engine died or hung, 2 when a setting is wrong.
+        0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong.
     """
     try:
         config = parse_args(argv)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def raise_file_limit() -> None:
-    """Every client is a file, and the usual soft limit of 1024 is meant for programs that use `select`."""
+    """Raise the soft limit on open files: each client is one, and the usual 1024 is for programs with `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -71,7 +71,7 @@ def raise_file_limit() -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first one drains, the second one ends."""
+    """Events for SIGINT and SIGTERM: the first signal drains, the second ends."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -84,7 +84,7 @@ class _Signals:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the engine's end is as much a reason to stop as a signal."""
+    """uvicorn without its signal handlers, since `_ServerRun` decides about the end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -201,7 +201,7 @@ class _ServerRun:
 
 
 def _flag_message(error: ConfigError) -> str:
-    """The flag and what is wrong with it."""
+    """The message, with the flag if the error names one."""
     if error.param is None or error.message.startswith("--"):
         return error.message
     return f"--{error.param.replace('_', '-')}: {error.message}"
