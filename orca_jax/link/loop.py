@@ -1,4 +1,4 @@
-"""What the engine process's main thread does: take messages, step, hand out updates."""
+"""The loop around an engine: read messages, step the engine, send updates."""
 
 import dataclasses
 import queue
@@ -15,7 +15,7 @@ from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
 from orca_jax.step import ExecutorStats
 
-SNAPSHOT_SECONDS = 0.25  # between two looks at the statistics while the engine is busy
+SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engine is busy
 COMPILE_THREADS = 2
 
 Compile = Callable[[StructuredOutput], Constraint]
@@ -24,14 +24,14 @@ Compile = Callable[[StructuredOutput], Constraint]
 
 @dataclass(frozen=True)
 class Compiled:
-    """From a compiling thread to the main one: the request may enter, unless `result` says why not."""
+    """A message from a compiling thread to the main thread: the constraint of a request, or the reason for refusal."""
 
     submit: Submit
     result: Constraint | RequestError
 
 
 Inbox = queue.SimpleQueue[ToEngine | Compiled | None]
-"""None: the front end has gone."""
+"""None means that the front end has gone."""
 Send = Callable[[Message], None]
 
 
@@ -75,7 +75,7 @@ class EngineStatus:
 
 
 def ready_message(built: Built, model: str) -> Ready:
-    """What a front end has to know of an engine that was built for `model`, as the settings name it."""
+    """Describe the engine to a front end; `model` is the setting it was built from."""
     kv = built.engine.pool.kv
     return Ready(
         source=model_directory(model),
@@ -92,9 +92,9 @@ class EngineLoop:
 
     Args:
         engine: owned by the thread that calls `run`.
-        inbox: what to do, from the front end and from the compiling threads.
-        send: to the front end; may be called by any thread.
-        status: told what the thread is at.
+        inbox: messages of the front end and of the compiling threads.
+        send: sends a message to the front end; called by several threads.
+        status: updated with the progress of the thread.
         compile_grammar: makes a constraint; called by several threads.
     """
 
@@ -111,7 +111,7 @@ class EngineLoop:
         status.sample(engine)
 
     def run(self) -> None:
-        """Step while there is work, sleep in the inbox while there is none; returns when the front end has gone."""
+        """Step while there is work, otherwise wait for messages; return when the front end has gone."""
         engine, inbox, status = self._engine, self._inbox, self._status
         try:
             while True:
@@ -125,7 +125,7 @@ class EngineLoop:
                 status.begin_step()
                 updates = engine.step()
                 status.end_step(engine)
-                if updates or not engine.has_work:  # rows of ends that were found late are free without an update
+                if updates or not engine.has_work:  # a late-found end frees its row without an update
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -143,7 +143,7 @@ class EngineLoop:
                 self._add(message, None)
             case Compiled(submit, result):
                 if self._compiling.pop(submit.request_id, None) is None:
-                    return  # aborted meanwhile
+                    return  # aborted in the meantime
                 if isinstance(result, RequestError):
                     self._reject(submit.request_id, result)
                 else:
@@ -167,7 +167,7 @@ class EngineLoop:
         self._send(Rejected(request_id, error.message, error.param))
 
     def _make_constraint(self, submit: Submit, structured: StructuredOutput) -> None:
-        """In a thread of its own: whatever happens, the main thread hears of it."""
+        """Compile in a thread of its own, and report the result or the failure to the main thread."""
         result: Constraint | RequestError
         try:
             result = self._compile(structured)

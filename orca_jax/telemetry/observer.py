@@ -1,4 +1,4 @@
-"""What operators see of the server: metrics, a log line and a span for every request of the engine."""
+"""Observability for operators: metrics, and a log line and a span for every request of the engine."""
 
 import asyncio
 import logging
@@ -21,13 +21,13 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics
 from orca_jax.telemetry.otel import RequestEnd, Tracing
 
-COMPLETE = frozenset({"stop", "length", "tool_calls"})  # the ends whose latency says something of the server
+COMPLETE = frozenset({"stop", "length", "tool_calls"})  # only complete requests count for the latency of the server
 
 logger = logging.getLogger(__name__)
 
 
 class EngineView(Protocol):
-    """The engine as the front end sees it, also while it is silent."""
+    """The state of the engine in the front end, known also while the engine is silent."""
 
     @property
     def state(self) -> str:
@@ -36,17 +36,17 @@ class EngineView(Protocol):
 
     @property
     def running(self) -> int:
-        """Requests with a row."""
+        """Number of requests with a row."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Requests without one."""
+        """Number of requests without a row."""
         ...
 
 
 class RequestRecord:
-    """One request of the engine, from `ServerObserver.begin` to `end`. Belongs to the event loop's thread."""
+    """Observes one request of the engine, from `ServerObserver.begin` to `end`. Belongs to the event loop's thread."""
 
     def __init__(self, observer: "ServerObserver", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
         self._observer = observer
@@ -65,7 +65,7 @@ class RequestRecord:
         self._span = None if observer.tracing is None else observer.tracing.begin(request_id, endpoint)
 
     def take(self, update: RequestUpdate) -> None:
-        """Note what an iteration brought; runs for every token."""
+        """Count the tokens of an update; runs for every token."""
         if update.metrics is not None:
             self._times = update.metrics
         count = len(update.new_ids)
@@ -81,13 +81,13 @@ class RequestRecord:
         self._observer.metrics.requests.generation_tokens.add(count)
 
     def end(self, reason: str) -> None:
-        """The request is over: one of `END_REASONS`. Only the first call counts."""
-        assert reason in END_REASONS, f"{reason!r} is no reason to end"
+        """Record the end, for one of `END_REASONS`. Only the first call counts."""
+        assert reason in END_REASONS, f"{reason!r} is not one of {END_REASONS}"
         if self._ended:
             return
         self._ended = True
         times, now = self._times, self._clock()
-        outcome = RequestEnd(
+        end = RequestEnd(
             reason,
             self._num_prompt_tokens,
             self._num_tokens,
@@ -95,10 +95,10 @@ class RequestRecord:
             first_token=None if self._first is None else self._first - self._begun,
             duration=now - self._begun,
         )
-        self._observer.request_ended(outcome)
-        self._log(outcome)
+        self._observer.request_ended(end)
+        self._log(end)
         if self._span is not None and self._observer.tracing is not None:
-            self._observer.tracing.end(self._span, outcome)
+            self._observer.tracing.end(self._span, end)
 
     def _take_first(self, now: float) -> None:
         self._first = now
@@ -106,34 +106,34 @@ class RequestRecord:
         requests.first_token.of().observe(now - self._begun)
         requests.prompt_tokens.add(self._num_prompt_tokens)
 
-    def _log(self, outcome: RequestEnd) -> None:
+    def _log(self, end: RequestEnd) -> None:
         if not self._observer.logs_requests:
             return
         fields: dict[str, object] = {
             "request_id": self._call_id,
             "endpoint": self._endpoint,
-            "finish_reason": outcome.reason,
-            "prompt_tokens": outcome.prompt_tokens,
-            "completion_tokens": outcome.completion_tokens,
-            "duration_ms": round(outcome.duration * 1e3, 3),
+            "finish_reason": end.reason,
+            "prompt_tokens": end.prompt_tokens,
+            "completion_tokens": end.completion_tokens,
+            "duration_ms": round(end.duration * 1e3, 3),
         }
         if self._request_id != self._call_id:
             fields["choice_id"] = self._request_id
-        if outcome.queued is not None:
-            fields["queue_ms"] = round(outcome.queued * 1e3, 3)
-        if outcome.first_token is not None:
-            fields["ttft_ms"] = round(outcome.first_token * 1e3, 3)
+        if end.queued is not None:
+            fields["queue_ms"] = round(end.queued * 1e3, 3)
+        if end.first_token is not None:
+            fields["ttft_ms"] = round(end.first_token * 1e3, 3)
         if self._first is not None and self._num_tokens > 1 and self._last > self._first:
             fields["tokens_per_s"] = round((self._num_tokens - 1) / (self._last - self._first), 2)
         logger.info("request ended", extra=fields)
 
 
 class ServerObserver:
-    """Counts, logs and traces for one server. Belongs to the event loop's thread.
+    """Metrics, logs and traces of one server. Belongs to the event loop's thread.
 
     Args:
         config: `log_requests` and the model's name.
-        tracing: where spans go; the caller closes it.
+        tracing: exports spans; the caller closes it.
         clock: seconds, monotonic.
     """
 
@@ -154,40 +154,40 @@ class ServerObserver:
         self._open_calls = 0
 
     def follow(self, engine: EngineView) -> None:
-        """Ask this one for its state, and for running and waiting requests, which it knows before a heartbeat does."""
+        """Read state, running and waiting requests from `engine`, which is more current than the last heartbeat."""
         self._engine = engine
 
     def begin(self, request_id: str, endpoint: str, num_prompt_tokens: int) -> RequestRecord:
-        """A request goes to the engine; one for each choice of a call. Its record must be ended."""
+        """Begin the record of one request, one for each choice of a call. The caller must end it."""
         return RequestRecord(self, request_id, endpoint, num_prompt_tokens)
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """The engine says how it is."""
+        """Take the next heartbeat of the engine."""
         self._last_beat = self.clock(), beat
         self._totals.take(beat)
 
     def continued_trace(self, headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
-        """A block whose requests belong to the caller's trace."""
+        """A context whose requests become part of the caller's trace."""
         return nullcontext() if self.tracing is None else self.tracing.continued(headers)
 
     def call_started(self) -> None:
-        """An HTTP call has come."""
+        """Count an HTTP call that has begun."""
         self._open_calls += 1
 
     def call_ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """It was answered, or its caller hung up. The labels must be of bounded number."""
+        """Count an HTTP call that was answered or given up by its client. The labels need a bounded set of values."""
         self._open_calls -= 1
         self.metrics.http.requests.add(1, (method, route, str(status)))
         self.metrics.http.duration.of((method, route)).observe(seconds)
 
-    def request_ended(self, outcome: RequestEnd) -> None:
+    def request_ended(self, end: RequestEnd) -> None:
         """Count the end of a request of the engine."""
         requests = self.metrics.requests
-        requests.ended.add(1, (outcome.reason,))
-        if outcome.queued is not None:
-            requests.queued.of().observe(outcome.queued)
-        if outcome.reason in COMPLETE:
-            requests.duration.of().observe(outcome.duration)
+        requests.ended.add(1, (end.reason,))
+        if end.queued is not None:
+            requests.queued.of().observe(end.queued)
+        if end.reason in COMPLETE:
+            requests.duration.of().observe(end.duration)
 
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -195,7 +195,7 @@ class ServerObserver:
         return generate_latest(self._registry)
 
     def routes(self) -> list[Route]:
-        """`/metrics`."""
+        """The route of `/metrics`."""
 
         async def metrics(request: Request) -> Response:
             self.metrics.http.tasks.set(len(asyncio.all_tasks()))
@@ -204,7 +204,7 @@ class ServerObserver:
         return [Route("/metrics", metrics, methods=["GET"])]
 
     def _refresh(self) -> None:
-        """Bring the gauges to this moment."""
+        """Set the gauges to the current values."""
         engine, gateway = self.metrics.engine, self.metrics.gateway
         self.metrics.http.open.set(self._open_calls)
         at, beat = self._last_beat or (self.clock(), None)
@@ -236,9 +236,9 @@ class ServerObserver:
 
 
 class _EngineTotals:
-    """Adds up the totals of engines that follow each other: those of a new engine begin at 0, ours only grow.
+    """Adds up the totals of one engine after another: those of a new engine begin at 0, the sums never fall.
 
-    What an engine did between its last heartbeat and its death is lost.
+    The work of an engine between its last heartbeat and its death is lost.
     """
 
     def __init__(self, series: EngineSeries) -> None:
@@ -247,7 +247,7 @@ class _EngineTotals:
         self._last: dict[str, float] = {}
 
     def take(self, beat: Heartbeat) -> None:
-        """The next heartbeat, of the same engine or of a new one."""
+        """Take the next heartbeat, of the same engine or of a new one."""
         if beat.engine is None or beat.executor is None:
             if self._has_served:
                 self._restart()

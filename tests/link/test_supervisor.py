@@ -21,11 +21,11 @@ READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_ro
     [
         (None, 1, 99, None),
         (None, 1, 101, "--load-timeout"),
-        (None, LOADING_SILENCE + 1, 0, "no sign of life"),
+        (None, LOADING_SILENCE + 1, 0, "no heartbeat"),
         (Heartbeat("compiling", 50), LOADING_SILENCE - 1, 0, None),
         (Heartbeat("compiling", 50), 0, 101, "--load-timeout"),
         (Heartbeat("serving", 0), 2.9, 1000, None),
-        (Heartbeat("serving", 0), 3.1, 0, "no sign of life for 3 s"),
+        (Heartbeat("serving", 0), 3.1, 0, "no heartbeat for 3 s"),
         (Heartbeat("serving", 19), 0, 0, None),
         (Heartbeat("serving", 21), 0, 0, "--step-timeout"),
     ],

@@ -273,7 +273,7 @@ def test_no_keys() -> None:
         (b"\n# only words\n\r\n", "holds no key"),
         (b"hunter2 words\n", "printable ASCII"),
         ("schlüssel".encode(), "printable ASCII"),
-        (b"hunter2\xff", "not UTF-8"),
+        (b"hunter2\xff", "not valid UTF-8"),
     ],
     ids=range(5),  # the directory has the test's name, and must not show keys either
 )

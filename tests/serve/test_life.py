@@ -103,7 +103,7 @@ def test_engine_killed_or_stopped(number: signal.Signals) -> None:
         check_error(waiting[0], 503)
         check_error(server.complete("late"), 503)
         assert server.process.wait(10) == 1
-    word = "SIGKILL" if number == signal.SIGKILL else "no sign of life"
+    word = "SIGKILL" if number == signal.SIGKILL else "no heartbeat"
     assert any(word in line for line in server.errors)
 
 
@@ -299,7 +299,7 @@ def fails(*flags: str) -> str:
 
 def test_port_taken(server: Server) -> None:
     errors = fails("--model", MODEL, "--port", str(server.http.base_url.port))
-    assert re.fullmatch(r"error: --port: port \d+ on 127\.0\.0\.1 is taken; .*\n", errors)
+    assert re.fullmatch(r"error: --port: port \d+ on 127\.0\.0\.1 is already in use; .*\n", errors)
 
 
 def test_wrong_settings_name_their_flag(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_ends_count_once(reason: str) -> None:
 
 
 def test_unknown_reason_is_a_defect() -> None:
-    with pytest.raises(AssertionError, match="no reason to end"):
+    with pytest.raises(AssertionError, match="is not one of"):
         ServerObserver(ServerConfig()).begin("a", "/v1/completions", 1).end("whatever the client says")
 
 
