@@ -1,4 +1,4 @@
-"""Log lines: one for each record, whatever stands in it."""
+"""Log lines: exactly one per record, for any content."""
 
 import io
 import json
@@ -26,7 +26,7 @@ LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 class Log:
-    """A logger of its own, rendered as the server's."""
+    """A new logger in the format of the server."""
 
     def __init__(self, log_format: Any) -> None:
         self.stream = io.StringIO()
@@ -72,7 +72,7 @@ def test_nothing_makes_a_line(log_format: Any, said: str, field: str) -> None:
     log.logger.info("%s", said, extra={"model": field})
     assert log.text.endswith("\n")
     line = log.text[:-1]
-    assert line.isprintable(), "a terminal would do something else than show it"
+    assert line.isprintable(), "a terminal would interpret the line"
     if log_format == "json":
         assert json.loads(line)["model"] == field
 

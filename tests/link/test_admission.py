@@ -1,4 +1,4 @@
-"""How much the server takes on: the queue's bounds, deadlines, and readers that do not read."""
+"""Admission: bounds of the queue, deadlines, and readers that do not read."""
 
 import asyncio
 import collections
@@ -28,7 +28,7 @@ READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_ro
 
 
 class FakeLink(EngineLink):
-    """No process: what was sent is kept."""
+    """A link without a process; it keeps the messages sent."""
 
     def __init__(self) -> None:
         super().__init__(lambda message: None)
@@ -72,7 +72,7 @@ def aborted(link: FakeLink) -> list[str]:
     st.integers(1, 25),
 )
 def test_admission_counts(events: list[list[int] | int], max_queued: int, max_tokens: int) -> None:
-    """A call is let in exactly where it fits; a number lets a request start, and later leave."""
+    """A call is admitted if and only if it fits. A number makes a request start, or later end."""
     admission = Admission(ServerConfig(max_num_queued_reqs=max_queued, max_num_queued_tokens=max_tokens))
     admission.num_rows = 2
     waiting: list[int] = []
@@ -122,7 +122,7 @@ async def test_calls_are_admitted_whole_or_not_at_all(status: Any) -> None:
     assert client.num_calls == 0 and client.idle.is_set()
     assert sorted(aborted(link)) == sorted([submitted(link)[2], submitted(link)[3]]), "the open ones, once each"
     async with client.open(asked(client, 1, 1, 1, 1)):
-        assert client.num_calls == 1, "everything is free again"
+        assert client.num_calls == 1, "rows and queue are free again"
 
 
 @pytest.mark.anyio
@@ -150,7 +150,7 @@ async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
             client.take(update(one))
         assert aborted(link) == []
         client.take(update(one))
-        assert sorted(aborted(link)) == [one, other], "the engine is free before the reader wakes up"
+        assert sorted(aborted(link)) == [one, other], "aborts are sent before the reader wakes up"
         client.take(update(other))
         with pytest.raises(TimedOut) as caught:
             await call.receive()
@@ -181,7 +181,7 @@ async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[s
 
 
 @pytest.mark.anyio
-async def test_who_has_begun_waits_no_more() -> None:
+async def test_a_request_with_an_update_waits_no_more() -> None:
     client, link = serving()
     async with client.open(asked(client, 1), Deadlines(queue=0.05)) as call:
         client.take(update(submitted(link)[0]))
@@ -200,12 +200,12 @@ async def test_states_and_what_they_refuse() -> None:
         with pytest.raises(Unavailable, match="shutting down"):
             client.open(asked(client, 1))
         client.take(update(submitted(link)[0]))
-        assert len(await call.receive()) == 1, "what is open goes on"
+        assert len(await call.receive()) == 1, "the open call continues"
         client.lose("hung")
         with pytest.raises(Unavailable, match="does not respond"):
             await call.receive()
         client.lose("dead")
-        assert state_of(client) == "hung", "the cause, not the burial"
+        assert state_of(client) == "hung", "hung is the cause, dead the consequence"
         client.attach(FakeLink())
         assert state_of(client) == "loading"
     client.stop()
@@ -218,7 +218,7 @@ def state_of(client: EngineClient) -> str:
 
 
 async def one_of_many(server: Server, body: bytes, writers: list[asyncio.StreamWriter]) -> tuple[int, str | None]:
-    """Status and error code, as soon as they are known; the connection stays open."""
+    """Send a call; return status and error code as soon as they arrive. The connection stays open."""
     url = server.http.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writers.append(writer)
@@ -243,7 +243,7 @@ async def _lines(reader: asyncio.StreamReader) -> Any:
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_the_queue_is_exact_under_a_thousand_clients() -> None:
-    """Rows and queue are full to the last place, and everybody else knows so at once."""
+    """Rows and queue are full, and all other calls are refused at once."""
     with running("--max-num-seqs", "4", "--max-num-queued-reqs", "16") as server:
         body = json.dumps({"model": MODEL, "prompt": "hi", "stream": True, "n": 2, **LONG}).encode()
 

@@ -1,4 +1,4 @@
-"""Frames, messages and flags."""
+"""Frames and messages of the link, the engine loop, and flags of the engine."""
 
 import argparse
 import dataclasses
@@ -54,7 +54,7 @@ TO_ENGINE = [
             prompt_logprobs=0,
             structured=StructuredOutput("json_schema", "{}"),
         ),
-        Urgency(-3, "somebody", 1.5),
+        Urgency(-3, "a tenant", 1.5),
     ),
     Abort("r1"),
 ]
@@ -96,7 +96,7 @@ def test_unreadable_frames_are_refused() -> None:
         with pytest.raises(msgspec.MsgspecError):
             decode_from_engine(payload)
     bad = SamplingParams(1)
-    object.__setattr__(bad, "temperature", float("nan"))  # what a wrong front end might send
+    object.__setattr__(bad, "temperature", float("nan"))  # as a faulty front end might send it
     with pytest.raises(msgspec.ValidationError, match="temperature"):
         decode_to_engine(encode(Submit("r", [1], bad))[4:])
     never = Urgency()
@@ -106,7 +106,7 @@ def test_unreadable_frames_are_refused() -> None:
 
 
 class Anything:
-    """A constraint that allows what the toy's vocabulary has."""
+    """A constraint that allows all tokens of the toy."""
 
     def allowed(self) -> TokenSet:
         return (1 << 257) - 1
@@ -120,7 +120,7 @@ def constrained(value: str) -> SamplingParams:
 
 
 def test_engine_loop() -> None:
-    """Refuses what cannot run, aborts, ends with the front end, and leaves the engine as it was."""
+    """The loop refuses impossible requests, aborts, ends with the front end, and leaves the engine unchanged."""
     engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2)).engine
     inbox: Inbox = queue.SimpleQueue()
     sent: list[Message] = []
@@ -172,7 +172,7 @@ def test_engine_loop() -> None:
     assert beat.engine.free_pages == beat.engine.num_pages
 
 
-def test_the_engine_says_when_the_row_of_an_end_found_late_is_free() -> None:
+def test_the_row_of_a_late_found_end_is_reported_free() -> None:
     engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2, overlap=True)).engine
     (stop, *_) = toy_generate([1], SamplingParams(1, temperature=0), vocab_size=257)
     inbox: Inbox = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Flags of the server, and the file that may hold them."""
+"""Flags of the server, and the file of `--config`."""
 
 import dataclasses
 from pathlib import Path

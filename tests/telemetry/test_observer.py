@@ -1,4 +1,4 @@
-"""Metrics and log lines of requests and of the engine, by a clock that the test moves."""
+"""Metrics and log lines of requests and of the engine, with a clock moved by the test."""
 
 import dataclasses
 import logging
@@ -52,7 +52,7 @@ class PlayedClient:
 
 
 def samples(observer: ServerObserver) -> dict[str, float]:
-    """What a scrape reads: `name{label=value}` -> value."""
+    """The values of a scrape, by `name{label=value}`."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(observer.render().decode()):
         for sample in family.samples:
@@ -106,7 +106,7 @@ def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_line_of_a_choice_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever has the `x-request-id` of an answer finds all its lines."""
+    """All log lines of a call carry its `x-request-id`."""
     observer = ServerObserver(ServerConfig())
     with caplog.at_level(logging.INFO):
         with structlog.contextvars.bound_contextvars(request_id="call"):
@@ -133,12 +133,12 @@ def test_ends_count_once(reason: str) -> None:
     }
     complete = reason in ("stop", "length", "tool_calls")
     assert found["orca_jax_e2e_request_latency_seconds_count"] == complete
-    assert found["orca_jax_prompt_tokens_total"] == 0, "it never got a token"
+    assert found["orca_jax_prompt_tokens_total"] == 0, "the request never got a token"
 
 
 def test_unknown_reason_is_a_defect() -> None:
     with pytest.raises(AssertionError, match="is not one of"):
-        ServerObserver(ServerConfig()).begin("a", "/v1/completions", 1).end("whatever the client says")
+        ServerObserver(ServerConfig()).begin("a", "/v1/completions", 1).end("anything else")
 
 
 def test_log_line_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -252,7 +252,7 @@ def test_totals_go_on_over_restarts() -> None:
 @settings(deadline=None)
 @given(st.lists(st.none() | st.integers(0, 9), max_size=20))
 def test_totals_never_fall(steps: list[int | None]) -> None:
-    """None: the engine died and another one starts."""
+    """In `steps`, None means that the engine died and another one starts."""
     observer, total, before, expected = ServerObserver(ServerConfig()), 0, 0.0, 0
     for step in steps:
         if step is None:

@@ -1,4 +1,4 @@
-"""Spans, in memory and over HTTP to a collector that the test plays."""
+"""Spans, in memory and over HTTP to a collector of the test."""
 
 import http.server
 import subprocess
@@ -31,7 +31,7 @@ CONFIG = ServerConfig(served_model_name=("m",))
 
 
 class Traced:
-    """An observer whose spans stay in memory, and an application that runs one request of the engine."""
+    """An observer with spans in memory, and an application that runs one request of the engine."""
 
     def __init__(self, reason: str = "stop") -> None:
         self.exporter = InMemorySpanExporter()
@@ -48,7 +48,7 @@ class Traced:
         await PlainTextResponse("done")(scope, receive, send)
 
     def call(self, path: str = "/v1/chat/completions", headers: Pairs | None = None) -> ReadableSpan:
-        """The span of one call."""
+        """Make one call; return its span."""
         self.exporter.clear()
         sent = [*(headers or []), (b"x-request-id", b"req_1")]
         assert call(RequestContext(self.app, self.observer), path, "POST", sent).status == 200
@@ -137,7 +137,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Keeps what it is sent."""
+    """A collector that keeps the spans it receives."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -212,7 +212,7 @@ def test_server_sends_its_spans_before_it_ends(collector: Collector) -> None:
 
 
 class StuckExporter(InMemorySpanExporter):
-    """Waits until the test lets go."""
+    """A collector that blocks until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
