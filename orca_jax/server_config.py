@@ -61,7 +61,7 @@ class ServerConfig:
     allow_credentials: bool = _flag(False, "access", "allow these web pages to send credentials (CORS)")
 
     max_num_queued_reqs: int = _flag(
-        1024, "limits", "largest number of queued requests, in addition to those that can run; the server refuses more"
+        1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
     )
     max_num_queued_tokens: int = _flag(4_000_000, "limits", "largest number of prompt tokens in the queue")
     overload_status: Literal[429, 503] = _flag(

@@ -23,7 +23,7 @@ class EngineThread:
     Attributes:
         failure: the exception that ended the engine; None while it is well.
         reads_at_once: True to deliver every update of the requests sent next, since their text may end them (stop
-            strings). Updates of other requests are delivered at the begin, at the end, and every `MOST_HELD` updates
+            strings). Updates of other requests are delivered at the start, at the end, and every `MOST_HELD` updates
             in between: waking a reader for each token would cost some 3 % of a small model's speed.
     """
 
