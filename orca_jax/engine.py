@@ -1,5 +1,6 @@
 """The engine: Algorithm 1 of the paper around a scheduler and an executor."""
 
+import dataclasses
 import logging
 import random
 import time
@@ -12,7 +13,11 @@ from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, Samplin
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.step import Executor, Handle, StepPlan
+from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
+
+HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
+"""Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
+_STATE = frozenset({"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots"})
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +55,15 @@ class InFlight:
     plan: StepPlan
     handle: Handle
     needs_mask: bool  # `Executor.constrain` was not called for it yet
+
+
+def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
+    """The totals since start of both, by field name, without the engine's state of the moment.
+
+    `iterations` are those that the engine has collected.
+    """
+    both = dataclasses.asdict(executor) | dataclasses.asdict(engine)
+    return {name: value for name, value in both.items() if name not in _STATE}
 
 
 class Engine:
@@ -185,6 +199,16 @@ class Engine:
         newest.needs_mask = False
 
     @property
+    def num_running(self) -> int:
+        """Number of requests with a row."""
+        return self.pool.kv.num_held_rows
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests without a row."""
+        return len(self.pool) - self.pool.kv.num_held_rows
+
+    @property
     def stats(self) -> EngineStats:
         """The totals and the state of this moment."""
         kv = self.pool.kv
@@ -194,8 +218,8 @@ class Engine:
             scheduled_tokens=self._scheduled_tokens,
             schedule_seconds=self._schedule_seconds,
             update_seconds=self._update_seconds,
-            waiting=len(self.pool) - kv.num_held_rows,
-            running=kv.num_held_rows,
+            waiting=self.num_waiting,
+            running=self.num_running,
             in_flight=len(self._in_flight),
             preemptions=self.pool.num_preemptions,
             cache_queries=self.pool.num_cache_queries,

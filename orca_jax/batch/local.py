@@ -2,28 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from starlette.types import Message as Event
 
 from orca_jax.batch.answers import Answer
-from orca_jax.batch.rows import CHATS, COMPLETIONS, Row
+from orca_jax.batch.rows import Row
 from orca_jax.build.engine import Built
+from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.errors import EngineError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
-from orca_jax.openai import chat, completions
-from orca_jax.openai.answer import Renderer, whole_answer
+from orca_jax.openai.answer import whole_answer
+from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Generation, Job
+from orca_jax.openai.generation import Generation
 from orca_jax.openai.model import Service
-from orca_jax.openai.schema import chat_parser, completion_parser
-from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 
 logger = logging.getLogger(__name__)
 
@@ -50,20 +49,6 @@ class Answerer(Protocol):
     ) -> None: ...
 
 
-class _Endpoint(NamedTuple):
-    """The parts of the server's handler of one endpoint."""
-
-    parser: BodyParser[Any]
-    prepare: Callable[[Service, Any, str], Awaitable[Job]]
-    renderer: Callable[[Any, Job, Any], Renderer]
-
-
-_ENDPOINTS: Mapping[str, _Endpoint] = {
-    COMPLETIONS: _Endpoint(completion_parser, completions.prepare, completions.CompletionRenderer),
-    CHATS: _Endpoint(chat_parser, chat.prepare, chat.ChatRenderer),
-}
-
-
 class LocalEngine:
     """Answers rows with an engine that runs in a thread. The caller closes its executor.
 
@@ -79,12 +64,12 @@ class LocalEngine:
 
     async def __aenter__(self) -> Self:
         """Start the thread and load the tokenizer and chat template of the model. Raises ConfigError."""
-        observer = Observer(self._config)
+        observer = ServerObserver(self._config)
         client = EngineClient(self._config)
         self._service = Service(client, self._config, observer)
         ready = ready_message(self._built, self._config.engine.model)
         await self._service.set_ready(ready)
-        self._before = _totals(self._built)
+        self._before = self._totals()
         self._thread = EngineThread(self._built, client)
         client.attach(self._thread)
         client.serve(ready)
@@ -113,13 +98,18 @@ class LocalEngine:
 
     def figures(self) -> Mapping[str, float]:
         """Seconds of the engine's thread by activity, number of iterations and mean requests per iteration."""
-        now = _totals(self._built)
-        grown = {name: now[name] - self._before[name] for name in now}
-        requests = grown.pop("scheduled_requests")
-        return {**grown, "mean_batch_size": requests / max(grown["iterations"], 1)}
+        grown = {name: value - self._before[name] for name, value in self._totals().items()}
+        iterations = grown["iterations"]
+        seconds = {f"{part}_s": grown[f"{part}_seconds"] for part in HOST_PARTS}
+        mean = grown["scheduled_requests"] / max(iterations, 1)
+        return {"iterations": iterations, **seconds, "mean_batch_size": mean}
+
+    def _totals(self) -> dict[str, float]:
+        engine = self._built.engine
+        return totals(engine.stats, engine.executor.stats)
 
     async def _complete(self, row: Row, row_id: str) -> bytes:
-        service, endpoint = self._service, _ENDPOINTS[row.url]
+        service, endpoint = self._service, ENDPOINTS[row.url]
         call = endpoint.parser.parse(row.body)
         service.check_model(call.model)
         if call.stream:
@@ -133,16 +123,3 @@ class LocalEngine:
 async def _nothing() -> Event:
     """The `receive` of a client that never disconnects."""
     return await asyncio.get_running_loop().create_future()
-
-
-def _totals(built: Built) -> dict[str, float]:
-    stats, executor = built.engine.stats, built.engine.executor.stats
-    return {
-        "iterations": stats.iterations,
-        "scheduled_requests": stats.scheduled_requests,
-        "schedule_s": stats.schedule_seconds,
-        "update_s": stats.update_seconds,
-        "pack_s": executor.pack_seconds,
-        "dispatch_s": executor.dispatch_seconds,
-        "wait_s": executor.wait_seconds,
-    }

@@ -12,7 +12,7 @@ from orca_jax.bench.workload.generate import TraceRequest
 from orca_jax.build.engine import TOY_BUDGET, Built, default_tokens
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import CacheConfig, EngineConfig
-from orca_jax.engine import Engine
+from orca_jax.engine import Engine, totals
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import percentile
 from orca_jax.request import RequestMetrics, SamplingParams
@@ -36,7 +36,7 @@ class Run:
 
 def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: float = 0.0) -> Run:
     """Feed the trace as its arrivals fall due, and step the engine until all is done."""
-    before = _totals(engine)
+    before = totals(engine.stats, engine.executor.stats)
     waiting = deque(enumerate(trace))
     finished: dict[str, RequestMetrics] = {}
     times: dict[str, list[float]] = {}
@@ -58,7 +58,7 @@ def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: flo
                 assert update.metrics is not None and update.error is None, update
                 finished[update.request_id] = update.metrics
     wall = time.monotonic() - start
-    after = _totals(engine)
+    after = totals(engine.stats, engine.executor.stats)
     figures = {name: after[name] - before[name] for name in after}
     names = [f"{start}-{index}" for index in range(len(trace))]
     return Run(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
@@ -141,24 +141,3 @@ def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
 
     executor = built.executor_config
     return executor.cache, executor.buckets[-1], default_tokens(config, jax.default_backend())
-
-
-def _totals(engine: Engine) -> dict[str, float]:
-    stats, executor = engine.stats, engine.executor.stats
-    return {
-        "iterations": stats.iterations,
-        "scheduled_requests": stats.scheduled_requests,
-        "schedule_seconds": stats.schedule_seconds,
-        "update_seconds": stats.update_seconds,
-        "preemptions": stats.preemptions,
-        "cache_queries": stats.cache_queries,
-        "cache_hits": stats.cache_hits,
-        "tokens": executor.tokens,
-        "padding_tokens": executor.padding_tokens,
-        "launches": executor.launches,
-        "pack_seconds": executor.pack_seconds,
-        "dispatch_seconds": executor.dispatch_seconds,
-        "wait_seconds": executor.wait_seconds,
-        "idle_seconds": executor.idle_seconds,
-        "compiles_while_serving": executor.compiles_while_serving,
-    }

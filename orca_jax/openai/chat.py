@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from orca_jax.link.client import Deadlines
+from orca_jax.link.admission import Deadlines
 from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
@@ -52,10 +52,11 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     ids = await service.encode(text, "messages", bool(call.add_special_tokens))
     prompt = truncated(Prompt(text, ids), call, service.model.context)
     requests = engine_requests(
-        service.model,
+        service,
         call,
         [prompt],
         call.n or 1,
+        urgency_of(call, caller),
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
         structured=structured,
@@ -71,7 +72,6 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         candidates=call.n or 1,
         requests=requests,
         deadlines=Deadlines(call.queue_timeout, call.timeout),
-        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from orca_jax.link.client import Deadlines
+from orca_jax.link.admission import Deadlines
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
@@ -41,10 +41,11 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
     num_logprobs = 0 if call.logprobs is None and needs_ranking else call.logprobs
     num_prompt_logprobs = _most(call.prompt_logprobs, call.logprobs if call.echo else None)
     requests = engine_requests(
-        service.model,
+        service,
         call,
         prompts,
         candidates,
+        urgency_of(call, caller),
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs,
         structured=structured_output(call.response_format, call.structured_outputs),
@@ -60,7 +61,6 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         candidates=candidates,
         requests=requests,
         deadlines=Deadlines(call.queue_timeout, call.timeout),
-        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False,

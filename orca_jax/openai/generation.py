@@ -12,13 +12,14 @@ from typing import NamedTuple
 from msgspec import UNSET
 from starlette.types import Receive
 
-from orca_jax.link.client import Deadlines, EngineRequest, Mailbox
+from orca_jax.link.admission import Deadlines
+from orca_jax.link.client import OpenCall
 from orca_jax.link.errors import LinkError, TimedOut
-from orca_jax.link.wire import Rejected
+from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Prompt, Service
 from orca_jax.openai.schema.answers import FinishReason, PromptDetails, Usage
-from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, TokenLogprobs, Urgency
+from orca_jax.request import RequestUpdate, TokenLogprobs
 from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
 from orca_jax.text.stream import OutputStream
@@ -42,9 +43,8 @@ class Job:
     name: str  # in logs and traces
     prompts: Sequence[Prompt]
     candidates: int
-    requests: Sequence[EngineRequest]
+    requests: Sequence[Submit]
     deadlines: Deadlines
-    urgency: Urgency = DEFAULT_URGENCY
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -84,12 +84,12 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 class OpenChoice:
     """A choice that is being generated: turns the updates of one engine request into pieces."""
 
-    __slots__ = ("_has_called", "_index", "_job", "_parser", "output", "record")
+    __slots__ = ("_has_called", "_job", "_parser", "index", "output", "record")
 
     def __init__(self, index: int, job: Job, output: OutputStream, record: RequestRecord) -> None:
+        self.index = index
         self.output = output
         self.record = record
-        self._index = index
         self._job = job
         self._parser = None if job.make_parser is None else job.make_parser()
         self._has_called = False
@@ -97,7 +97,7 @@ class OpenChoice:
     def take(self, update: RequestUpdate) -> Piece | None:
         """The piece made from an update; None if no text is final yet."""
         if self._job.scores_only:
-            return Piece(self._index, "", "length", prompt_logprobs=update.prompt_logprobs)
+            return Piece(self.index, "", "length", prompt_logprobs=update.prompt_logprobs)
         output = self.output
         before = output.num_tokens
         text = output.push(update.new_ids, update.finish_reason)
@@ -112,9 +112,9 @@ class OpenChoice:
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]
-            return Piece(self._index, text, reason, ids, logprobs, calls, update.prompt_logprobs)
+            return Piece(self.index, text, reason, ids, logprobs, calls, update.prompt_logprobs)
         if text or calls or reason is not None:
-            return Piece(self._index, text, reason, calls=calls)
+            return Piece(self.index, text, reason, calls=calls)
         return None
 
     def _parse(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
@@ -148,7 +148,7 @@ class Generation:
             )
             for request in job.requests
         ]
-        self._open: dict[int, OpenChoice] = {}
+        self._open: dict[str, OpenChoice] = {}  # by the id of the engine's request
         self._cached = [0 for _ in job.prompts]  # cached tokens of each prompt, as its first candidate reported
 
     async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
@@ -170,21 +170,21 @@ class Generation:
 
     async def _run(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
         job = self.job
-        mailbox = self._client.open(job.requests, job.deadlines, job.urgency)
-        async with mailbox, _watch(receive, mailbox):
+        call = self._client.open(job.requests, job.deadlines)
+        async with call, _watch(receive, call):
             self._begin()
             try:
-                while (items := await _receive_soon(mailbox)) is None:
+                while (messages := await _receive_soon(call)) is None:
                     yield []
                 while True:
-                    pieces, failure = self._collect(mailbox, items)
+                    pieces, failure = self._collect(call, messages)
                     if pieces:  # also the pieces before a failure
                         yield pieces
                     if failure is not None:
                         raise failure
                     if not self._open:
                         return
-                    items = await mailbox.receive()
+                    messages = await call.receive()
             except BaseException as error:
                 self._end_all(_end_reason(error))
                 raise
@@ -201,41 +201,44 @@ class Generation:
         for index, request in enumerate(job.requests):
             name = job.name if len(job.requests) == 1 else f"{job.name}-{index}"
             record = self._observer.begin(name, job.endpoint, len(request.prompt_ids))
-            self._open[index] = OpenChoice(index, job, self._outputs[index], record)
+            self._open[request.request_id] = OpenChoice(index, job, self._outputs[index], record)
 
     def _collect(
-        self, mailbox: Mailbox, items: Sequence[tuple[int, RequestUpdate | Rejected]]
+        self, call: OpenCall, messages: Sequence[RequestUpdate | Rejected]
     ) -> tuple[list[Piece], ApiError | None]:
         """One piece for each choice with new output, and the first failure."""
-        pieces: dict[int, Piece] = {}
-        for index, item in items:
-            choice = self._open.get(index)
+        pieces: dict[str, Piece] = {}
+        for message in messages:
+            request_id = message.request_id
+            choice = self._open.get(request_id)
             if choice is None:
                 continue  # ended by a stop string; this update was already under way
-            if isinstance(item, Rejected):
-                return list(pieces.values()), self._rejection(item)
-            if item.finish_reason in ("abort", "error"):
-                return list(pieces.values()), _failure(item.error)
-            if item.num_cached and index % self.job.candidates == 0:
-                self._cached[index // self.job.candidates] = item.num_cached
-            choice.record.take(item)
-            piece = choice.take(item)
+            if isinstance(message, Rejected):
+                return list(pieces.values()), self._rejection(message)
+            if message.finish_reason in ("abort", "error"):
+                return list(pieces.values()), _failure(message.error)
+            if message.num_cached and choice.index % self.job.candidates == 0:
+                self._cached[choice.index // self.job.candidates] = message.num_cached
+            choice.record.take(message)
+            piece = choice.take(message)
             if piece is None:
                 continue
             if piece.reason is not None:
-                del self._open[index]
+                del self._open[request_id]
                 choice.record.end(piece.reason)
-                if item.finish_reason is None:
-                    mailbox.abort(index)
-            before = pieces.get(index)
-            pieces[index] = piece if before is None else joined((before, piece))
+                if message.finish_reason is None:
+                    call.abort(request_id)
+            before = pieces.get(request_id)
+            pieces[request_id] = piece if before is None else joined((before, piece))
         return list(pieces.values()), None
 
-    def _rejection(self, item: Rejected) -> ApiError:
-        param = item.param
+    def _rejection(self, rejected: Rejected) -> ApiError:
+        param = rejected.param
         if param is not None and self.job.renamed is not None:
             param = self.job.renamed.get(param, param)
-        message = item.message if param is None or param in item.message else f"{param}: {item.message}"
+        message = rejected.message
+        if param is not None and param not in message:
+            message = f"{param}: {message}"
         return ApiError(400, message, param)
 
     def _end_all(self, reason: str) -> None:
@@ -255,23 +258,23 @@ def _end_reason(error: BaseException) -> str:
     return "abort" if isinstance(error, ClientGone | GeneratorExit | asyncio.CancelledError) else "error"
 
 
-async def _receive_soon(mailbox: Mailbox) -> list[tuple[int, RequestUpdate | Rejected]] | None:
-    """The next updates, or None after `QUIET_SECONDS` without one."""
+async def _receive_soon(call: OpenCall) -> list[RequestUpdate | Rejected] | None:
+    """The next messages, or None after `QUIET_SECONDS` without one."""
     try:
         async with asyncio.timeout(QUIET_SECONDS):
-            return await mailbox.receive()
+            return await call.receive()
     except TimeoutError:
         return None
 
 
 @contextlib.asynccontextmanager
-async def _watch(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
-    """Fail the mailbox when the client disconnects. The request body must have been read."""
+async def _watch(receive: Receive, call: OpenCall) -> AsyncIterator[None]:
+    """Fail the call when the client disconnects. The request body must have been read."""
 
     async def wait_for_the_end() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        mailbox.fail(ClientGone())
+        call.fail(ClientGone())
 
     watcher = asyncio.create_task(wait_for_the_end())
     try:

@@ -12,7 +12,7 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import Ready
 from orca_jax.openai.errors import ApiError, engine_gone
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -43,7 +43,7 @@ class Prompt(NamedTuple):
 class Service:
     """The state shared by all handlers. Completions are possible after `set_ready`."""
 
-    def __init__(self, client: EngineClient, config: ServerConfig, observer: Observer) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig, observer: ServerObserver) -> None:
         self.client = client
         self.config = config
         self.observer = observer

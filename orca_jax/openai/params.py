@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orca_jax.errors import RequestError
-from orca_jax.link.client import EngineRequest
+from orca_jax.link.wire import Submit
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.chat import ChatRequest
@@ -53,7 +53,7 @@ def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
 
 def urgency_of(call: CompletionCall, caller: str | None) -> Urgency:
     """Priority and tenant of a call. The tenant is the API key, or the field `user` on a server without keys."""
-    return Urgency(call.priority or 0, call.user or "" if caller is None else caller)
+    return Urgency(call.priority or 0, call.user or "" if caller is None else caller, call.timeout)
 
 
 def salt_of(service: Service, call: CompletionCall, caller: str | None) -> str:
@@ -73,8 +73,13 @@ def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
 
 
 def engine_requests(
-    model: Model, call: CompletionCall, prompts: Sequence[Prompt], candidates: int, **fields: Any
-) -> list[EngineRequest]:
+    service: Service,
+    call: CompletionCall,
+    prompts: Sequence[Prompt],
+    candidates: int,
+    urgency: Urgency,
+    **fields: Any,
+) -> list[Submit]:
     """`candidates` requests for each prompt, with different seeds.
 
     `fields` are the fields of `SamplingParams` with another name or form in the call.
@@ -82,10 +87,11 @@ def engine_requests(
     Raises:
         ApiError: a field is wrong, or a prompt is too long.
     """
+    model = service.model
     defaults = {name: value for name, value in model.defaults.items() if name != "max_tokens"}
     given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
     fields = defaults | given | fields
-    requests: list[EngineRequest] = []
+    requests: list[Submit] = []
     made: dict[tuple[int, int], SamplingParams] = {}
     try:
         if call.allowed_token_ids is not None:
@@ -98,7 +104,7 @@ def engine_requests(
                 key = (max_tokens, choice if call.seed is not None else 0)
                 if key not in made:  # several prompts mostly share their parameters
                     made[key] = _params(fields, *key)
-                requests.append(EngineRequest(prompt.ids, made[key]))
+                requests.append(Submit(service.client.new_request_id(), prompt.ids, made[key], urgency))
     except RequestError as error:
         param = call.limit_name if error.param == "max_tokens" else error.param
         raise ApiError(400, error.message, param) from None

@@ -16,7 +16,7 @@ from orca_jax.serve.models import json_response
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """The ids of a text or of a conversation. Raises ApiError."""
+    """Answer with the token ids of a text or of a conversation. Raises ApiError."""
     call = await read_request(request, tokenize_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     model = service.model
@@ -26,7 +26,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """The text of ids. Raises ApiError."""
+    """Answer with the text of token ids. Raises ApiError."""
     call = await read_request(request, detokenize_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     check_ids(service.model, call.tokens, "tokens")
@@ -36,11 +36,11 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 async def _encode(service: Service, call: TokenizeRequest) -> list[int]:
     if (call.prompt is None) == (call.messages is None):
-        raise ApiError(400, "give either prompt or messages", "prompt")
+        raise ApiError(400, "give exactly one of prompt and messages", "prompt")
     if call.prompt is not None:
         for name in MESSAGES_ONLY:
             if getattr(call, name) is not None:
-                raise ApiError(400, f"{name} goes with messages, not with prompt", name)
+                raise ApiError(400, f"{name} needs messages; it cannot be used with prompt", name)
         return await service.encode(call.prompt, "prompt", call.add_special_tokens is not False)
     assert call.messages is not None
     text = await render_conversation(service, call.messages, call.tools or [], call)

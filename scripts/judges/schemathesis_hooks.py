@@ -35,8 +35,8 @@ REASONS = (
     "echo needs continue_final_message",
     "continue_final_message cannot be combined with add_generation_prompt",
     "structured_outputs and response_format cannot be combined",
-    "goes with messages, not with prompt",
-    "give either prompt or messages",
+    "needs messages; it cannot be used with prompt",
+    "give exactly one of prompt and messages",
     "prompt must be a string, token ids, or a list of one kind of these",
     "structured_outputs must have exactly one of",
     "json_object must be true",
@@ -49,8 +49,8 @@ REASONS = (
     "no token could follow",
     "the structure of the output became too complex",
     # the caller's own deadlines
-    "took longer than it was allowed to",
-    "waited longer for the engine than it was allowed to",
+    "took longer than its timeout allows",
+    "waited longer for the engine than its queue timeout allows",
 )
 
 

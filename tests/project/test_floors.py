@@ -42,7 +42,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "serve": FACTS | {"server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
-    "batch": FACTS | {"flags", "progress", "server_config", "build", "link", "telemetry", "openai"},
+    "batch": FACTS | {"flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
     "bench": FACTS
     | {"bundled", "flags", "reporting", "sched", "text", "exec", "ranker", "sim", "observer", "engine", "timeline"}
     | {"build", "batch"},

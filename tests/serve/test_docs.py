@@ -1,4 +1,4 @@
-"""The pages about the API say what the code does."""
+"""The pages about the API are current."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_the_reference_has_every_field() -> None:
         for name in (*parser.kind.__struct_fields__, *parser.unused):
             assert f"| `{name}` |" in text, name
     for target in re.findall(r"\]\(#(\w+)\)", text):
-        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), f"a link to nowhere: {target}"
+        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), f"a link without a target: {target}"
 
 
 def test_routes_are_listed() -> None:
