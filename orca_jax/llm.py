@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Batch:
+class _OpenCall:
     """The requests of one call: how many are open, and what has finished and was not taken yet."""
 
     num_open: int = 0
@@ -39,10 +39,10 @@ class _Batch:
 
 
 @dataclass(eq=False)
-class _Pending:
+class _OpenRequest:
     """An open request, and what it has generated."""
 
-    batch: _Batch
+    batch: _OpenCall
     prompt: str | None
     prompt_ids: tuple[int, ...]
     stream: OutputStream
@@ -112,10 +112,12 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
-        self.head = built.head  # what a trace of the engine begins with, for `orca_jax.timeline.record`
+        self.timeline_header = (
+            built.timeline_header
+        )  # what a trace of the engine begins with, for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._numbers = itertools.count()
-        self._open: dict[str, _Pending] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._abandoned: list[str] = []
         self._stepping = False
         self._unusable: str | None = None  # why
@@ -205,13 +207,13 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
-    ) -> tuple[_Batch, list[str]]:
+    ) -> tuple[_OpenCall, list[str]]:
         """Queue all prompts, or none of them."""
         self._check_usable()
         self._reap()
         params = _one_for_each(sampling_params, len(prompts))
         urgencies = self._urgencies(priority, len(prompts))
-        batch = _Batch()
+        batch = _OpenCall()
         added: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
@@ -232,14 +234,14 @@ class LLM:
             raise RequestError(message, param="priority")
         return [Urgency(one) for one in priority]
 
-    def _add_one(self, batch: _Batch, prompt: Prompt, params: SamplingParams, urgency: Urgency) -> str:
+    def _add_one(self, batch: _OpenCall, prompt: Prompt, params: SamplingParams, urgency: Urgency) -> str:
         if not isinstance(prompt, str | list | tuple):
             raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request_id = str(next(self._numbers))
         constraint = None if params.structured is None else self._grammars.compile(params.structured)
         self.engine.add(request_id, ids, engine_params(params, self.tokenizer), constraint, urgency)
-        self._open[request_id] = _Pending(
+        self._open[request_id] = _OpenRequest(
             batch,
             prompt if isinstance(prompt, str) else None,
             tuple(ids),
@@ -249,7 +251,7 @@ class LLM:
         batch.num_open += 1
         return request_id
 
-    def _drain(self, batch: _Batch, ids: list[str]) -> Iterator[RequestOutput]:
+    def _drain(self, batch: _OpenCall, ids: list[str]) -> Iterator[RequestOutput]:
         """Yield the batch's outputs; started at once, so that dropping it unused aborts the batch too."""
 
         def outputs() -> Generator[RequestOutput | None]:

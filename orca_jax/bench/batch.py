@@ -18,8 +18,8 @@ import msgspec
 
 from orca_jax.batch.config import BatchConfig, server_config
 from orca_jax.batch.run import run_batch
-from orca_jax.bench.measure import run_trace, warm_up
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.measure import run_workload, warm_up
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
@@ -38,7 +38,7 @@ class Pass(NamedTuple):
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark and of the engine."""
-    add_trace_args(parser)
+    add_workload_args(parser)
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="passes of each kind (default: 3)")
     # Every pass has the same prompts, of which all but the first would find most computed.
     add_engine_args(parser, model="demo", enable_prefix_caching=False)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     built = build_engine(config)
     try:
         vocab_size = built.model_config.vocab_size
-        trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
+        trace = workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
         warm_up(built.engine, trace)
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "in.jsonl"
@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> None:
     }
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {args.rounds} rounds", result)
     whole = {**result, "last_batch": last, "hardware": hardware(), "config": dataclasses.asdict(config)}
-    print(json.dumps({**whole, **trace_settings(args)}))
+    print(json.dumps({**whole, **workload_settings(args)}))
 
 
 def _rounds(
-    config: EngineConfig, built: Built, trace: Sequence[TraceRequest], source: Path, rounds: int
+    config: EngineConfig, built: Built, trace: Sequence[WorkloadRequest], source: Path, rounds: int
 ) -> tuple[list[Pass], list[Pass], dict[str, Any]]:
     """Each pass, straight and by file, which of the two comes first in turn; and the last file's summary."""
     settings = dataclasses.replace(config, progress=False)
@@ -96,18 +96,18 @@ def _rounds(
             wall = last["wall_s"] + last["examine_s"] + last["resume_s"]
             batch.append(Pass(wall, time.process_time() - start))
         else:
-            wall = run_trace(built.engine, trace).wall
+            wall = run_workload(built.engine, trace).wall
             offline.append(Pass(wall, time.process_time() - start))
     return offline, batch, last
 
 
-def _cpu_us(passes: Sequence[Pass], trace: Sequence[TraceRequest]) -> float:
+def _cpu_us(passes: Sequence[Pass], trace: Sequence[WorkloadRequest]) -> float:
     """Processor time of all threads for a request, in microseconds, in the pass that took the least."""
     return 1e6 * min(one.cpu for one in passes) / len(trace)
 
 
-def _line(model: str, number: int, request: TraceRequest) -> bytes:
-    """The request that `run_trace` makes of it, as a row."""
+def _line(model: str, number: int, request: WorkloadRequest) -> bytes:
+    """The request that `run_workload` makes of it, as a row."""
     body = {"model": model, "prompt": request.prompt_ids, "max_tokens": request.num_output, "temperature": 0}
     body |= {"seed": number, "ignore_eos": True}
     row = {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/completions", "body": body}

@@ -1,4 +1,4 @@
-"""Run one burst of requests of mixed lengths under request-level scheduling, then under --scheduler.
+"""Timeline one burst of requests of mixed lengths under request-level scheduling, then under --scheduler.
 
 Every request generates all its tokens, and random ids stand for text. The timelines show what Figures 2 to 4 of the
 paper draw.
@@ -11,14 +11,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.bench.measure import reschedule, run_trace, warm_up
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import reschedule, run_workload, warm_up
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
-from orca_jax.timeline.read import Run, figures
+from orca_jax.timeline.read import Timeline, figures
 from orca_jax.timeline.record import record
 from orca_jax.timeline.views import add_plot_args, write_plot
 
@@ -38,7 +38,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the burst under both schedulers and print their figures.
+    """Timeline the burst under both schedulers and print their figures.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -61,7 +61,7 @@ def mixed_burst(
     output_tokens: tuple[int, int] = (2, 40),
     vocab_size: int = 256,
     seed: int = 0,
-) -> list[TraceRequest]:
+) -> list[WorkloadRequest]:
     """Requests that arrive at once, of lengths uniform between both bounds. Random ids stand for text.
 
     Raises:
@@ -75,12 +75,12 @@ def mixed_burst(
             raise ConfigError(f"{name} must be two numbers, 1 <= low <= high, got {low} and {high}", param=name)
     draw = random.Random(f"burst-{seed}")
     lengths = [(draw.randint(*prompt_tokens), draw.randint(*output_tokens)) for _ in range(num_requests)]
-    return [TraceRequest(0.0, tuple(draw.choices(range(vocab_size), k=size)), output) for size, output in lengths]
+    return [WorkloadRequest(0.0, tuple(draw.choices(range(vocab_size), k=size)), output) for size, output in lengths]
 
 
 def run_burst(
-    config: EngineConfig, burst: Sequence[TraceRequest], schedulers: Sequence[SchedulerName]
-) -> dict[SchedulerName, Run]:
+    config: EngineConfig, burst: Sequence[WorkloadRequest], schedulers: Sequence[SchedulerName]
+) -> dict[SchedulerName, Timeline]:
     """What each scheduler made of a burst, one after the other on one executor. Nothing ends before its length.
 
     Raises:
@@ -96,8 +96,8 @@ def run_burst(
         built.engine.executor.close()
 
 
-def _recorded(built: Built, config: EngineConfig, burst: Sequence[TraceRequest]) -> Run:
+def _recorded(built: Built, config: EngineConfig, burst: Sequence[WorkloadRequest]) -> Timeline:
     reschedule(built, config)
-    with record(replace(built, head=replace(built.head, config=config))) as recording:
-        run_trace(built.engine, burst)
-    return recording.run
+    with record(replace(built, timeline_header=replace(built.timeline_header, config=config))) as recording:
+        run_workload(built.engine, burst)
+    return recording.timeline

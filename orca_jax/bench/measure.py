@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import TOY_BUDGET, Built, default_tokens
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import CacheConfig, EngineConfig
@@ -19,11 +19,11 @@ from orca_jax.request import RequestMetrics, SamplingParams
 
 
 @dataclass(frozen=True)
-class Run:
+class PassResult:
     """What one pass over a trace took; times in seconds."""
 
     wall: float
-    trace: Sequence[TraceRequest]
+    trace: Sequence[WorkloadRequest]
     metrics: Sequence[RequestMetrics]  # in the order of the trace
     token_times: Sequence[Sequence[float]]  # for each request, when each of its tokens was handed out
     figures: Mapping[str, float]  # of engine and executor, for this pass alone
@@ -34,7 +34,7 @@ class Run:
         return [later - earlier for times in self.token_times for earlier, later in pairwise(times)]
 
 
-def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: float = 0.0) -> Run:
+def run_workload(engine: Engine, trace: Sequence[WorkloadRequest], *, temperature: float = 0.0) -> PassResult:
     """Feed the trace as its arrivals fall due, and step the engine until all is done."""
     before = _totals(engine)
     waiting = deque(enumerate(trace))
@@ -61,15 +61,15 @@ def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: flo
     after = _totals(engine)
     figures = {name: after[name] - before[name] for name in after}
     names = [f"{start}-{index}" for index in range(len(trace))]
-    return Run(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
+    return PassResult(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
 
 
-def warm_up(engine: Engine, trace: Sequence[TraceRequest]) -> None:
+def warm_up(engine: Engine, trace: Sequence[WorkloadRequest]) -> None:
     """Touch what the first requests would otherwise pay for: a few short ones, outside the measurement.
 
     Garbage collections leave out what was loaded, as in a server's engine process.
     """
-    run_trace(engine, [TraceRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+    run_workload(engine, [WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
     gc.collect()
     gc.freeze()
 
@@ -79,7 +79,7 @@ def mean_figures(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.mean([figures[name] for figures in passes]) for name in passes[0]}
 
 
-def summarize(run: Run) -> dict[str, float]:
+def summarize(run: PassResult) -> dict[str, float]:
     """The figures that every benchmark reports."""
     outputs = [request.num_output for request in run.trace]
     inputs = [len(request.prompt_ids) for request in run.trace]

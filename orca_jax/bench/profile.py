@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jax
 
-from orca_jax.bench.measure import run_trace
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import run_workload
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor
@@ -21,7 +21,7 @@ Operation = tuple[str, str]
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
 
 
-def profile(engine: Engine, trace: Sequence[TraceRequest]) -> dict[str, float]:
+def profile(engine: Engine, trace: Sequence[WorkloadRequest]) -> dict[str, float]:
     """Run the trace once more under JAX's profiler and attribute each operation's own time to a part.
 
     The programs name their parts (`jax.named_scope`): attention with the write of K and V, sampling with the
@@ -43,7 +43,7 @@ def profile(engine: Engine, trace: Sequence[TraceRequest]) -> dict[str, float]:
         parts |= {(module, name): _part(op) for name, op in _INSTRUCTION.findall(text)}
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            run_trace(engine, trace)
+            run_workload(engine, trace)
         (dump,) = Path(folder).rglob("*.xplane.pb")
         time = _own_time(dump, parts)
     total = sum(time.values())

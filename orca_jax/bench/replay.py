@@ -1,4 +1,4 @@
-"""Run the recorded arrivals through a scheduler again, on a virtual clock.
+"""Timeline the recorded arrivals through a scheduler again, on a virtual clock.
 
 The cost of an iteration is a line fitted to the recorded ones: by tokens (padding included) and by pairs of tokens in
 attention. A flag that is not given is as recorded. The length predictor may also be "oracle", which knows the lengths
@@ -29,9 +29,9 @@ from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
-from orca_jax.timeline.read import Run, figures, load_run, parse_run
+from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline
 from orca_jax.timeline.views import add_file_args, write_views
-from orca_jax.timeline.writer import Arrival, Head, TraceWriter
+from orca_jax.timeline.writer import Arrival, TimelineHeader, TimelineWriter
 
 ORACLE = "oracle"
 """A length predictor that only a replay has."""
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: the file or a setting is wrong.
     """
-    recording = load_run(args.file)
+    recording = load_timeline(args.file)
     fit = fit_cost(recording)
     changes = {name: getattr(args, name) for name in _FLAGS if hasattr(args, name)}
     again = replay(recording, replace(recording.head.config, **changes), fit.cost)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(line))
 
 
-def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
+def replay(run: Timeline, config: EngineConfig, cost: LinearCost) -> Timeline:
     """What the run would have been under `config`, by a simulation.
 
     Every request arrives when it did and generates as many tokens as it did. Those without an end in the trace, or
@@ -104,7 +104,7 @@ def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
     parts: list[bytes] = []
     clock = VirtualClock(max(arrivals[0].at, run.iterations[0].selected))  # a batch is queued before anything runs
     head = _head(run, config)
-    writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
+    writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
     executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths)
     scheduler, pool = build_scheduling(
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(run, config, arrivals, lengths)
@@ -112,10 +112,10 @@ def replay(run: Run, config: EngineConfig, cost: LinearCost) -> Run:
     engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
     _drive(engine, clock, deque(zip(arrivals, prompts, strict=True)))
     writer.flush()
-    return parse_run(b"".join(parts))
+    return parse_timeline(b"".join(parts))
 
 
-def _head(run: Run, config: EngineConfig) -> Head:
+def _head(run: Timeline, config: EngineConfig) -> TimelineHeader:
     budget = config.max_num_batched_tokens or run.head.budget
     smaller = tuple(bucket for bucket in run.head.buckets if bucket < budget)
     return replace(
@@ -132,7 +132,7 @@ def _head(run: Run, config: EngineConfig) -> Head:
 
 
 def _predictor(
-    run: Run, config: EngineConfig, arrivals: Sequence[Arrival], lengths: Mapping[str, int]
+    run: Timeline, config: EngineConfig, arrivals: Sequence[Arrival], lengths: Mapping[str, int]
 ) -> Predictor | None:
     """Whoever needs to have been there: None where the setting says it all."""
     if config.length_predictor == ORACLE:
@@ -158,7 +158,7 @@ def _drive(engine: Engine, clock: VirtualClock, coming: deque[tuple[Arrival, Seq
         engine.step()
 
 
-def _prompts(run: Run, arrivals: Sequence[Arrival]) -> list[list[int]]:
+def _prompts(run: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]:
     """Ids that are alike where the recorded pages were."""
     size = run.head.cache.page_size
     numbers: dict[int, int] = {}

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from orca_jax.bench.measure import mean_figures, reschedule, run_trace, summarize
-from orca_jax.bench.plot import plot_loads
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.load_plot import plot_loads
+from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -42,7 +42,7 @@ Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadResult:
     """One arrival rate, and what each contestant made of it."""
 
     load: float | None  # times what the first contestant can serve; None: all at once
@@ -52,7 +52,7 @@ class Load:
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark and of the engine."""
-    add_trace_args(parser)
+    add_workload_args(parser)
     parser.add_argument(
         "--schedulers", nargs="+", default=list(DEFAULT), metavar="'NAME [FLAGS]'",
         help="who takes part, each a name with flags of its own such as 'chunked --max-num-batched-tokens 256'; the "
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         built.engine.executor.close()
     if args.plot is not None:
         plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
-    settings = {**dataclasses.asdict(config), **trace_settings(args), "load": args.load, "repeat": args.repeat}
+    settings = {**dataclasses.asdict(config), **workload_settings(args), "load": args.load, "repeat": args.repeat}
     line = {"capacity_requests_per_s": capacity, "loads": [dataclasses.asdict(load) for load in loads]}
     print(json.dumps({**line, "hardware": hardware(), "config": settings}))
 
@@ -94,7 +94,7 @@ def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, E
     Raises:
         ConfigError: a flag is unknown or not a scheduler's, or somebody takes part twice.
     """
-    parser = _Parser(prog="--schedulers", add_help=False)
+    parser = _ContestantParser(prog="--schedulers", add_help=False)
     add_engine_args(parser, **dataclasses.asdict(config))
     contestants = {}
     for text in words:
@@ -117,20 +117,20 @@ def _shared(config: EngineConfig, contestants: Iterable[EngineConfig]) -> Engine
     return dataclasses.replace(config, scheduler="chunked", overlap=False, check_in_intervals=max(intervals, key=max))
 
 
-class _Parser(argparse.ArgumentParser):
+class _ContestantParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"--schedulers: {message}", param="schedulers")
 
 
-def _trace(built: Built, args: argparse.Namespace, rate: float | None) -> list[TraceRequest]:
+def _trace(built: Built, args: argparse.Namespace, rate: float | None) -> list[WorkloadRequest]:
     vocab_size = built.model_config.vocab_size
-    return trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=rate)
+    return workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=rate)
 
 
-def _touch(built: Built, trace: Sequence[TraceRequest]) -> None:
+def _touch(built: Built, trace: Sequence[WorkloadRequest]) -> None:
     """Fill as many rows as there are, so that no pass is the first to use programs and memory."""
     rows = built.engine.pool.kv.num_rows
-    run_trace(built.engine, [TraceRequest(0.0, request.prompt_ids, 2) for request in trace[:rows]])
+    run_workload(built.engine, [WorkloadRequest(0.0, request.prompt_ids, 2) for request in trace[:rows]])
 
 
 def _measure(
@@ -139,21 +139,21 @@ def _measure(
     args: argparse.Namespace,
     load: float | None,
     rate: float | None,
-) -> Load:
+) -> LoadResult:
     trace = _trace(built, args, rate)
     passes: dict[str, list[Figures]] = {name: [] for name in contestants}
     order = list(contestants)
     for _ in range(args.repeat):
         for name in order:
             reschedule(built, contestants[name])
-            passes[name].append(summarize(run_trace(built.engine, trace)))
+            passes[name].append(summarize(run_workload(built.engine, trace)))
         order.reverse()
-    result = Load(load, rate, {name: mean_figures(figures) for name, figures in passes.items()})
+    result = LoadResult(load, rate, {name: mean_figures(figures) for name, figures in passes.items()})
     _print(result)
     return result
 
 
-def _print(load: Load) -> None:
+def _print(load: LoadResult) -> None:
     """A line for each contestant; times in milliseconds."""
     title = "all at once" if load.rate is None else f"{load.load:g} x saturation, {load.rate:.3g} requests/s"
     width = max(map(len, load.results))

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orca_jax.bench.measure import run_trace, warm_up
-from orca_jax.bench.workload.generate import add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.measure import run_workload, warm_up
+from orca_jax.bench.workload.generate import add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import build_engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.observer import Observer
@@ -39,7 +39,7 @@ class TimedObserver(Observer):
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark and of the engine."""
-    add_trace_args(parser)
+    add_workload_args(parser)
     add_engine_args(parser, model="preset:gpt2", scheduler="chunked")
 
 
@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> None:
         built = build_engine(dataclasses.replace(config, trace_file=str(path)))
         try:
             vocab_size = built.model_config.vocab_size
-            trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
+            trace = workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
             warm_up(built.engine, trace)
             timed = built.engine.observer = TimedObserver(built.engine.observer)
             size = path.stat().st_size
-            done = run_trace(built.engine, trace)
+            done = run_workload(built.engine, trace)
         finally:
             built.engine.executor.close()
         num_bytes = path.stat().st_size - size
@@ -69,5 +69,5 @@ def run(args: argparse.Namespace) -> None:
         "iterations": iterations,
     }
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, traced", result)
-    settings = {**dataclasses.asdict(config), **trace_settings(args)}
+    settings = {**dataclasses.asdict(config), **workload_settings(args)}
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))

@@ -20,7 +20,7 @@ from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from orca_jax.timeline.writer import TRACE_VERSION, Head, TraceFile, TraceWriter
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
 
 if TYPE_CHECKING:
     import jax
@@ -48,7 +48,7 @@ class Built:
     grammars: GrammarFactory  # compiles what `SamplingParams.structured` asks for to a constraint for `Engine.add`
     model_config: ModelConfig
     max_model_len: int  # prompt and generated tokens of one request
-    head: Head  # what a trace of the engine begins with
+    timeline_header: TimelineHeader  # what a trace of the engine begins with
     executor_config: ExecutorConfig | None = None  # None for the toy
 
 
@@ -81,7 +81,11 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
 
 
 def _built(
-    engine: Engine, tokenizer: Tokenizer, model: ModelConfig, head: Head, resolved: ExecutorConfig | None = None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    head: TimelineHeader,
+    resolved: ExecutorConfig | None = None,
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
     return Built(engine, tokenizer, grammars, model, head.max_model_len, head, resolved)
@@ -169,14 +173,14 @@ def _resolve(
 
 def _head(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
-) -> Head:
+) -> TimelineHeader:
     offset = time.time() - time.monotonic()
-    return Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
+    return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)
 
 
-def _observer(head: Head) -> TraceWriter | None:
+def _observer(head: TimelineHeader) -> TimelineWriter | None:
     path = head.config.trace_file
-    return None if path is None else TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(path))
+    return None if path is None else TimelineWriter(head, msgspec.json.Encoder().encode_lines, TimelineFile(path))
 
 
 def default_tokens(config: EngineConfig, platform: str) -> int:

@@ -198,7 +198,7 @@ class _Output:
         return self.take()
 
 
-class _Written(msgspec.Struct, forbid_unknown_fields=True):
+class _WrittenCall(msgspec.Struct, forbid_unknown_fields=True):
     """A call as models write it; some add an id or a type, which say nothing."""
 
     name: str
@@ -211,7 +211,7 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 def read_call(text: str, tool_names: Collection[str]) -> ToolCall | None:
     """The call that an object is; None where it is none of these tools' or has anything that would be lost."""
     try:
-        written = msgspec.json.decode(text, type=_Written)
+        written = msgspec.json.decode(text, type=_WrittenCall)
         found = [text for text in (bytes(written.arguments), bytes(written.parameters)) if text]
         if written.name not in tool_names or len(found) != 1:
             return None

@@ -92,7 +92,7 @@ def _receive(connection: socket.socket, size: int, budget: Callable[[], float | 
     return bytes(received)
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks an assistant's words for training; rendering is not changed."""
 
     tags = {"generation"}  # noqa: RUF012 - so it is declared in the base class
@@ -110,7 +110,7 @@ class Generation(jinja2.ext.Extension):
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise

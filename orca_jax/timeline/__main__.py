@@ -1,6 +1,7 @@
 """`python -m orca_jax.timeline FILE`: show a file that an engine wrote with `--trace-file`.
 
-To run its arrivals again use `python -m orca_jax.bench replay FILE`; `python -m orca_jax.bench burst` makes a timeline.
+`python -m orca_jax.bench replay FILE` runs its arrivals again, and `python -m orca_jax.bench burst` makes such a file's
+contents in memory.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from orca_jax.errors import OrcaError
 from orca_jax.reporting import print_table
-from orca_jax.timeline.read import figures, load_run
+from orca_jax.timeline.read import figures, load_timeline
 from orca_jax.timeline.views import add_file_args, write_views
 
 
@@ -21,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_file_args(parser)
     args = parser.parse_args(argv)
     try:
-        run = load_run(args.file)
-        shown = figures(run)
-        write_views(run, args)
+        timeline = load_timeline(args.file)
+        shown = figures(timeline)
+        write_views(timeline, args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print_table(f"{args.file}: {run.head.config.model}, {run.head.config.scheduler}", shown)
-    print(json.dumps({**shown, "config": dataclasses.asdict(run.head.config), "trace": args.file}))
+    print_table(f"{args.file}: {timeline.head.config.model}, {timeline.head.config.scheduler}", shown)
+    print(json.dumps({**shown, "config": dataclasses.asdict(timeline.head.config), "trace": args.file}))
     return 0
 
 

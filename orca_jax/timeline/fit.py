@@ -7,8 +7,8 @@ import numpy as np
 
 from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import LinearCost, pairs
-from orca_jax.timeline.read import Run, members
-from orca_jax.timeline.writer import Iteration
+from orca_jax.timeline.read import Timeline, members
+from orca_jax.timeline.writer import IterationRecord
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fit:
     r_squared: float
 
 
-def fit_cost(run: Run) -> Fit:
+def fit_cost(timeline: Timeline) -> Fit:
     """Least squares over the iterations' device times, with no coefficient below zero.
 
     The host's time is the median of what it took to select, plan and update.
@@ -27,19 +27,19 @@ def fit_cost(run: Run) -> Fit:
     Raises:
         ConfigError: the trace has no iteration.
     """
-    if not run.iterations:
+    if not timeline.iterations:
         raise ConfigError("the trace has no iteration to fit a cost to", param="trace")
-    features = np.array([_work(each) for each in run.iterations], np.float64)
-    taken = np.array([each.device for each in run.iterations])
+    features = np.array([_work(each) for each in timeline.iterations], np.float64)
+    taken = np.array([each.device for each in timeline.iterations])
     weights = _non_negative(features, taken)
     variance = float(np.sum((taken - taken.mean()) ** 2))
     missed = float(np.sum((taken - features @ weights) ** 2))
-    host = statistics.median([each.planned - each.selected + each.update for each in run.iterations])
-    cost = LinearCost(float(weights[0]), float(weights[1]), float(weights[2]), host, run.head.buckets)
+    host = statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
+    cost = LinearCost(float(weights[0]), float(weights[1]), float(weights[2]), host, timeline.head.buckets)
     return Fit(cost, 1 - missed / variance if variance else 1.0)
 
 
-def _work(iteration: Iteration) -> tuple[int, int, int]:
+def _work(iteration: IterationRecord) -> tuple[int, int, int]:
     """What each coefficient of a cost is multiplied with."""
     spans = [(start, size) for _, start, size in members(iteration)]
     num, further = iteration.steps, len(spans) * iteration.steps * (iteration.steps - 1) // 2

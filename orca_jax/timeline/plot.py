@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from orca_jax.errors import ConfigError
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import COLORS, Kind, Span, request_spans
 
 Unit = Literal["iterations", "seconds"]
@@ -33,25 +33,30 @@ _WIDTH = 10.0  # inches
 _MOST_COLUMNS = 250  # with a gap between two iterations
 
 
-def draw_timelines(runs: Mapping[str, Run], unit: Unit = "iterations") -> Figure:
-    """A panel for each run, by its title: a row for each request, on one common axis.
+def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations") -> Figure:
+    """A panel for each timeline, by its title: a row for each request, on one common axis.
 
     Args:
-        runs: what was recorded, by title; `title` makes one.
+        timelines: what was recorded, by title; `title` makes one.
         unit: of the axis: a column for each iteration, or seconds since the first arrival.
 
     Raises:
-        ConfigError: there is no run, one has no iteration, or the unit is unknown.
+        ConfigError: there is no timeline, one has no iteration, or the unit is unknown.
     """
     if unit not in get_args(Unit):
         raise ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}", param="unit")
-    _check(runs)
-    heights = [0.55 + len(run.arrivals) * (0.19 if len(run.arrivals) <= 32 else 0.13) for run in runs.values()]
+    _check(timelines)
+    heights = [
+        0.55 + len(timeline.arrivals) * (0.19 if len(timeline.arrivals) <= 32 else 0.13)
+        for timeline in timelines.values()
+    ]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.8), layout="constrained")
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[
+        :, 0
+    ]
     kinds: set[Kind] = set()
-    for axes, (name, run) in zip(panels, runs.items(), strict=True):
-        kinds |= _draw_panel(axes, run, unit)
+    for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
+        kinds |= _draw_panel(axes, timeline, unit)
         axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
     panels[-1].set_xlabel("iteration" if unit == "iterations" else "seconds since the first arrival")
     figure.supylabel("requests, in order of arrival", fontsize=10)
@@ -61,17 +66,21 @@ def draw_timelines(runs: Mapping[str, Run], unit: Unit = "iterations") -> Figure
     return figure
 
 
-def draw_latencies(runs: Mapping[str, Run]) -> Figure:
-    """For each request the seconds from its arrival to its answer, a mark for each run. Requests go by arrival.
+def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
+    """For each request the seconds from its arrival to its answer, a mark for each timeline. Requests go by arrival.
 
     Raises:
-        ConfigError: there is no run, or one has no iteration.
+        ConfigError: there is no timeline, or one has no iteration.
     """
-    _check(runs)
+    _check(timelines)
     figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
     axes = figure.subplots()
-    for index, (name, run) in enumerate(runs.items()):
-        waits = [(row, run.ends[n].at - run.arrivals[n].at) for row, n in enumerate(run.arrivals, 1) if n in run.ends]
+    for index, (name, timeline) in enumerate(timelines.items()):
+        waits = [
+            (row, timeline.ends[n].at - timeline.arrivals[n].at)
+            for row, n in enumerate(timeline.arrivals, 1)
+            if n in timeline.ends
+        ]
         mean = sum(seconds for _, seconds in waits) / len(waits) if waits else 0.0
         axes.plot(
             [row for row, _ in waits],
@@ -89,12 +98,15 @@ def draw_latencies(runs: Mapping[str, Run]) -> Figure:
     return figure
 
 
-def title(run: Run) -> str:
+def title(timeline: Timeline) -> str:
     """What a panel is called: the scheduler, how many requests, iterations and seconds."""
-    last = max([end.at for end in run.ends.values()], default=run.iterations[-1].collected if run.iterations else 0.0)
-    seconds = last - _origin(run)
-    counts = f"{len(run.arrivals)} requests, {len(run.iterations)} iterations, {seconds:.2f} s"
-    return f"{run.head.config.scheduler}: {counts}"
+    last = max(
+        [end.at for end in timeline.ends.values()],
+        default=timeline.iterations[-1].collected if timeline.iterations else 0.0,
+    )
+    seconds = last - _origin(timeline)
+    counts = f"{len(timeline.arrivals)} requests, {len(timeline.iterations)} iterations, {seconds:.2f} s"
+    return f"{timeline.head.config.scheduler}: {counts}"
 
 
 def save_figure(figure: Figure, path: str) -> None:
@@ -112,18 +124,18 @@ def save_figure(figure: Figure, path: str) -> None:
         raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="plot") from error
 
 
-def _check(runs: Mapping[str, Run]) -> None:
-    if not runs or not all(run.iterations and run.arrivals for run in runs.values()):
-        raise ConfigError("a picture needs a run with an iteration", param="runs")
+def _check(timelines: Mapping[str, Timeline]) -> None:
+    if not timelines or not all(timeline.iterations and timeline.arrivals for timeline in timelines.values()):
+        raise ConfigError("every timeline in a picture needs at least one iteration", param="timelines")
 
 
-def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
-    edges = _edges(run, unit)
-    spans = request_spans(run)
+def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[Kind]:
+    edges = _edges(timeline, unit)
+    spans = request_spans(timeline)
     boxes: dict[Kind, list[Sequence[tuple[float, float]]]] = {}
     for row, (n, each) in enumerate(spans.items(), 1):
         for span in each:
-            if span.kind == "idle" and _is_over(run, n, span):
+            if span.kind == "idle" and _is_over(timeline, n, span):
                 continue  # it ended while this iteration was planned already
             boxes.setdefault(span.kind, []).append(_box(span, row, edges))
     for kind, corners in boxes.items():
@@ -136,7 +148,7 @@ def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
     if unit == "iterations" and len(edges) <= _MOST_COLUMNS:
         lefts = [left for left, _ in edges]  # a hair between two iterations
         axes.vlines(lefts, 0.5, len(spans) + 0.5, color="white", linewidth=0.5, zorder=2)
-    _draw_ends(axes, run, unit, list(spans))
+    _draw_ends(axes, timeline, unit, list(spans))
     axes.set_xlim(0, None)
     axes.set_ylim(len(spans) + 0.6, 0.4)
     step = 1 if len(spans) <= 32 else 4
@@ -146,21 +158,21 @@ def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
     return set(boxes)
 
 
-def _is_over(run: Run, n: int, span: Span) -> bool:
-    return n in run.ends and run.ends[n].at <= run.iterations[span.first].collected
+def _is_over(timeline: Timeline, n: int, span: Span) -> bool:
+    return n in timeline.ends and timeline.ends[n].at <= timeline.iterations[span.first].collected
 
 
-def _edges(run: Run, unit: Unit) -> list[tuple[float, float]]:
+def _edges(timeline: Timeline, unit: Unit) -> list[tuple[float, float]]:
     """Where each iteration begins and ends on the axis."""
     if unit == "iterations":
-        return [(float(index), index + 1.0) for index in range(len(run.iterations))]
-    origin = _origin(run)
-    return [(each.collected - each.device - origin, each.collected - origin) for each in run.iterations]
+        return [(float(index), index + 1.0) for index in range(len(timeline.iterations))]
+    origin = _origin(timeline)
+    return [(each.collected - each.device - origin, each.collected - origin) for each in timeline.iterations]
 
 
-def _origin(run: Run) -> float:
+def _origin(timeline: Timeline) -> float:
     """When the first request came."""
-    return min(arrival.at for arrival in run.arrivals.values())
+    return min(arrival.at for arrival in timeline.arrivals.values())
 
 
 def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -169,13 +181,13 @@ def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence
     return (left, row - half), (right, row - half), (right, row + half), (left, row + half)
 
 
-def _draw_ends(axes: Axes, run: Run, unit: Unit, numbers: Sequence[int]) -> None:
+def _draw_ends(axes: Axes, timeline: Timeline, unit: Unit, numbers: Sequence[int]) -> None:
     """Where each answer was handed out."""
-    origin, marks = _origin(run), []
+    origin, marks = _origin(timeline), []
     for row, n in enumerate(numbers, 1):
-        if n in run.ends:
-            at = run.ends[n].at
-            done = sum(1 for each in run.iterations if each.collected <= at)
+        if n in timeline.ends:
+            at = timeline.ends[n].at
+            done = sum(1 for each in timeline.iterations if each.collected <= at)
             marks.append((float(done) if unit == "iterations" else at - origin, row))
     places, rows = [place for place, _ in marks], [row for _, row in marks]
     axes.plot(places, rows, linestyle="none", marker="D", markersize=3.5, color="black", zorder=4, clip_on=False)

@@ -8,8 +8,8 @@ import msgspec
 
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
-from orca_jax.timeline.read import Run, parse_run
-from orca_jax.timeline.writer import Head, TraceWriter
+from orca_jax.timeline.read import Timeline, parse_timeline
+from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
 
 
 class Recordable(Protocol):
@@ -17,25 +17,25 @@ class Recordable(Protocol):
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs."""
+        """The engine that timelines."""
 
     @property
-    def head(self) -> Head:
+    def timeline_header(self) -> TimelineHeader:
         """What a trace of it begins with."""
 
 
 class Recording:
     """What was written down so far."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: TimelineHeader) -> None:
         self._parts: list[bytes] = []
-        self.writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, self._parts.append)
+        self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self._parts.append)
 
     @property
-    def run(self) -> Run:
+    def timeline(self) -> Timeline:
         """Arrivals, iterations and ends up to now; an iteration in flight is left out."""
         self.writer.flush()
-        return parse_run(b"".join(self._parts))
+        return parse_timeline(b"".join(self._parts))
 
 
 @contextmanager
@@ -45,18 +45,18 @@ def record(source: Recordable) -> Iterator[Recording]:
     Example:
         with record(llm) as recording:
             llm.generate(prompts)
-        draw_timelines({"my prompts": recording.run})
+        draw_timelines({"my prompts": recording.timeline})
 
     Raises:
         ConfigError: it has a trace file already, or requests are open.
     """
     engine = source.engine
-    if source.head.config.trace_file is not None:
-        raise ConfigError("this engine writes a trace_file; read that with load_run instead", param="trace_file")
+    if source.timeline_header.config.trace_file is not None:
+        raise ConfigError("this engine writes a trace_file; read that with load_timeline instead", param="trace_file")
     if engine.has_work:
         message = "requests are open, of which a recording would know only half; begin it while the engine is idle"
         raise ConfigError(message, param="source")
-    recording, before = Recording(source.head), engine.observer
+    recording, before = Recording(source.timeline_header), engine.observer
     engine.observer = recording.writer
     try:
         yield recording

@@ -4,8 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from orca_jax.timeline.read import Run
-from orca_jax.timeline.writer import Arrival, Iteration
+from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.writer import Arrival, IterationRecord
 
 Kind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
 
@@ -30,7 +30,7 @@ COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
 
 @dataclass(slots=True)
 class Span:
-    """Consecutive iterations, by their index in the run, in which a request did one thing; a chunk is one iteration."""
+    """Consecutive iterations, by their index in the timeline, in which a request did one thing."""
 
     first: int
     last: int
@@ -40,13 +40,13 @@ class Span:
     held: str | None = None  # waiting: what the first in line lacks
 
 
-def request_spans(run: Run) -> dict[int, list[Span]]:
+def request_spans(timeline: Timeline) -> dict[int, list[Span]]:
     """For every request that arrived, what it did from its arrival to its end, in order."""
-    spans: dict[int, list[Span]] = {n: [] for n in run.arrivals}
-    coming = deque(sorted(run.arrivals.values(), key=lambda arrival: arrival.at))
+    spans: dict[int, list[Span]] = {n: [] for n in timeline.arrivals}
+    coming = deque(sorted(timeline.arrivals.values(), key=lambda arrival: arrival.at))
     live: dict[int, Kind] = {}  # what a request does where it is not in the iteration
-    for index, iteration in enumerate(run.iterations):
-        _come_and_go(run, iteration, coming, live)
+    for index, iteration in enumerate(timeline.iterations):
+        _come_and_go(timeline, iteration, coming, live)
         did = _deeds(iteration, index)
         for n in iteration.preempted:
             live[n] = "preempted"
@@ -61,15 +61,15 @@ def request_spans(run: Run) -> dict[int, list[Span]]:
     return spans
 
 
-def _come_and_go(run: Run, iteration: Iteration, coming: deque[Arrival], live: dict[int, Kind]) -> None:
+def _come_and_go(timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, Kind]) -> None:
     while coming and coming[0].at <= iteration.planned:
         live[coming.popleft().n] = "waiting"
-    gone = [n for n in live if n in run.ends and run.ends[n].at <= iteration.selected]
+    gone = [n for n in live if n in timeline.ends and timeline.ends[n].at <= iteration.selected]
     for n in gone:
         del live[n]
 
 
-def _deeds(iteration: Iteration, index: int) -> dict[int, Span]:
+def _deeds(iteration: IterationRecord, index: int) -> dict[int, Span]:
     did = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
     did |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
     return did | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}

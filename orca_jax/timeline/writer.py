@@ -22,7 +22,7 @@ from orca_jax.request import FinishReason, Request, RequestUpdate
 from orca_jax.sched.pool import RequestPool
 from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
-TRACE_VERSION = 1
+TIMELINE_VERSION = 1
 FLUSH_LINES = 128  # lines that are made and written together, in half a millisecond
 FLUSH_SECONDS = 1.0  # after which fewer are, too
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TimelineHeader:
     """The engine whose lines follow. All times are seconds on its clock."""
 
     version: int
@@ -58,7 +58,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Iteration:
+class IterationRecord:
     """One iteration; its members by what they did."""
 
     iteration: int
@@ -100,7 +100,7 @@ Encode = Callable[[Sequence[object]], bytes]
 Sink = Callable[[bytes], None]
 
 
-class TraceFile:
+class TimelineFile:
     """Appends to a file. It is open only while it is written to: nobody has to close it.
 
     Raises:
@@ -125,7 +125,7 @@ class TraceFile:
             logger.warning("%d bytes of the trace are lost: %s", len(data), error.strerror)
 
 
-class TraceWriter(Observer):
+class TimelineWriter(Observer):
     """Writes down what an engine does.
 
     Args:
@@ -135,14 +135,16 @@ class TraceWriter(Observer):
         clock: the engine's.
     """
 
-    def __init__(self, head: Head, encode: Encode, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, head: TimelineHeader, encode: Encode, sink: Sink, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._head = head
         self._encode, self._sink = encode, sink
         self._clock = clock
         self._requests: dict[str, Request] = {}  # until their last update
         self._preempted: list[int] = []  # for the coming iteration
-        self._in_flight: deque[Iteration] = deque()
-        self._current: Iteration | None = None  # collected in this turn
+        self._in_flight: deque[IterationRecord] = deque()
+        self._current: IterationRecord | None = None  # collected in this turn
         self._finished: list[object] = [{"head": head}]  # not written yet
         self._tokens = self._padding = self._launches = 0  # the executor's totals
         self._idle = 0.0
@@ -181,7 +183,7 @@ class TraceWriter(Observer):
     def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
         """Write down the plan, and now and then what has finished."""
         now = self._clock()
-        record = Iteration(
+        record = IterationRecord(
             iteration=plan.iteration,
             selected=self._selected,
             planned=self._planned,
@@ -246,7 +248,7 @@ class TraceWriter(Observer):
         self._flushed = self._clock()
         _write(self._finished, self._encode, self._sink)
 
-    def _add_members(self, record: Iteration, plan: StepPlan) -> None:
+    def _add_members(self, record: IterationRecord, plan: StepPlan) -> None:
         """The one part whose time grows with the batch."""
         requests, increments = self._requests, record.increments
         for member in plan.members:
@@ -262,7 +264,7 @@ class TraceWriter(Observer):
             else:
                 record.chunks.append((n, start, size, member.samples))
 
-    def _why_held(self, record: Iteration, num_members: int, pool: RequestPool) -> str:
+    def _why_held(self, record: IterationRecord, num_members: int, pool: RequestPool) -> str:
         """Why nobody else was admitted; a full batch is told before a spent budget, and that before pages."""
         config = self._head.config
         if not pool.kv.num_free_rows or num_members >= config.max_num_seqs:

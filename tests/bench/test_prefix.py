@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.lru import Admissions, count_missed, page_names, possible_hits
-from orca_jax.bench.measure import run_trace
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import run_workload
+from orca_jax.bench.prefix_hits import Admissions, count_missed, page_names, possible_hits
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 
 
-def request(text: str, num_output: int = 1) -> TraceRequest:
-    return TraceRequest(0.0, tuple(text.encode()), num_output)
+def request(text: str, num_output: int = 1) -> WorkloadRequest:
+    return WorkloadRequest(0.0, tuple(text.encode()), num_output)
 
 
 def test_pages_are_alike_with_all_before_them() -> None:
@@ -43,7 +43,7 @@ def test_generated_tokens_take_memory_too() -> None:
     assert [possible_hits(trace, 2, num_pages) for num_pages in (4, 3)] == [4, 2], "x and three of its four are 2 pages"
 
 
-def conversations(seed: int) -> list[TraceRequest]:
+def conversations(seed: int) -> list[WorkloadRequest]:
     """Turns of a few conversations, each beginning with all of the one before, in any order."""
     chance = random.Random(seed)
     histories = [chance.choices(range(256), k=20) for _ in range(6)]
@@ -51,7 +51,7 @@ def conversations(seed: int) -> list[TraceRequest]:
     for _ in range(40):
         history = chance.choice(histories)
         history += chance.choices(range(256), k=chance.randint(1, 30))
-        trace.append(TraceRequest(0.0, tuple(history), chance.randint(1, 6)))
+        trace.append(WorkloadRequest(0.0, tuple(history), chance.randint(1, 6)))
     return trace
 
 
@@ -63,7 +63,7 @@ def test_served_in_order_the_engine_finds_what_is_possible(num_pages: int, overl
         model="preset:toy", scheduler="chunked", max_num_seqs=1, page_size=8, num_pages=num_pages, max_model_len=640,
         overlap=overlap, max_num_batched_tokens=64,
     )  # fmt: skip
-    found = run_trace(build_engine(config).engine, trace).figures["cache_hits"]
+    found = run_workload(build_engine(config).engine, trace).figures["cache_hits"]
     assert found == possible_hits(trace, 8, num_pages) > 0
 
 
@@ -76,7 +76,7 @@ def test_what_was_not_found_was_evicted_or_in_flight() -> None:
         )  # fmt: skip
         engine = build_engine(config).engine
         engine.observer = admissions = Admissions()
-        found = run_trace(engine, trace).figures["cache_hits"]
+        found = run_workload(engine, trace).figures["cache_hits"]
         missed = count_missed(trace, 8, admissions)
         assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all that was ever there to find"
         assert (missed.in_flight > 0) == (num_rows > 1) and (missed.evicted > 0) == (num_pages < 2000)

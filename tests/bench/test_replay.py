@@ -10,8 +10,8 @@ from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
 from orca_jax.sim.cost import LinearCost, padded, pairs
 from orca_jax.timeline.fit import fit_cost
-from orca_jax.timeline.read import Run, figures, token_times
-from orca_jax.timeline.writer import Iteration
+from orca_jax.timeline.read import Timeline, figures, token_times
+from orca_jax.timeline.writer import IterationRecord
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab, batches
 
@@ -45,7 +45,7 @@ def test_the_same_scheduler_makes_the_same_batches(case: str) -> None:
     ]
 
 
-def alone(num_prompt: int, max_tokens: int) -> Run:
+def alone(num_prompt: int, max_tokens: int) -> Timeline:
     lab = TracedLab(max_bs=1, shape=ONE)
     lab.add("A", num_prompt, max_tokens)
     lab.run()
@@ -115,7 +115,7 @@ def test_nothing_to_replay() -> None:
         replay(run, run.head.config, COST)
 
 
-def synthetic(cost: LinearCost, count: int = 40) -> Run:
+def synthetic(cost: LinearCost, count: int = 40) -> Timeline:
     """A run whose iterations take what `cost` says, after a host's 2 ms."""
     run, draw = alone(3, 1), random.Random(0)
     run.iterations.clear()
@@ -126,7 +126,7 @@ def synthetic(cost: LinearCost, count: int = 40) -> Run:
         seconds = cost.of(tokens + 7, pairs([(s, 1) for _, s in increments] + [(s, size) for _, s, size, _ in chunks]))
         times = {"selected": 0.0, "planned": 0.0015, "submitted": 0.002, "device": seconds, "update": 0.0005}
         counts = {"tokens": tokens, "padding": 7, "launches": 1, "running": 0, "waiting": 0, "free_pages": 0}
-        run.iterations.append(Iteration(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
+        run.iterations.append(IterationRecord(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
                                         held=None, **times, **counts))  # fmt: skip
     return run
 
@@ -150,12 +150,12 @@ def test_work_is_counted_with_its_padding() -> None:
     assert padded(9, ()) == 9
 
 
-def shortest_of(run: Run, predictor: str, recorded: str = "bound") -> list[int]:
+def shortest_of(run: Timeline, predictor: str, recorded: str = "bound") -> list[int]:
     """In which order requests get the only row, in a replay by predicted length."""
     head = dataclasses.replace(run.head, config=dataclasses.replace(run.head.config, length_predictor=recorded))
     config = dataclasses.replace(head.config, scheduling_policy="shortest", length_predictor=predictor, max_num_seqs=1)
     again = replay(dataclasses.replace(run, head=head), config, COST)
-    order = [n for iteration in again.iterations for n, *_ in batches(Run(again.head, iterations=[iteration]))[0]]
+    order = [n for iteration in again.iterations for n, *_ in batches(Timeline(again.head, iterations=[iteration]))[0]]
     return [again.arrivals[n].prompt for n in dict.fromkeys(order)]
 
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import reschedule, run_trace
-from orca_jax.bench.plot import plot_loads
+from orca_jax.bench.load_plot import plot_loads
+from orca_jax.bench.measure import reschedule, run_workload
 from orca_jax.bench.schedulers import parse_contestants
-from orca_jax.bench.workload.generate import make_trace
+from orca_jax.bench.workload.generate import make_workload
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -58,12 +58,12 @@ def test_contestants_that_cannot_be(words: list[str], named: str) -> None:
 def test_a_new_pool_finds_no_pages_of_an_earlier_pass() -> None:
     config = EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=2)
     built = build_engine(config)
-    trace = make_trace("orca", num_requests=3, vocab_size=257, seed=0, rate=None)
+    trace = make_workload("orca", num_requests=3, vocab_size=257, seed=0, rate=None)
     hits = []
     for is_new in (False, False, True):
         if is_new:
             reschedule(built, config)
-        hits.append(run_trace(built.engine, trace).figures["cache_hits"])
+        hits.append(run_workload(built.engine, trace).figures["cache_hits"])
     assert hits[0] == hits[2] == 0 < hits[1]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.workload.generate import TraceRequest, make_trace
+from orca_jax.bench.workload.generate import WorkloadRequest, make_workload
 from orca_jax.errors import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -19,14 +19,14 @@ MOONCAKE = """{"timestamp": 0, "input_length": 1100, "output_length": 64, "hash_
 """
 
 
-def read(tmp_path: Path, name: str, text: str, **settings: object) -> list[TraceRequest]:
+def read(tmp_path: Path, name: str, text: str, **settings: object) -> list[WorkloadRequest]:
     path = tmp_path / "data"
     path.write_text(text, encoding="utf-8")
     values = {"num_requests": 3, "vocab_size": 50, "seed": 0, "rate": None, "data": str(path), **settings}
-    return make_trace(name, **values)  # type: ignore[arg-type]
+    return make_workload(name, **values)  # type: ignore[arg-type]
 
 
-def lengths(trace: list[TraceRequest]) -> list[tuple[int, int]]:
+def lengths(trace: list[WorkloadRequest]) -> list[tuple[int, int]]:
     return [(len(request.prompt_ids), request.num_output) for request in trace]
 
 
@@ -103,4 +103,4 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     for name in ("azure", "mooncake"):
         with pytest.raises(ConfigError, match="no such trace"):
-            make_trace(name, num_requests=1, vocab_size=9, seed=0, rate=None, data=str(path))
+            make_workload(name, num_requests=1, vocab_size=9, seed=0, rate=None, data=str(path))

@@ -18,10 +18,10 @@ from orca_jax.bundled import demo_directory, ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
+from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.ranker import Ranker, list_mle
-from orca_jax.ranker.saved import PARAMS, load_scorer, save_scorer, scorer_of
 from orca_jax.ranker.scorer import Calibration, Scorer, calibrate
-from orca_jax.ranker.tau import kendall_tau
+from orca_jax.ranker.storage import PARAMS, load_scorer, save_scorer, scorer_of
 from orca_jax.sim.toy import TOY_MODEL
 
 VOCAB = 20

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.bench.__main__ import main as bench
 from orca_jax.timeline.__main__ import main
-from orca_jax.timeline.html import page
+from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import request_spans
 from tests.timeline.traced import ONE, TracedLab
 
@@ -27,7 +28,7 @@ def lab() -> TracedLab:
 
 
 @pytest.fixture
-def run(lab: TracedLab) -> Run:
+def run(lab: TracedLab) -> Timeline:
     return lab.trace
 
 
@@ -67,7 +68,7 @@ class Reader(HTMLParser):
         self.shown.append(data)
 
 
-def test_spans_by_hand(run: Run) -> None:
+def test_spans_by_hand(run: Timeline) -> None:
     shown = {n: [(s.kind, s.first, s.last, s.tokens) for s in spans] for n, spans in request_spans(run).items()}
     assert shown[0] == [("chunk", 0, 0, 3), ("increment", 1, 3, 3)]
     assert shown[1] == [
@@ -81,8 +82,8 @@ def test_spans_by_hand(run: Run) -> None:
     assert [span.held for span in request_spans(run)[2]] == ["rows", "pages", None, None]
 
 
-def test_the_page(run: Run) -> None:
-    text = page(run)
+def test_the_page(run: Timeline) -> None:
+    text = html_page(run)
     reader = Reader()
     reader.feed(text)
     assert not reader.open and reader.rows == ["0", "1", "2"]
@@ -95,7 +96,7 @@ def test_the_page(run: Run) -> None:
     assert text.count("<rect") >= sum(len(spans) for spans in request_spans(run).values()) + len(run.iterations)
 
 
-def test_perfetto(run: Run) -> None:
+def test_perfetto(run: Timeline) -> None:
     events = json.loads(json.dumps(perfetto(run)))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"0: A", f"1: {HOSTILE}", "2: C", "host", "device"} <= names
@@ -120,7 +121,7 @@ def test_show(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html = tmp_path / "out.html"
     words = ["replay", str(file), "--scheduler", "orca", "--scheduling-policy", "fcfs", "--n-slots", "7"]
-    assert main([*words, "--num-pages", "8", "--html", str(html)]) == 0
+    assert bench([*words, "--num-pages", "8", "--html", str(html)]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["replayed"]["requests"] == line["recorded"]["requests"] == 3
     assert line["replayed"]["preemptions"] == 0 < line["recorded"]["preemptions"]
@@ -154,12 +155,12 @@ def test_another_version(file: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "version 99" in capsys.readouterr().err
 
 
-def test_an_unfinished_last_line_is_left_out(file: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_last_line_is_left_out(file: Path, run: Timeline, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_bytes(file.read_bytes() + b'{"iteration":{"iterat')
     assert main([str(file)]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["iterations"] == len(run.iterations)
 
 
 def test_a_setting_that_cannot_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(file), "--max-num-seqs", "0"]) == 2
+    assert bench(["replay", str(file), "--max-num-seqs", "0"]) == 2
     assert "max_num_seqs must be at least 1" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams, Urgency
-from orca_jax.timeline.read import load_run
+from orca_jax.timeline.read import load_timeline
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab
 
@@ -135,7 +135,7 @@ def traced_toy(path: Path, **settings) -> None:
 def test_everything_is_in_the_file_when_the_engine_is_idle(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     traced_toy(path)
-    run = load_run(str(path))
+    run = load_timeline(str(path))
     assert [arrival.priority for arrival in run.arrivals.values()] == [3, 0]
     assert len(run.ends) == 2 and sum(len(each.increments) for each in run.iterations) == 4
 
@@ -158,7 +158,7 @@ def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> Non
     traced_toy(path, max_num_seqs=8)
     traced_toy(path, max_num_seqs=9)
     assert path.read_text().count('"head"') == 2
-    run = load_run(str(path))
+    run = load_timeline(str(path))
     assert run.head.config.max_num_seqs == 9 and len(run.arrivals) == 2
 
 

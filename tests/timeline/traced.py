@@ -3,8 +3,8 @@
 import msgspec
 
 from orca_jax.config import CacheConfig, EngineConfig, SchedulerName
-from orca_jax.timeline.read import Run, members, parse_run
-from orca_jax.timeline.writer import TRACE_VERSION, Head, TraceWriter
+from orca_jax.timeline.read import Timeline, members, parse_timeline
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 from tests.sched.lab import Lab, Shape
 
 ONE = Shape(depth=1, reuses_prefixes=False)
@@ -27,9 +27,9 @@ class TracedLab(Lab):
         )
         cache = CacheConfig(self.kv.num_pages, self.kv.page_size, "float32")
         budget = shape.budget if shape else 1000
-        head = Head(TRACE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
+        head = TimelineHeader(TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
         self.parts: list[bytes] = []
-        self.writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
+        self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
         self.engine.observer = self.writer
 
     def _tick(self) -> float:
@@ -37,11 +37,11 @@ class TracedLab(Lab):
         return self.now
 
     @property
-    def trace(self) -> Run:
+    def trace(self) -> Timeline:
         self.writer.flush()
-        return parse_run(b"".join(self.parts))
+        return parse_timeline(b"".join(self.parts))
 
 
-def batches(run: Run) -> list[list[tuple[int, int, int]]]:
+def batches(run: Timeline) -> list[list[tuple[int, int, int]]]:
     """(request, position, tokens) of everyone in each iteration."""
     return [sorted(members(iteration)) for iteration in run.iterations]

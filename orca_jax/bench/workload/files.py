@@ -22,7 +22,7 @@ MOONCAKE_BLOCK = 512  # tokens
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordedRequest:
     """One request of a file, its lengths scaled."""
 
     arrival: float  # seconds, since any moment
@@ -32,16 +32,18 @@ class Record:
     block_size: int = 0  # tokens of a block
 
 
-def read_azure(path: str, num_requests: int, scale: float) -> list[Record]:
+def read_azure(path: str, num_requests: int, scale: float) -> list[RecordedRequest]:
     """The first requests of Azure's CSV.
 
     Raises:
         ConfigError: the file cannot be read, has another form, or fewer requests.
     """
 
-    def read(line: dict[str, str]) -> Record:
+    def read(line: dict[str, str]) -> RecordedRequest:
         arrival = datetime.fromisoformat(line["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
-        return Record(arrival, _scaled(int(line["ContextTokens"]), scale), _scaled(int(line["GeneratedTokens"]), scale))
+        return RecordedRequest(
+            arrival, _scaled(int(line["ContextTokens"]), scale), _scaled(int(line["GeneratedTokens"]), scale)
+        )
 
     with _opened(path) as lines:
         rows = csv.DictReader(lines)
@@ -50,7 +52,7 @@ def read_azure(path: str, num_requests: int, scale: float) -> list[Record]:
         return _first(path, map(read, rows), num_requests, first_line=2)
 
 
-def read_mooncake(path: str, num_requests: int, scale: float) -> list[Record]:
+def read_mooncake(path: str, num_requests: int, scale: float) -> list[RecordedRequest]:
     """The first requests of Mooncake's JSON lines; blocks become `512 * scale` tokens, which must be whole.
 
     Raises:
@@ -64,7 +66,7 @@ def read_mooncake(path: str, num_requests: int, scale: float) -> list[Record]:
             param="length_scale",
         )
 
-    def read(text: str) -> Record:
+    def read(text: str) -> RecordedRequest:
         line = json.loads(text)
         length, blocks = int(line["input_length"]), tuple(map(int, line["hash_ids"]))
         if -(-length // MOONCAKE_BLOCK) != len(blocks):
@@ -72,15 +74,15 @@ def read_mooncake(path: str, num_requests: int, scale: float) -> list[Record]:
         full, rest = divmod(length, MOONCAKE_BLOCK)
         num_input = max(1, full * block + math.ceil(rest * scale))  # never beyond its last block
         num_output = _scaled(int(line["output_length"]), scale)
-        return Record(float(line["timestamp"]) / 1e3, num_input, num_output, blocks, block)
+        return RecordedRequest(float(line["timestamp"]) / 1e3, num_input, num_output, blocks, block)
 
     with _opened(path) as lines:
         return _first(path, map(read, lines), num_requests, first_line=1)
 
 
-def _first(path: str, records: Iterator[Record], count: int, first_line: int) -> list[Record]:
+def _first(path: str, records: Iterator[RecordedRequest], count: int, first_line: int) -> list[RecordedRequest]:
     """The first `count` records, which are in the order of time; reading one may fail."""
-    taken: list[Record] = []
+    taken: list[RecordedRequest] = []
     try:
         for record in islice(records, count):
             if taken and record.arrival < taken[-1].arrival:

@@ -5,12 +5,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orca_jax.bench.workload.files import Record, read_azure, read_mooncake
+from orca_jax.bench.workload.files import RecordedRequest, read_azure, read_mooncake
 from orca_jax.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class TraceRequest:
+class WorkloadRequest:
     """One request of a trace. It generates exactly `num_output` tokens, since no end token counts."""
 
     arrival: float  # seconds after the start
@@ -19,11 +19,14 @@ class TraceRequest:
 
 
 LONG_SHARE = 1 / 8  # of the prompts of "orca-long"
-READERS: dict[str, Callable[[str, int, float], list[Record]]] = {"azure": read_azure, "mooncake": read_mooncake}
-TRACES = ("orca", "orca-long", *READERS)
+READERS: dict[str, Callable[[str, int, float], list[RecordedRequest]]] = {
+    "azure": read_azure,
+    "mooncake": read_mooncake,
+}
+WORKLOADS = ("orca", "orca-long", *READERS)
 
 
-def make_trace(
+def make_workload(
     name: str,
     *,
     num_requests: int,
@@ -33,7 +36,7 @@ def make_trace(
     max_model_len: int | None = None,
     data: str | None = None,
     length_scale: float = 1.0,
-) -> list[TraceRequest]:
+) -> list[WorkloadRequest]:
     """A trace by name. Random ids stand for text.
 
     "orca" is the paper's (section 6.2): input uniform in 32..512 tokens, output uniform in 1..128, arrivals
@@ -44,7 +47,7 @@ def make_trace(
     "mooncake" begin alike exactly where the file says so.
 
     Args:
-        name: one of `TRACES`.
+        name: one of `WORKLOADS`.
         num_requests: how many.
         vocab_size: ids are below it.
         seed: same seed, same trace; the lengths do not depend on the rate.
@@ -56,8 +59,8 @@ def make_trace(
     Raises:
         ConfigError: an unknown name, a number that cannot be, or a file that is not what it should be.
     """
-    if name not in TRACES:
-        raise ConfigError(f"unknown trace {name!r}; known: {', '.join(TRACES)}", param="trace")
+    if name not in WORKLOADS:
+        raise ConfigError(f"unknown trace {name!r}; known: {', '.join(WORKLOADS)}", param="trace")
     if num_requests < 1:
         raise ConfigError(f"num_requests must be at least 1, got {num_requests}", param="num_requests")
     if rate is not None and not rate > 0:
@@ -74,7 +77,7 @@ def make_trace(
     return _synthetic(name, num_requests, vocab_size, seed, rate)
 
 
-def _synthetic(name: str, num_requests: int, vocab_size: int, seed: int, rate: float | None) -> list[TraceRequest]:
+def _synthetic(name: str, num_requests: int, vocab_size: int, seed: int, rate: float | None) -> list[WorkloadRequest]:
     lengths, ids, gaps = (random.Random(f"{name}-{part}-{seed}") for part in ("lengths", "ids", "gaps"))
     long_share = LONG_SHARE if name == "orca-long" else 0.0
     trace, now = [], 0.0
@@ -83,14 +86,14 @@ def _synthetic(name: str, num_requests: int, vocab_size: int, seed: int, rate: f
         if long_share and lengths.random() < long_share:
             num_input = lengths.randint(768, 896)
         prompt = tuple(ids.choices(range(vocab_size), k=num_input))
-        trace.append(TraceRequest(now, prompt, num_output))
+        trace.append(WorkloadRequest(now, prompt, num_output))
         now += gaps.expovariate(rate) if rate else 0.0
     return trace
 
 
 def _from_records(
-    records: Sequence[Record], *, vocab_size: int, seed: int, rate: float | None, max_model_len: int | None
-) -> list[TraceRequest]:
+    records: Sequence[RecordedRequest], *, vocab_size: int, seed: int, rate: float | None, max_model_len: int | None
+) -> list[WorkloadRequest]:
     stretch = 0.0 if rate is None else _stretch(records, rate)
     vocabulary = range(vocab_size)
     trace = []
@@ -106,11 +109,11 @@ def _from_records(
             ids += random.Random(f"block-{seed}-{block}").choices(vocabulary, k=record.block_size)
         ids += random.Random(f"prompt-{seed}-{index}").choices(vocabulary, k=max(0, num_input - len(ids)))
         arrival = (record.arrival - records[0].arrival) * stretch
-        trace.append(TraceRequest(arrival, tuple(ids[:num_input]), num_output))
+        trace.append(WorkloadRequest(arrival, tuple(ids[:num_input]), num_output))
     return trace
 
 
-def _stretch(records: Sequence[Record], rate: float) -> float:
+def _stretch(records: Sequence[RecordedRequest], rate: float) -> float:
     """What to multiply times by, so that the last of n requests arrives (n - 1) / rate seconds after the first."""
     span = records[-1].arrival - records[0].arrival
     if span <= 0:
@@ -122,10 +125,10 @@ def _stretch(records: Sequence[Record], rate: float) -> float:
     return (len(records) - 1) / rate / span
 
 
-def add_trace_args(parser: argparse.ArgumentParser, trace: str = "orca") -> None:
+def add_workload_args(parser: argparse.ArgumentParser, trace: str = "orca") -> None:
     """Flags that name a trace."""
     group = parser.add_argument_group("trace")
-    group.add_argument("--trace", choices=TRACES, default=trace, help=f"workload (default: {trace})")
+    group.add_argument("--trace", choices=WORKLOADS, default=trace, help=f"workload (default: {trace})")
     group.add_argument("--num-requests", type=int, default=64, metavar="N", help="requests (default: 64)")
     group.add_argument("--trace-data", metavar="PATH", help="the file of --trace azure (CSV) or mooncake (JSON lines)")
     group.add_argument(
@@ -133,20 +136,20 @@ def add_trace_args(parser: argparse.ArgumentParser, trace: str = "orca") -> None
     )
 
 
-def trace_settings(args: argparse.Namespace) -> dict[str, object]:
-    """What `add_trace_args` was told, for the line of JSON."""
+def workload_settings(args: argparse.Namespace) -> dict[str, object]:
+    """What `add_workload_args` was told, for the line of JSON."""
     return {name: getattr(args, name) for name in ("trace", "num_requests", "trace_data", "length_scale")}
 
 
-def trace_from_args(
+def workload_from_args(
     args: argparse.Namespace, *, vocab_size: int, max_model_len: int, rate: float | None
-) -> list[TraceRequest]:
+) -> list[WorkloadRequest]:
     """The trace that the flags describe, for a model; `args.seed` is the engine's flag.
 
     Raises:
-        ConfigError: as `make_trace`.
+        ConfigError: as `make_workload`.
     """
-    return make_trace(
+    return make_workload(
         args.trace,
         num_requests=args.num_requests,
         vocab_size=vocab_size,

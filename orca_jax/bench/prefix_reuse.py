@@ -12,9 +12,9 @@ import json
 import time
 from collections.abc import Callable
 
-from orca_jax.bench.lru import Admissions, count_missed, possible_hits
-from orca_jax.bench.measure import Run, mean_figures, reschedule, run_trace, summarize, warm_up
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_workload, summarize, warm_up
+from orca_jax.bench.prefix_hits import Admissions, count_missed, possible_hits
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
@@ -27,14 +27,14 @@ TIMED = ("cached_pages", "_remember")  # of the pool: all that reuse adds to a t
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Flags of this benchmark and of the engine."""
-    add_trace_args(parser, "mooncake")
+    add_workload_args(parser, "mooncake")
     parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second; default: all at once")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes of each, averaged (default: 1)")
     add_engine_args(parser, model="preset:gpt2", scheduler="chunked")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run all passes; print a table and a line of JSON."""
+    """PassResult all passes; print a table and a line of JSON."""
     config = engine_config_from_args(args)
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
@@ -45,29 +45,29 @@ def run(args: argparse.Namespace) -> None:
     built = build_engine(config)
     try:
         vocab_size, max_model_len = built.model_config.vocab_size, built.max_model_len
-        trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
+        trace = workload_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
         warm_up(built.engine, trace)
         passes = []
         for _ in range(args.repeat):
             reschedule(built, dataclasses.replace(config, enable_prefix_caching=False))
-            without = run_trace(built.engine, trace)
+            without = run_workload(built.engine, trace)
             reschedule(built, config)
             passes.append(_compare(built, trace, without))
     finally:
         built.engine.executor.close()
     result = mean_figures(passes)
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}", result)
-    settings = {**dataclasses.asdict(config), **trace_settings(args), "rate": args.rate, "repeat": args.repeat}
+    settings = {**dataclasses.asdict(config), **workload_settings(args), "rate": args.rate, "repeat": args.repeat}
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))
 
 
-def _compare(built: Built, trace: list[TraceRequest], without: Run) -> dict[str, float]:
+def _compare(built: Built, trace: list[WorkloadRequest], without: PassResult) -> dict[str, float]:
     """A pass with reuse on a new pool, beside one without."""
     kv = built.engine.pool.kv
     admissions = Admissions()
     spent = time_reuse(built.engine.pool)
     built.engine.observer, before = admissions, built.engine.observer
-    done = run_trace(built.engine, trace)
+    done = run_workload(built.engine, trace)
     built.engine.observer = before
     missed = count_missed(trace, kv.page_size, admissions)
     num_prompt = done.figures["cache_queries"]

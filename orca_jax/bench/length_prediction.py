@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orca_jax.bench.answers import Answers, Served, Stage, figures, poisson, read_answers
+from orca_jax.bench.logged_answers import Answers, Served, Stage, figures, poisson, read_answers
 from orca_jax.build.engine import build_engine
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import OrderingName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.ranker.saved import load_scorer
+from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import Scorer
-from orca_jax.ranker.tau import kendall_tau
+from orca_jax.ranker.storage import load_scorer
 from orca_jax.reporting import hardware, print_table
 from orca_jax.request import Request, SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.answers import Answers, Served, Stage, figures, poisson, read_answers
-from orca_jax.bench.foresight import _capacity, _rivals, _tau
+from orca_jax.bench.length_prediction import _capacity, _rivals, _tau
+from orca_jax.bench.logged_answers import Answers, Served, Stage, figures, poisson, read_answers
 from orca_jax.build.engine import build_engine
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError

@@ -6,8 +6,8 @@ import json
 import random
 import statistics
 
-from orca_jax.bench.measure import run_trace, summarize, warm_up
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import run_workload, summarize, warm_up
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -54,13 +54,13 @@ def _measure(config: EngineConfig, passes: int) -> dict[str, float]:
     try:
         ids = random.Random(config.seed)
         trace = [
-            TraceRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
+            WorkloadRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
             for _ in range(config.max_num_seqs)
         ]
         warm_up(built.engine, trace)
         found = []
         for _ in range(passes):
-            done = run_trace(built.engine, trace)
+            done = run_workload(built.engine, trace)
             figures, iterations = summarize(done), done.figures["iterations"]
             parts = {name.replace("_seconds", "_ms"): 1e3 * done.figures[name] / iterations for name in PARTS}
             found.append({**figures, **parts, "iteration_ms": 1e3 * done.wall / iterations})

@@ -9,13 +9,13 @@ from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import NamedTuple
 
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.step import ExecutorStats, StepPlan
 
 
-def page_names(trace: Sequence[TraceRequest], page_size: int) -> list[list[int]]:
+def page_names(trace: Sequence[WorkloadRequest], page_size: int) -> list[list[int]]:
     """For each request, a number for each full page of its prompt: equal where all tokens up to its end are."""
     names: dict[tuple[int, tuple[int, ...]], int] = {}
     result = []
@@ -28,7 +28,7 @@ def page_names(trace: Sequence[TraceRequest], page_size: int) -> list[list[int]]
     return result
 
 
-def possible_hits(trace: Sequence[TraceRequest], page_size: int, num_pages: int) -> int:
+def possible_hits(trace: Sequence[WorkloadRequest], page_size: int, num_pages: int) -> int:
     """Prompt tokens found by requests that run one after another, with the least recently used page given up first.
 
     A request computes at least its prompt's last token. While it runs it holds pages for all but the last token that
@@ -79,7 +79,7 @@ class Missed(NamedTuple):
     evicted: int  # their memory, or that of tokens before them, was needed
 
 
-def count_missed(trace: Sequence[TraceRequest], page_size: int, admissions: Admissions) -> Missed:
+def count_missed(trace: Sequence[WorkloadRequest], page_size: int, admissions: Admissions) -> Missed:
     """Why requests found no more than they did; with what they found, this makes all that was ever there to find."""
     chains = page_names(trace, page_size)
     done: set[int] = set()  # requests

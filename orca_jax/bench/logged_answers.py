@@ -21,7 +21,7 @@ from orca_jax.sched.predict import Predictor
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.record import Recording
 
 
@@ -89,15 +89,15 @@ class Stage:
 
     def real(
         self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor
-    ) -> tuple[Served, Run]:
+    ) -> tuple[Served, Timeline]:
         """On the device, in real time, with the demo's own way of sampling; and what it wrote into its trace."""
         config = replace(self._config, scheduling_policy=policy)
-        recording = Recording(replace(self._built.head, config=config))
+        recording = Recording(replace(self._built.timeline_header, config=config))
         engine = self._engine(
             policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, recording.writer
         )
         served = _serve(engine, answers, arrivals, time.monotonic, _sleep_until)
-        return served, recording.run
+        return served, recording.timeline
 
     def simulated(
         self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor, cost: LinearCost
