@@ -107,7 +107,7 @@ class LLM:
                 hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
                 raise ConfigError(f"LLM takes no argument {name!r}{hint}", param=name)
         config = EngineConfig(model=model, **settings)
-        built = build_engine(config)
+        self._built = built = build_engine(config)
         self._has_priorities = config.scheduling_policy == "priority"
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
@@ -194,7 +194,7 @@ class LLM:
         """Free the device's memory. Nothing can be generated afterwards."""
         if self._unusable != "it was closed":
             self._unusable = "it was closed"
-            self.engine.executor.close()
+            self._built.close()
 
     def __enter__(self) -> Self:
         return self

@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> None:
     if args.rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {args.rounds}", param="rounds")
     config = engine_config_from_args(args)
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         vocab_size = built.model_config.vocab_size
         trace = workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
         warm_up(built.engine, trace)
@@ -58,8 +57,6 @@ def run(args: argparse.Namespace) -> None:
             source = Path(folder) / "in.jsonl"
             source.write_bytes(b"".join(_line(config.model, number, one) for number, one in enumerate(trace)))
             offline, batch, last = _rounds(config, built, trace, source, args.rounds)
-    finally:
-        built.engine.executor.close()
     tokens = sum(request.num_output for request in trace)
     pairs = list(zip(offline, batch, strict=True))
     result = {

@@ -88,12 +88,9 @@ def run_burst(
         RequestError: a request could never run.
     """
     configs = {name: replace(config, scheduler=name) for name in schedulers}
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         warm_up(built.engine, burst)
         return {name: _recorded(built, each, burst) for name, each in configs.items()}
-    finally:
-        built.engine.executor.close()
 
 
 def _recorded(built: Built, config: EngineConfig, burst: Sequence[WorkloadRequest]) -> Timeline:

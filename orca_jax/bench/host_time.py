@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _measure(config: EngineConfig, passes: int) -> dict[str, float]:
     """Medians over the passes; the ends of the host's time as well."""
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         ids = random.Random(config.seed)
         trace = [
             WorkloadRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
@@ -64,8 +63,6 @@ def _measure(config: EngineConfig, passes: int) -> dict[str, float]:
             figures, iterations = summarize(done), done.figures["iterations"]
             parts = {name.replace("_seconds", "_ms"): 1e3 * done.figures[name] / iterations for name in PARTS}
             found.append({**figures, **parts, "iteration_ms": 1e3 * done.wall / iterations})
-    finally:
-        built.engine.executor.close()
     row = {name: statistics.median([each[name] for each in found]) for name in SHOWN}
     host = [each["host_ms_per_iteration"] for each in found]
     return {**row, "host_ms_least": min(host), "host_ms_most": max(host)}

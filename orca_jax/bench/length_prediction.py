@@ -78,12 +78,9 @@ def run(args: argparse.Namespace) -> None:
     answers = read_answers(args.log, args.max_tokens)
     scorer = load_scorer(ranker_directory(args.ranker))
     config = engine_config_from_args(args)
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         stage = Stage(built, config)
         real, cost = _on_the_engine(stage, answers, scorer, args)
-    finally:
-        built.engine.executor.close()
     taus = {name: _tau(rival.predictor(answers), answers) for name, rival in _rivals(scorer).items() if name != "fcfs"}
     print_table("Kendall's tau against the true lengths", taus)
     simulated = _simulate(stage, answers, scorer, cost, args)

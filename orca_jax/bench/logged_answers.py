@@ -3,13 +3,14 @@
 import json
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from orca_jax.bench.feed import advance, feed, sleep_until
 from orca_jax.build.engine import Built
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
@@ -96,7 +97,7 @@ class Stage:
         engine = self._engine(
             policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, recording.writer
         )
-        served = _serve(engine, answers, arrivals, time.monotonic, _sleep_until)
+        served = _serve(engine, answers, arrivals, time.monotonic, sleep_until)
         return served, recording.timeline
 
     def simulated(
@@ -108,10 +109,7 @@ class Stage:
         ends = replace(self._built.model_config, eos_token_ids=(END_ID,))
         engine = self._engine(policy, predictor, ends, executor, clock)
 
-        def wait(until: float) -> None:
-            clock.now = max(clock.now, until)
-
-        return _serve(engine, answers, arrivals, clock, wait)
+        return _serve(engine, answers, arrivals, clock, partial(advance, clock))
 
     def _engine(
         self,
@@ -129,30 +127,24 @@ class Stage:
         return Engine(executor, scheduler, pool, clock=clock, observer=observer)
 
 
-def _sleep_until(when: float) -> None:
-    time.sleep(max(0.0, when - time.monotonic()))
-
-
 def _serve(
     engine: Engine,
     answers: Answers,
     arrivals: Sequence[float],
     clock: Callable[[], float],
-    wait: Callable[[float], None],
+    wait_until: Callable[[float], None],
 ) -> Served:
     """Feed requests as they fall due, and step until all have ended."""
     start = clock()
-    coming = deque(enumerate(arrivals))
     ends: dict[str, float] = {}
     lengths: dict[str, int] = {str(n): 0 for n in range(len(arrivals))}
-    while len(ends) < len(arrivals):
-        if coming and not engine.has_work:
-            wait(start + coming[0][1])
-        while coming and start + coming[0][1] <= clock():
-            n, _ = coming.popleft()
-            params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
-            engine.add(str(n), answers.prompts[n], params)
-        for update in engine.step():
+
+    def add(n: int) -> None:
+        params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
+        engine.add(str(n), answers.prompts[n], params)
+
+    for updates in feed(engine, [start + due for due in arrivals], add, clock, wait_until):
+        for update in updates:
             lengths[update.request_id] += len(update.new_ids)
             if update.finish_reason is not None:
                 assert update.error is None, update.error

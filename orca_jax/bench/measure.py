@@ -3,11 +3,11 @@
 import gc
 import statistics
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from orca_jax.bench.feed import feed, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import TOY_BUDGET, Built, default_tokens
 from orca_jax.build.scheduler import build_scheduling
@@ -37,20 +37,17 @@ class PassResult:
 def run_workload(engine: Engine, trace: Sequence[WorkloadRequest], *, temperature: float = 0.0) -> PassResult:
     """Feed the trace as its arrivals fall due, and step the engine until all is done."""
     before = _totals(engine)
-    waiting = deque(enumerate(trace))
     finished: dict[str, RequestMetrics] = {}
     times: dict[str, list[float]] = {}
     start = time.monotonic()
-    while len(finished) < len(trace):
-        now = time.monotonic() - start
-        while waiting and waiting[0][1].arrival <= now:
-            index, request = waiting.popleft()
-            params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
-            engine.add(f"{start}-{index}", request.prompt_ids, params)
-        if not engine.has_work:
-            time.sleep(max(0.0, waiting[0][1].arrival - now))
-            continue
-        updates = engine.step()
+    names = [f"{start}-{index}" for index in range(len(trace))]
+
+    def add(index: int) -> None:
+        request = trace[index]
+        params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
+        engine.add(names[index], request.prompt_ids, params)
+
+    for updates in feed(engine, [start + request.arrival for request in trace], add, time.monotonic, sleep_until):
         now = time.monotonic()
         for update in updates:
             times.setdefault(update.request_id, []).extend([now] * len(update.new_ids))
@@ -60,7 +57,6 @@ def run_workload(engine: Engine, trace: Sequence[WorkloadRequest], *, temperatur
     wall = time.monotonic() - start
     after = _totals(engine)
     figures = {name: after[name] - before[name] for name in after}
-    names = [f"{start}-{index}" for index in range(len(trace))]
     return PassResult(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
 
 

@@ -26,8 +26,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run it and print a table and a line of JSON."""
     config = engine_config_from_args(args)
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         trace = workload_from_args(
             args, vocab_size=built.model_config.vocab_size, max_model_len=built.max_model_len, rate=args.rate
         )
@@ -37,8 +36,6 @@ def run(args: argparse.Namespace) -> None:
         parts = profile(built.engine, trace) if args.profile else None
         if parts is not None:
             print_table("share of device time", parts)
-    finally:
-        built.engine.executor.close()
     settings = {**workload_settings(args), "rate": args.rate, "temperature": args.temperature}
     line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **settings}}
     print(json.dumps(line if parts is None else {**line, "profile": parts}))

@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(
             "scheduler must be chunked, with prefix caching: the other passes do without", param="scheduler"
         )
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         vocab_size, max_model_len = built.model_config.vocab_size, built.max_model_len
         trace = workload_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
         warm_up(built.engine, trace)
@@ -53,8 +52,6 @@ def run(args: argparse.Namespace) -> None:
             without = run_workload(built.engine, trace)
             reschedule(built, config)
             passes.append(_compare(built, trace, without))
-    finally:
-        built.engine.executor.close()
     result = mean_figures(passes)
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}", result)
     settings = {**dataclasses.asdict(config), **workload_settings(args), "rate": args.rate, "repeat": args.repeat}

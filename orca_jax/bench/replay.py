@@ -9,13 +9,14 @@ import argparse
 import dataclasses
 import json
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import get_type_hints
 
 import msgspec
 
+from orca_jax.bench.feed import advance, feed
 from orca_jax.build.scheduler import PREDICTORS, build_scheduling
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -110,7 +111,7 @@ def replay(run: Timeline, config: EngineConfig, cost: LinearCost) -> Timeline:
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(run, config, arrivals, lengths)
     )
     engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
-    _drive(engine, clock, deque(zip(arrivals, prompts, strict=True)))
+    _drive(engine, clock, arrivals, prompts)
     writer.flush()
     return parse_timeline(b"".join(parts))
 
@@ -142,20 +143,19 @@ def _predictor(
     return Oracle({str(each.n): each.predicted for each in arrivals}, config.length_predictor)
 
 
-def _drive(engine: Engine, clock: VirtualClock, coming: deque[tuple[Arrival, Sequence[int]]]) -> None:
-    """Feed arrivals as they fall due, and step until all is done."""
-    while coming or engine.has_work:
-        if coming and not engine.has_work:
-            clock.now = max(clock.now, coming[0][0].at)
-        now = clock.now
-        while coming and coming[0][0].at <= now:
-            arrival, prompt = coming.popleft()
-            clock.now = arrival.at  # it has been waiting since then
-            params = SamplingParams(max_tokens=arrival.max_tokens, temperature=0)
-            urgency = Urgency(arrival.priority, str(arrival.tenant or ""), arrival.deadline)
-            engine.add(str(arrival.n), prompt, params, urgency=urgency)
+def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]) -> None:
+    """Run all requests to their ends."""
+
+    def add(index: int) -> None:
+        arrival, now = arrivals[index], clock.now
+        clock.now = arrival.at  # it came during the iteration that has just ended, and has been waiting since then
+        params = SamplingParams(max_tokens=arrival.max_tokens, temperature=0)
+        urgency = Urgency(arrival.priority, str(arrival.tenant or ""), arrival.deadline)
+        engine.add(str(arrival.n), prompts[index], params, urgency=urgency)
         clock.now = now
-        engine.step()
+
+    for _ in feed(engine, [arrival.at for arrival in arrivals], add, clock, partial(advance, clock)):
+        pass
 
 
 def _prompts(run: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]:

@@ -73,14 +73,11 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
     contestants = parse_contestants(args.schedulers, config)
-    built = build_engine(_shared(config, contestants.values()))
-    try:
+    with build_engine(_shared(config, contestants.values())) as built:
         _touch(built, _trace(built, args, None))
         loads = [_measure(built, contestants, args, None, None)]
         capacity = loads[0].results[args.schedulers[0]]["requests_per_s"]
         loads += [_measure(built, contestants, args, load, load * capacity) for load in args.load]
-    finally:
-        built.engine.executor.close()
     if args.plot is not None:
         plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
     settings = {**dataclasses.asdict(config), **workload_settings(args), "load": args.load, "repeat": args.repeat}

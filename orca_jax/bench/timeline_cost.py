@@ -48,16 +48,13 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(config.trace_file or f"{folder}/trace.jsonl")
-        built = build_engine(dataclasses.replace(config, trace_file=str(path)))
-        try:
+        with build_engine(dataclasses.replace(config, trace_file=str(path))) as built:
             vocab_size = built.model_config.vocab_size
             trace = workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
             warm_up(built.engine, trace)
             timed = built.engine.observer = TimedObserver(built.engine.observer)
             size = path.stat().st_size
             done = run_workload(built.engine, trace)
-        finally:
-            built.engine.executor.close()
         num_bytes = path.stat().st_size - size
     iterations = done.figures["iterations"]
     result = {

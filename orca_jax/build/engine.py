@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -50,6 +50,16 @@ class Built:
     max_model_len: int  # prompt and generated tokens of one request
     timeline_header: TimelineHeader  # what a trace of the engine begins with
     executor_config: ExecutorConfig | None = None  # None for the toy
+
+    def close(self) -> None:
+        """Free the device's memory. The engine cannot run afterwards."""
+        self.engine.executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = None) -> Built:
