@@ -51,7 +51,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     add_file_args(parser)
     hints = get_type_hints(EngineConfig)
     for name in _FLAGS:
-        flag, options = f"--{name.replace('_', '-')}", options_for(hints[name])
+        flag, options = f"--{name.replace('_', '-')}", options_for(hints[name], name)
         parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=FLAG_HELP[name], **options)
 
 
