@@ -41,7 +41,7 @@ _CPU_BUDGET = 128  # of `chunked`: four fifths of full speed, and a third of the
 
 @dataclass(frozen=True)
 class Built:
-    """An engine with what its front ends need. The caller of `build_engine` closes it; it may be used as a block."""
+    """An engine with what its front ends need. A context manager, which closes the engine at its end."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -132,7 +132,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         progress=progress_bar("Loading", config.progress),
     )
     if devices[0].platform != "tpu":
-        decoder.unstack()  # there a scan over layers would copy the weights of every layer
+        decoder.unstack()  # on CPUs and GPUs a scan over layers would copy the weights of every layer
     return decoder, mesh
 
 

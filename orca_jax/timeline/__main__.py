@@ -1,7 +1,6 @@
-"""`python -m orca_jax.timeline FILE`: show a file that an engine wrote with `--trace-file`.
+"""`python -m orca_jax.timeline FILE`: show a timeline that an engine has written with `--trace-file`.
 
-`python -m orca_jax.bench replay FILE` runs its arrivals again, and `python -m orca_jax.bench burst` makes such a file's
-contents in memory.
+`python -m orca_jax.bench replay FILE` runs its arrivals again under other settings.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from orca_jax.timeline.views import add_file_args, write_views
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show a file; return 2 if a flag or the file is wrong."""
+    """Show a file. Return the exit code, 2 if a flag or the file is wrong."""
     parser = argparse.ArgumentParser(prog="python -m orca_jax.timeline", description=__doc__)
     add_file_args(parser)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""A trace as trace-event JSON, which https://ui.perfetto.dev and chrome://tracing open."""
+"""Converts a timeline to trace-event JSON for https://ui.perfetto.dev and chrome://tracing."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,10 @@ _HOST, _DEVICE = 1, 2  # the engine's "threads"
 
 
 def perfetto(timeline: Timeline) -> dict[str, object]:
-    """The whole file: host and device of the engine, counters, and a track for each request; in microseconds."""
+    """Return the content of the file: host, device and counters of the engine, and a track per request.
+
+    Times are in microseconds.
+    """
     origin = min(
         [arrival.at for arrival in timeline.arrivals.values()] + [each.selected for each in timeline.iterations[:1]]
     )
@@ -36,7 +39,7 @@ def perfetto(timeline: Timeline) -> dict[str, object]:
 
 
 class _Events:
-    """Makes events with times from an origin."""
+    """Makes events with times relative to an origin."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
@@ -44,12 +47,12 @@ class _Events:
     def slice(
         self, process: int, thread: int, name: str, begin: float, end: float, details: Mapping[str, object]
     ) -> Event:
-        """Something that takes time."""
+        """Return an event with a duration."""
         start, length = 1e6 * (begin - self._origin), 1e6 * max(0.0, end - begin)
         return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": length, "args": details}
 
     def engine(self, iteration: IterationRecord) -> Iterator[Event]:
-        """Both threads and all counters of one iteration."""
+        """Yield the events of both threads and of all counters for one iteration."""
         name = f"iteration {iteration.iteration}"
         details = {
             "members": len(iteration.increments) + len(iteration.chunks) + len(iteration.repeats),
@@ -81,5 +84,5 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 
 
 def _begin(iteration: IterationRecord) -> float:
-    """When the device turned to it."""
+    """Return the time at which the device began."""
     return iteration.collected - iteration.device

@@ -1,4 +1,4 @@
-"""Traces as pictures, by matplotlib (the extra `plot`): who sat in which iteration, and how long each request took."""
+"""Draws timelines and request latencies with matplotlib (the extra `plot`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -24,24 +24,24 @@ _LABELS: dict[Kind, str] = {
     "preempted": "preempted",
     "idle": "admitted, not in this iteration",
 }
-_HEIGHTS: dict[Kind, float] = {"waiting": 0.16, "preempted": 0.3, "idle": 0.3}  # of a row; what computes has the rest
+_HEIGHTS: dict[Kind, float] = {"waiting": 0.16, "preempted": 0.3, "idle": 0.3}  # in rows; the other kinds have `_FULL`
 _FULL = 0.8
-_HATCHES: dict[Kind, str] = {"repeat": "//////"}  # waste is told by more than its colour
+_HATCHES: dict[Kind, str] = {"repeat": "//////"}  # wasted work is shown by a pattern too
 _MARKERS = "osD^vP"
-_LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
+_LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the palette of Okabe and Ito
 _WIDTH = 10.0  # inches
-_MOST_COLUMNS = 250  # with a gap between two iterations
+_MOST_COLUMNS = 250  # with gaps between the iterations
 
 
 def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations") -> Figure:
-    """A panel for each timeline, by its title: a row for each request, on one common axis.
+    """Draw a panel per timeline, with a row per request and a common axis.
 
     Args:
-        timelines: what was recorded, by title; `title` makes one.
-        unit: of the axis: a column for each iteration, or seconds since the first arrival.
+        timelines: timelines by the titles of their panels; `title` makes one.
+        unit: unit of the axis: one column per iteration, or seconds since the first arrival.
 
     Raises:
-        ConfigError: there is no timeline, one has no iteration, or the unit is unknown.
+        ConfigError: there is no timeline, a timeline has no iteration, or the unit is unknown.
     """
     if unit not in get_args(Unit):
         raise ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}", param="unit")
@@ -67,10 +67,10 @@ def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations")
 
 
 def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
-    """For each request the seconds from its arrival to its answer, a mark for each timeline. Requests go by arrival.
+    """Draw the seconds from arrival to answer of each request, with a mark per timeline. The axis is the arrival order.
 
     Raises:
-        ConfigError: there is no timeline, or one has no iteration.
+        ConfigError: there is no timeline, or a timeline has no iteration.
     """
     _check(timelines)
     figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
@@ -90,7 +90,7 @@ def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
             linewidth=0.7,
             label=f"{name} (mean {mean:.2f} s)",
         )
-    axes.set(xlabel="request, in order of arrival", ylabel="seconds to its answer")
+    axes.set(xlabel="request, in order of arrival", ylabel="seconds to the answer")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -99,7 +99,7 @@ def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
 
 
 def title(timeline: Timeline) -> str:
-    """What a panel is called: the scheduler, how many requests, iterations and seconds."""
+    """Return the title of a panel: the scheduler with the numbers of requests, iterations and seconds."""
     last = max(
         [end.at for end in timeline.ends.values()],
         default=timeline.iterations[-1].collected if timeline.iterations else 0.0,
@@ -110,13 +110,13 @@ def title(timeline: Timeline) -> str:
 
 
 def save_figure(figure: Figure, path: str) -> None:
-    """Write a picture; the name's end, .png or .svg, says what it is.
+    """Write a picture in the format of the suffix, .png or .svg.
 
     Raises:
-        ConfigError: another end, or the file cannot be written.
+        ConfigError: the path has another suffix, or the file cannot be written.
     """
     if not path.endswith((".png", ".svg")):
-        raise ConfigError(f"plot must be a name that ends in .png or .svg, got {path!r}", param="plot")
+        raise ConfigError(f"plot must be a file name that ends in .png or .svg, got {path!r}", param="plot")
     metadata = {"Software": None} if path.endswith(".png") else {"Date": None}
     try:
         figure.savefig(path, dpi=110, metadata=metadata)
@@ -136,17 +136,17 @@ def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[Kind]:
     for row, (n, each) in enumerate(spans.items(), 1):
         for span in each:
             if span.kind == "idle" and _is_over(timeline, n, span):
-                continue  # it ended while this iteration was planned already
+                continue  # the request ended after this iteration was planned
             boxes.setdefault(span.kind, []).append(_box(span, row, edges))
     for kind, corners in boxes.items():
-        above = 3 if kind in _HEIGHTS else 1  # columns are drawn between them, at 2
+        above = 3 if kind in _HEIGHTS else 1  # the gaps between columns are drawn in between, at 2
         hatch = _HATCHES.get(kind)
-        edge = "white" if hatch else "none"  # a hatch is drawn in it
+        edge = "white" if hatch else "none"  # the colour of the hatch
         axes.add_collection(
             PolyCollection(corners, facecolor=COLORS[kind], edgecolor=edge, hatch=hatch, linewidth=0, zorder=above)
         )
     if unit == "iterations" and len(edges) <= _MOST_COLUMNS:
-        lefts = [left for left, _ in edges]  # a hair between two iterations
+        lefts = [left for left, _ in edges]  # a thin gap between two iterations
         axes.vlines(lefts, 0.5, len(spans) + 0.5, color="white", linewidth=0.5, zorder=2)
     _draw_ends(axes, timeline, unit, list(spans))
     axes.set_xlim(0, None)
@@ -163,7 +163,7 @@ def _is_over(timeline: Timeline, n: int, span: Span) -> bool:
 
 
 def _edges(timeline: Timeline, unit: Unit) -> list[tuple[float, float]]:
-    """Where each iteration begins and ends on the axis."""
+    """Return the begin and the end of each iteration on the axis."""
     if unit == "iterations":
         return [(float(index), index + 1.0) for index in range(len(timeline.iterations))]
     origin = _origin(timeline)
@@ -171,7 +171,7 @@ def _edges(timeline: Timeline, unit: Unit) -> list[tuple[float, float]]:
 
 
 def _origin(timeline: Timeline) -> float:
-    """When the first request came."""
+    """Return the time of the first arrival."""
     return min(arrival.at for arrival in timeline.arrivals.values())
 
 
@@ -182,7 +182,7 @@ def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence
 
 
 def _draw_ends(axes: Axes, timeline: Timeline, unit: Unit, numbers: Sequence[int]) -> None:
-    """Where each answer was handed out."""
+    """Mark the delivery of each answer."""
     origin, marks = _origin(timeline), []
     for row, n in enumerate(numbers, 1):
         if n in timeline.ends:
@@ -194,11 +194,11 @@ def _draw_ends(axes: Axes, timeline: Timeline, unit: Unit, numbers: Sequence[int
 
 
 def _legend(kinds: set[Kind]) -> list[Patch | Line2D]:
-    """An entry for each kind that was drawn, and for the ends."""
+    """Return an entry for each drawn kind, and one for the ends."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=COLORS[kind], hatch=_HATCHES.get(kind), edgecolor="white", linewidth=0, label=label)
         for kind, label in _LABELS.items()
         if kind in kinds
     ]
-    done = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", label="the answer is handed out")
+    done = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", label="the answer is delivered")
     return [*handles, done]

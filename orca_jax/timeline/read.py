@@ -1,4 +1,4 @@
-"""A trace as read from its file."""
+"""Reads timelines from files, and measures them."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRe
 
 @dataclass(frozen=True)
 class _TimelineLine:
-    """Exactly one of these."""
+    """A line of the file; exactly one field is set."""
 
     head: TimelineHeader | None = None
     arrival: Arrival | None = None
@@ -24,7 +24,7 @@ class _TimelineLine:
 
 @dataclass
 class Timeline:
-    """One engine's life; requests by their numbers, iterations in the order of submission."""
+    """The record of one engine: requests by their numbers, iterations in the order of submission."""
 
     head: TimelineHeader
     arrivals: dict[int, Arrival] = field(default_factory=dict)
@@ -33,7 +33,11 @@ class Timeline:
 
 
 def load_timeline(path: str) -> Timeline:
-    """The last timeline in a file. Raises ConfigError: there is none, or a line is not a trace's."""
+    """Read the last timeline in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no timeline, or has an invalid line.
+    """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -42,10 +46,10 @@ def load_timeline(path: str) -> Timeline:
 
 
 def parse_timeline(data: bytes) -> Timeline:
-    """The last timeline in a trace's bytes; an unfinished last line is left out.
+    """Parse the last timeline in the content of a file; an unfinished last line is left out.
 
     Raises:
-        ConfigError: there is no timeline, or a line is not a trace's.
+        ConfigError: there is no timeline, or a line is invalid.
     """
     decoder = msgspec.json.Decoder(_TimelineLine)
     timeline: Timeline | None = None
@@ -53,14 +57,14 @@ def parse_timeline(data: bytes) -> Timeline:
         try:
             line = decoder.decode(text)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"line {number} is no line of a trace: {error}", param="trace") from error
+            raise ConfigError(f"line {number} is not a line of a timeline: {error}", param="trace") from error
         if line.head is not None:
             if line.head.version != TIMELINE_VERSION:
-                message = f"line {number}: version {line.head.version} of the format, and this is {TIMELINE_VERSION}"
+                message = f"line {number}: the format has version {line.head.version}, and must have {TIMELINE_VERSION}"
                 raise ConfigError(message, param="trace")
             timeline = Timeline(line.head)
         elif timeline is None:
-            raise ConfigError(f"line {number} comes before the engine's head; write one with --trace-file", "trace")
+            raise ConfigError(f"line {number} is not the head of a timeline; record one with --trace-file", "trace")
         elif line.arrival is not None:
             timeline.arrivals[line.arrival.n] = line.arrival
         elif line.iteration is not None:
@@ -68,32 +72,32 @@ def parse_timeline(data: bytes) -> Timeline:
         elif line.end is not None:
             timeline.ends[line.end.n] = line.end
     if timeline is None:
-        raise ConfigError("the file holds no trace; write one with --trace-file", param="trace")
+        raise ConfigError("the file holds no timeline; record one with --trace-file", param="trace")
     return timeline
 
 
 def members(iteration: IterationRecord) -> Iterator[tuple[int, int, int]]:
-    """(request, position, tokens) of everyone in it."""
+    """Yield (request, position, tokens) of each member."""
     yield from ((n, start, 1) for n, start in iteration.increments)
     yield from ((n, start, size) for n, start, size, _ in iteration.chunks)
     yield from iteration.repeats
 
 
 def token_times(timeline: Timeline) -> dict[int, list[float]]:
-    """When each generated token of the requests that ended was handed out; what came past an end is left out."""
+    """Return the delivery times of the tokens of all ended requests. Tokens past the end of a request are left out."""
     times: dict[int, list[float]] = {n: [] for n in timeline.ends}
     for iteration in timeline.iterations:
-        for n, count in _told(iteration):
+        for n, count in _sampled(iteration):
             if n in times:
                 count = min(count, timeline.ends[n].generated - len(times[n]))
                 times[n] += [iteration.collected] * count
-    if timeline.head.config.scheduler == "request_level":  # nothing is handed out before the whole batch has ended
+    if timeline.head.config.scheduler == "request_level":  # nothing is delivered before the whole batch has ended
         return {n: [timeline.ends[n].at] * len(each) for n, each in times.items()}
     return times
 
 
-def _told(iteration: IterationRecord) -> Iterator[tuple[int, int]]:
-    """(request, ids) that came with it."""
+def _sampled(iteration: IterationRecord) -> Iterator[tuple[int, int]]:
+    """Yield (request, number of sampled ids) of an iteration."""
     if iteration.told is not None:
         yield from iteration.told
         return
@@ -102,10 +106,10 @@ def _told(iteration: IterationRecord) -> Iterator[tuple[int, int]]:
 
 
 def figures(timeline: Timeline) -> Mapping[str, float]:
-    """What the timeline came to. Latencies are of requests that ended as they asked for.
+    """Return latencies, throughput and counts. Only requests that ended with "stop" or "length" are measured.
 
     Raises:
-        ConfigError: none did.
+        ConfigError: there are no such requests.
     """
     times = token_times(timeline)
     served = [
@@ -114,7 +118,7 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         if end.reason in ("stop", "length") and times[n] and n in timeline.arrivals
     ]
     if not served:
-        raise ConfigError("no request of the trace ended, so there is nothing to measure", param="trace")
+        raise ConfigError("no request of the timeline has ended, so there is nothing to measure", param="trace")
     arrived = {n: timeline.arrivals[n].at for n in served}
     wall = max(timeline.ends[n].at for n in served) - min(arrived.values())
     normalized = [(timeline.ends[n].at - arrived[n]) / len(times[n]) for n in served]

@@ -1,4 +1,4 @@
-"""A trace in memory, of an engine in this process: for notebooks and scripts, without a file."""
+"""Records a timeline of an engine in this process in memory, for notebooks and scripts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
 
 
 class Recordable(Protocol):
-    """An `LLM`, or what `build_engine` returns."""
+    """An `LLM`, or a `Built` from `build_engine`."""
 
     @property
     def engine(self) -> Engine:
-        """The engine that timelines."""
+        """The engine to record."""
 
     @property
     def timeline_header(self) -> TimelineHeader:
-        """What a trace of it begins with."""
+        """The first line of its timeline."""
 
 
 class Recording:
-    """What was written down so far."""
+    """A timeline that grows while the engine runs."""
 
     def __init__(self, head: TimelineHeader) -> None:
         self._parts: list[bytes] = []
@@ -33,14 +33,14 @@ class Recording:
 
     @property
     def timeline(self) -> Timeline:
-        """Arrivals, iterations and ends up to now; an iteration in flight is left out."""
+        """Arrivals, iterations and ends up to now, without the iterations in flight."""
         self.writer.flush()
         return parse_timeline(b"".join(self._parts))
 
 
 @contextmanager
 def record(source: Recordable) -> Iterator[Recording]:
-    """Write down what an engine does in the block. It has to be idle where that begins.
+    """Record the timeline of an engine during the block. The engine must be idle at its begin.
 
     Example:
         with record(llm) as recording:
@@ -48,13 +48,15 @@ def record(source: Recordable) -> Iterator[Recording]:
         draw_timelines({"my prompts": recording.timeline})
 
     Raises:
-        ConfigError: it has a trace file already, or requests are open.
+        ConfigError: the engine has a trace file already, or requests are open.
     """
     engine = source.engine
     if source.timeline_header.config.trace_file is not None:
-        raise ConfigError("this engine writes a trace_file; read that with load_timeline instead", param="trace_file")
+        raise ConfigError(
+            "this engine writes its timeline to trace_file; read that with load_timeline instead", param="trace_file"
+        )
     if engine.has_work:
-        message = "requests are open, of which a recording would know only half; begin it while the engine is idle"
+        message = "requests are open, so the recording would be incomplete; begin it while the engine is idle"
         raise ConfigError(message, param="source")
     recording, before = Recording(source.timeline_header), engine.observer
     engine.observer = recording.writer

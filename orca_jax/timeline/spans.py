@@ -1,4 +1,4 @@
-"""Who did what in which iterations: what every picture of a trace is drawn from."""
+"""Divides the life of each request into spans of iterations, for all pictures of a timeline."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ KINDS: dict[Kind, str] = {
     "idle": "admitted, and not in this iteration",
 }
 
-COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
+COLORS: dict[Kind, str] = {  # colour-blind readers can tell them apart
     "chunk": "#e69f00",
     "increment": "#0072b2",
     "repeat": "#999999",
@@ -35,33 +35,34 @@ class Span:
     first: int
     last: int
     kind: Kind
-    start: int = 0  # position of the first token, where there are any
+    start: int = 0  # position of the first token, if there are tokens
     tokens: int = 0
-    held: str | None = None  # waiting: what the first in line lacks
+    held: str | None = None  # waiting: the resource that the first waiting request lacks
 
 
 def request_spans(timeline: Timeline) -> dict[int, list[Span]]:
-    """For every request that arrived, what it did from its arrival to its end, in order."""
+    """Return the spans of each request, from its arrival to its end."""
     spans: dict[int, list[Span]] = {n: [] for n in timeline.arrivals}
     coming = deque(sorted(timeline.arrivals.values(), key=lambda arrival: arrival.at))
-    live: dict[int, Kind] = {}  # what a request does where it is not in the iteration
+    live: dict[int, Kind] = {}  # the state of a request outside of the iteration
     for index, iteration in enumerate(timeline.iterations):
-        _come_and_go(timeline, iteration, coming, live)
-        did = _deeds(iteration, index)
+        _update_live(timeline, iteration, coming, live)
+        taking_part = _member_spans(iteration, index)
         for n in iteration.preempted:
             live[n] = "preempted"
-        for n, span in did.items():
+        for n, span in taking_part.items():
             if n in live:
                 live[n] = "idle"
                 _extend(spans[n], span)
         for n, kind in live.items():
-            if n not in did:
+            if n not in taking_part:
                 held = iteration.held if kind in ("waiting", "preempted") else None
                 _extend(spans[n], Span(index, index, kind, held=held))
     return spans
 
 
-def _come_and_go(timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, Kind]) -> None:
+def _update_live(timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, Kind]) -> None:
+    """Add newly arrived requests, and remove ended ones."""
     while coming and coming[0].at <= iteration.planned:
         live[coming.popleft().n] = "waiting"
     gone = [n for n in live if n in timeline.ends and timeline.ends[n].at <= iteration.selected]
@@ -69,14 +70,15 @@ def _come_and_go(timeline: Timeline, iteration: IterationRecord, coming: deque[A
         del live[n]
 
 
-def _deeds(iteration: IterationRecord, index: int) -> dict[int, Span]:
-    did = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
-    did |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
-    return did | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
+def _member_spans(iteration: IterationRecord, index: int) -> dict[int, Span]:
+    """Return the span of each member in this iteration."""
+    spans = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
+    spans |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
+    return spans | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
 
 
 def _extend(spans: list[Span], span: Span) -> None:
-    """Join a span to the one before it where both are the same thing."""
+    """Append a span, joined to the span before it if both are of the same kind."""
     last = spans[-1] if spans else None
     same = last is not None and last.last == span.first - 1 and (last.kind, last.held) == (span.kind, span.held)
     if last is None or not same or span.kind == "chunk":

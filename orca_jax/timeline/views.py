@@ -1,4 +1,4 @@
-"""Flags and files of the views of a timeline: a picture, a page, and trace events."""
+"""The flags and output files of the views of a timeline: a picture, an HTML page, and trace events."""
 
 import argparse
 import json
@@ -12,23 +12,30 @@ from orca_jax.timeline.read import Timeline
 
 
 def add_file_args(parser: argparse.ArgumentParser) -> None:
-    """Add the file to read and the views to write."""
-    parser.add_argument("file", metavar="FILE", help="what --trace-file has written; its last timeline counts")
-    parser.add_argument("--perfetto", metavar="OUT", help="write trace events, for ui.perfetto.dev or chrome://tracing")
-    parser.add_argument("--html", metavar="OUT", help="write a timeline: who sat in which iteration")
+    """Add the flags of the file to read and of the views to write."""
+    parser.add_argument("file", metavar="FILE", help="timeline written by --trace-file; of several, the last one")
+    parser.add_argument("--perfetto", metavar="OUT", help="write trace events for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--html", metavar="OUT", help="write an HTML page with the requests of each iteration")
     add_plot_args(parser)
 
 
 def add_plot_args(parser: argparse.ArgumentParser) -> None:
-    """Add the picture and the unit of its axis."""
-    parser.add_argument("--plot", metavar="OUT", help="write the timeline as a picture, .png or .svg")
+    """Add the flags of the picture and of the unit of its axis."""
+    parser.add_argument("--plot", metavar="OUT", help="draw the timeline to a .png or .svg file")
     parser.add_argument(
-        "--plot-unit", choices=("iterations", "seconds"), default="iterations", help="of the picture's axis"
+        "--plot-unit",
+        choices=("iterations", "seconds"),
+        default="iterations",
+        help="unit of the axis (default: iterations)",
     )
 
 
 def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
-    """Write the views that the flags ask for. Raises ConfigError."""
+    """Write the views selected by the flags.
+
+    Raises:
+        ConfigError: a file cannot be written, or matplotlib is missing; `param` is the flag.
+    """
     if args.perfetto is not None:
         _write_text(args.perfetto, json.dumps(perfetto(timeline)), "perfetto")
     if args.html is not None:
@@ -37,7 +44,11 @@ def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
 
 
 def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
-    """Draw timelines below each other, if `--plot` is given. Raises ConfigError."""
+    """Draw timelines below each other, if `--plot` is given.
+
+    Raises:
+        ConfigError: the file cannot be written, or matplotlib is missing; `param` is "plot".
+    """
     if args.plot is None:
         return
     try:

@@ -56,7 +56,7 @@ def test_a_timeline_by_hand(batch: Timeline) -> None:
         COLORS["waiting"]: [(3, 0, 3)],
     }
     (ends,) = axes.lines
-    assert ends.get_xydata().tolist() == [[3, 1], [3, 2], [4, 3]], "A is handed out with B"
+    assert ends.get_xydata().tolist() == [[3, 1], [3, 2], [4, 3]], "A is delivered with B"
     assert axes.get_title(loc="left").startswith("request_level: 3 requests, 4 iterations, ")
 
 
@@ -72,7 +72,7 @@ def test_seconds(batch: Timeline) -> None:
 def test_the_legend_names_what_is_drawn_and_no_more(batch: Timeline) -> None:
     (legend,) = draw_timelines({"": batch}).legends
     texts = [text.get_text() for text in legend.get_texts()]
-    assert "ended, kept in its batch" in texts and "the answer is handed out" in texts
+    assert "ended, kept in its batch" in texts and "the answer is delivered" in texts
     assert len(texts) == 5, "nobody was preempted, and nobody idle"
 
 

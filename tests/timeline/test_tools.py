@@ -92,7 +92,7 @@ def test_the_page(run: Timeline) -> None:
     assert (
         "A, iteration 0: initiation: a chunk of the prompt, or tokens computed anew, 3 tokens from position 0" in tips
     )
-    assert "iterations 2 to 3: preempted, and waiting again; the first in line lacks pages" in tips
+    assert "iterations 2 to 3: preempted, and waiting again; the first waiting request lacks pages" in tips
     assert text.count("<rect") >= sum(len(spans) for spans in request_spans(run).values()) + len(run.iterations)
 
 
@@ -132,9 +132,9 @@ def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 WRONG = {
     "no file": (None, "cannot be read"),
-    "empty": (b"", "holds no trace"),
+    "empty": (b"", "holds no timeline"),
     "no JSON": (b"hello\n", "line 1"),
-    "no head": (b'{"iteration": null}\n', "before the engine's head"),
+    "no head": (b'{"iteration": null}\n', "not the head of a timeline"),
     "no request": ("head", "nothing to measure"),
 }
 

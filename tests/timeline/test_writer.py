@@ -178,4 +178,4 @@ def test_a_disk_that_fails_later_costs_no_request(tmp_path: Path, caplog: pytest
     ends = []
     while engine.has_work:
         ends += [update.finish_reason for update in engine.step()]
-    assert ends[-1] in ("length", "stop") and "trace are lost" in caplog.text
+    assert ends[-1] in ("length", "stop") and "timeline are lost" in caplog.text
