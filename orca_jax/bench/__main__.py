@@ -1,4 +1,4 @@
-"""`python -m orca_jax.bench COMMAND [flags]`: programs that measure; `--help` lists them."""
+"""`python -m orca_jax.bench COMMAND [flags]`: benchmarks; `--help` lists them."""
 
 import argparse
 import sys
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one benchmark; return 2 if a flag is wrong."""
+    """Run one benchmark. Return the exit code, 2 if a flag is wrong."""
     parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():

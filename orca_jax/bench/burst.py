@@ -1,7 +1,6 @@
-"""Timeline one burst of requests of mixed lengths under request-level scheduling, then under --scheduler.
+"""Run one burst of requests of mixed lengths under request-level scheduling, then under --scheduler.
 
-Every request generates all its tokens, and random ids stand for text. The timelines show what Figures 2 to 4 of the
-paper draw.
+Prompts are random ids, and end tokens are ignored. The timelines correspond to Figures 2 to 4 of the paper.
 """
 
 import argparse
@@ -22,23 +21,23 @@ from orca_jax.timeline.read import Timeline, figures
 from orca_jax.timeline.record import record
 from orca_jax.timeline.views import add_plot_args, write_plot
 
-HELP = "one burst of mixed lengths under request-level scheduling and another scheduler"
+HELP = "one burst of mixed lengths, under request-level scheduling and under another scheduler"
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Add the size of the burst, the picture to write, and the engine's flags."""
+    """Add the flags of the burst, of the picture and of the engine."""
     parser.add_argument("--num-requests", type=int, default=16, metavar="N", help="number of requests (default: 16)")
-    for name, bounds, what in (("prompt", (4, 24), "of a prompt"), ("output", (2, 40), "that are generated")):
+    for name, bounds, what in (("prompt", (4, 24), "prompt"), ("output", (2, 40), "generated")):
         parser.add_argument(
             f"--{name}-tokens", type=int, nargs=2, default=bounds, metavar=("LOW", "HIGH"),
-            help=f"tokens {what}, uniform between both (default: {bounds[0]} {bounds[1]})",
+            help=f"range of {what} tokens, uniform (default: {bounds[0]} {bounds[1]})",
         )  # fmt: skip
     add_plot_args(parser)
     add_engine_args(parser, scheduler="orca", max_num_seqs=4, max_num_batched_tokens=128)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Timeline the burst under both schedulers and print their figures.
+    """Run the burst under both schedulers; print a table for each and a line of JSON.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -62,10 +61,10 @@ def mixed_burst(
     vocab_size: int = 256,
     seed: int = 0,
 ) -> list[WorkloadRequest]:
-    """Requests that arrive at once, of lengths uniform between both bounds. Random ids stand for text.
+    """Make requests with lengths uniform between two bounds, which arrive at once. Prompts are random ids.
 
     Raises:
-        ConfigError: a number is below 1, or a lower bound is above its upper one; `param` names it.
+        ConfigError: a number is below 1, or a lower bound is above the upper one; `param` names it.
     """
     for name, value in (("num_requests", num_requests), ("vocab_size", vocab_size)):
         if value < 1:
@@ -81,11 +80,11 @@ def mixed_burst(
 def run_burst(
     config: EngineConfig, burst: Sequence[WorkloadRequest], schedulers: Sequence[SchedulerName]
 ) -> dict[SchedulerName, Timeline]:
-    """What each scheduler made of a burst, one after the other on one executor. Nothing ends before its length.
+    """Record a burst under each scheduler in turn, on one executor. End tokens are ignored.
 
     Raises:
-        ConfigError: a setting is wrong, or a trace_file is set, for which this has no use.
-        RequestError: a request could never run.
+        ConfigError: a setting is wrong, or `trace_file` is set.
+        RequestError: a request is too large for the engine.
     """
     configs = {name: replace(config, scheduler=name) for name in schedulers}
     with build_engine(config) as built:

@@ -1,4 +1,4 @@
-"""The loop that every benchmark in this process drives an engine with, in real or in virtual time."""
+"""The loop of the benchmarks that run an engine in this process, in real or in virtual time."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""Drive an engine through a trace in real time, and say what came of it."""
+"""Runs a workload on an engine in real time, and summarizes the result."""
 
 import gc
 import statistics
@@ -20,34 +20,34 @@ from orca_jax.request import RequestMetrics, SamplingParams
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass over a trace took; times in seconds."""
+    """One pass over a workload; times are in seconds."""
 
     wall: float
-    trace: Sequence[WorkloadRequest]
-    metrics: Sequence[RequestMetrics]  # in the order of the trace
-    token_times: Sequence[Sequence[float]]  # for each request, when each of its tokens was handed out
-    figures: Mapping[str, float]  # of engine and executor, for this pass alone
+    workload: Sequence[WorkloadRequest]
+    metrics: Sequence[RequestMetrics]  # in the order of the workload
+    token_times: Sequence[Sequence[float]]  # for each request, the delivery time of each token
+    figures: Mapping[str, float]  # counters of engine and executor, for this pass alone
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies of all requests: seconds from one token's delivery to the next one's."""
+        """Inter-token latencies of all requests: seconds between the deliveries of two tokens."""
         return [later - earlier for times in self.token_times for earlier, later in pairwise(times)]
 
 
-def run_workload(engine: Engine, trace: Sequence[WorkloadRequest], *, temperature: float = 0.0) -> PassResult:
-    """Feed the trace as its arrivals fall due, and step the engine until all is done."""
+def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, temperature: float = 0.0) -> PassResult:
+    """Run all requests to their ends, each from its arrival on."""
     before = _totals(engine)
     finished: dict[str, RequestMetrics] = {}
     times: dict[str, list[float]] = {}
     start = time.monotonic()
-    names = [f"{start}-{index}" for index in range(len(trace))]
+    names = [f"{start}-{index}" for index in range(len(workload))]
 
     def add(index: int) -> None:
-        request = trace[index]
+        request = workload[index]
         params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
         engine.add(names[index], request.prompt_ids, params)
 
-    for updates in feed(engine, [start + request.arrival for request in trace], add, time.monotonic, sleep_until):
+    for updates in feed(engine, [start + request.arrival for request in workload], add, time.monotonic, sleep_until):
         now = time.monotonic()
         for update in updates:
             times.setdefault(update.request_id, []).extend([now] * len(update.new_ids))
@@ -57,39 +57,39 @@ def run_workload(engine: Engine, trace: Sequence[WorkloadRequest], *, temperatur
     wall = time.monotonic() - start
     after = _totals(engine)
     figures = {name: after[name] - before[name] for name in after}
-    return PassResult(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
+    return PassResult(wall, workload, [finished[name] for name in names], [times[name] for name in names], figures)
 
 
-def warm_up(engine: Engine, trace: Sequence[WorkloadRequest]) -> None:
-    """Touch what the first requests would otherwise pay for: a few short ones, outside the measurement.
+def warm_up(engine: Engine, workload: Sequence[WorkloadRequest]) -> None:
+    """Run a few short requests before the measurement, so that first-use costs are paid.
 
-    Garbage collections leave out what was loaded, as in a server's engine process.
+    Freeze the loaded objects for the garbage collector, as the engine process of a server does.
     """
-    run_workload(engine, [WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+    run_workload(engine, [WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in workload[:4]])
     gc.collect()
     gc.freeze()
 
 
 def mean_figures(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's mean over passes of one kind."""
+    """Return the mean of each figure over several passes."""
     return {name: statistics.mean([figures[name] for figures in passes]) for name in passes[0]}
 
 
 def summarize(run: PassResult) -> dict[str, float]:
-    """The figures that every benchmark reports."""
-    outputs = [request.num_output for request in run.trace]
-    inputs = [len(request.prompt_ids) for request in run.trace]
+    """Compute the figures common to all benchmarks."""
+    outputs = [request.num_output for request in run.workload]
+    inputs = [len(request.prompt_ids) for request in run.workload]
     normalized = [
         (metrics.finished - metrics.arrival) / count for metrics, count in zip(run.metrics, outputs, strict=True)
     ]
-    gaps = run.gaps or [0.0]  # every request had a single token
+    gaps = run.gaps or [0.0]  # if every request has a single token
     first = [metrics.first_token - metrics.arrival for metrics in run.metrics]
     figures, iterations = run.figures, max(run.figures["iterations"], 1)
     host = figures["schedule_seconds"] + figures["update_seconds"] + figures["pack_seconds"]
     return {
         "output_tokens_per_s": sum(outputs) / run.wall,
         "total_tokens_per_s": (sum(outputs) + sum(inputs)) / run.wall,
-        "requests_per_s": len(run.trace) / run.wall,
+        "requests_per_s": len(run.workload) / run.wall,
         "median_normalized_latency_ms": 1e3 * statistics.median(normalized),
         "p99_normalized_latency_ms": 1e3 * percentile(normalized, 99),
         "median_ttft_ms": 1e3 * statistics.median(first),
@@ -112,8 +112,8 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     """Give an idle engine another scheduler and an empty pool.
 
     Args:
-        built: with what `config` does not change, and at least as large a launch.
-        config: scheduling settings may differ; `max_num_batched_tokens` is the budget of `chunked`.
+        built: an engine with equal settings, except for those of scheduling, and at least as large a launch.
+        config: the new settings; `max_num_batched_tokens` is the budget of `chunked`.
 
     Raises:
         ConfigError: a setting is wrong; `param` names it.
@@ -129,7 +129,7 @@ def reschedule(built: Built, config: EngineConfig) -> None:
 
 
 def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
-    """Pages, tokens of the largest launch, and those that `config` would have by default."""
+    """Return the cache, the tokens of the largest launch, and the default tokens of a launch under `config`."""
     if built.executor_config is None:
         kv = built.engine.pool.kv
         return CacheConfig(kv.num_pages, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET

@@ -66,7 +66,7 @@ def test_inter_token_latencies_by_hand() -> None:
 def test_every_token_has_its_time() -> None:
     built = build_engine(EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=4))
     run = run_workload(built.engine, make_workload("orca", num_requests=6, vocab_size=257, seed=0, rate=None))
-    assert [len(times) for times in run.token_times] == [request.num_output for request in run.trace]
+    assert [len(times) for times in run.token_times] == [request.num_output for request in run.workload]
     for times, metrics in zip(run.token_times, run.metrics, strict=True):
         assert times == sorted(times) and metrics.first_token <= times[0] and metrics.finished <= times[-1]
     assert summarize(run)["p99_itl_ms"] == pytest.approx(1e3 * percentile(run.gaps, 99))

@@ -35,7 +35,7 @@ def test_comments_are_no_events() -> None:
     [
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\nfull", "answered: HTTP/1.1 503"),
         (b"", "answered: nothing"),
-        (HEAD + chunk("a"), "broke off"),
+        (HEAD + chunk("a"), "without"),
         (HEAD + b'1a\r\ndata: {"error": {"message"\r\n12\r\n: "the engine"}}\n\n\r\n', "the engine"),
     ],
 )

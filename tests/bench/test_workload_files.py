@@ -63,9 +63,9 @@ def test_prompts_begin_alike_exactly_where_hashes_agree(tmp_path: Path) -> None:
         ("azure", MOONCAKE, "columns TIMESTAMP"),
         ("azure", AZURE.replace("400", "many"), "line 3"),
         ("azure", AZURE.replace("00:00:02", "25:00:02"), "line 4"),
-        ("azure", AZURE.replace("11-17", "11-15"), "line 4: earlier"),
+        ("azure", AZURE.replace("11-17", "11-15"), "line 4: the request arrives before"),
         ("azure", "", "columns"),
-        ("azure", AZURE.rpartition("2023")[0], "has 2 requests, and 3 are wanted"),
+        ("azure", AZURE.rpartition("2023")[0], "has only 2 of 3 requests"),
         ("mooncake", AZURE, "line 1"),
         ("mooncake", MOONCAKE.replace("[0, 3]", "[0]"), "line 3: 600 tokens are not 1 blocks"),
         ("mooncake", MOONCAKE.replace('"output_length": 32, ', ""), "line 2 has no output_length"),
@@ -102,5 +102,5 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"\xff\xfe\x00")
     for name in ("azure", "mooncake"):
-        with pytest.raises(ConfigError, match="no such trace"):
+        with pytest.raises(ConfigError, match="not a file of this trace"):
             make_workload(name, num_requests=1, vocab_size=9, seed=0, rate=None, data=str(path))

@@ -115,10 +115,10 @@ def test_on_disk_and_back(tmp_path: Path) -> None:
 
 
 def test_what_is_no_ranker(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no length ranker") as error:
+    with pytest.raises(ConfigError, match="is not a length ranker") as error:
         load_scorer(tmp_path)
     assert error.value.param == "length_predictor"
-    with pytest.raises(ConfigError, match="holds no length ranker"):
+    with pytest.raises(ConfigError, match="is not a length ranker"):
         load_scorer(demo_directory())
     broken = make_scorer()
     object.__setattr__(broken, "queries", np.full((3, 2), np.nan, np.float32))
