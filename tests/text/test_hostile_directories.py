@@ -201,9 +201,7 @@ TOKENIZERS: dict[str, object] = {
 @pytest.mark.parametrize("content", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 def test_tokenizers_that_are_none(model: Path, content: object, capfd: pytest.CaptureFixture[str]) -> None:
     write(model, "tokenizer.json", content)
-    with pytest.raises(
-        ConfigError, match=r"tokenizer\.json (is no readable tokenizer|must hold an object|cannot be read)"
-    ):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json (is not |must hold |cannot be read)"):
         load_tokenizer(str(model))
     capfd.readouterr()  # the library writes its panics to standard error
 
@@ -253,7 +251,7 @@ def test_links_are_followed_to_files_and_nothing_else(model: Path) -> None:
     (model / "chat_template.jinja").symlink_to(elsewhere)
     load_template(model)
     (model / "generation_config.json").symlink_to(model.parent)
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         read_generation_defaults(str(model), "auto")
     (model / "config.json").unlink()
     (model / "config.json").symlink_to("config.json")  # round and round

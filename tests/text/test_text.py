@@ -119,11 +119,11 @@ def test_unusable_tokenizers_are_config_errors(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "missing"))
     assert caught.value.param == "tokenizer"
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no readable tokenizer"):
+    with pytest.raises(ConfigError, match="not a tokenizer that can be read"):
         load_tokenizer(str(tmp_path))
     _byte_level(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="must hold an object"):
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
         load_tokenizer(str(tmp_path))
     tokenizer = HFTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     tokenizer.decoder = decoders.WordPiece()

@@ -309,7 +309,7 @@ def test_references_into_two_schemas_do_not_meet() -> None:
     ("choice", "words"),
     [
         ("auto", "must be"),
-        ({"function": {"name": "h"}}, "'h', which is not among"),
+        ({"function": {"name": "h"}}, "'h', which is not one of"),
         ({"function": 1}, "must be"),
         ({}, "must be"),
     ],
@@ -344,10 +344,10 @@ def nested(depth: int) -> dict[str, object]:
         ([tool(name="a b")], "1 to 64 letters"),
         ([tool(name="f\n")], "1 to 64 letters"),
         ([tool(name=None)], "1 to 64 letters"),
-        ([tool(), tool()], "f is there twice"),
+        ([tool(), tool()], "f is used twice"),
         ([tool(parameters=[])], "must be a JSON schema"),
         ([tool(parameters={"type": "string"})], "must be a JSON schema"),
-        ([tool(parameters=nested(64))], "64 deep"),
+        ([tool(parameters=nested(64))], "64 levels deep"),
     ],
 )
 def test_tools_that_cannot_be_meant(tools: list[dict[str, object]], words: str) -> None:
@@ -362,5 +362,5 @@ def test_tools_that_can() -> None:
     deep: dict[str, object] = {}
     for _ in range(100_000):
         deep = {"not": deep}
-    with pytest.raises(RequestError, match="64 deep"):
+    with pytest.raises(RequestError, match="64 levels deep"):
         check_tools([tool(parameters=deep)])
