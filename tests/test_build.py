@@ -1,4 +1,4 @@
-"""Wiring: what "auto" becomes, and settings that are refused by name before anything is loaded or compiled."""
+"""Construction: the resolution of "auto", and errors for wrong settings before loading and compiling."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Benchmarks on the toy engine: the trace is the paper's, the figures add up, the last line is JSON."""
+"""Benchmarks on the toy engine: the workload is that of the paper, figures add up, and the last line is JSON."""
 
 import json
 
@@ -19,7 +19,7 @@ REQUIRED = {
 }  # fmt: skip
 
 
-def test_the_trace_is_the_papers() -> None:
+def test_the_workload_is_that_of_the_paper() -> None:
     trace = make_workload("orca", num_requests=2000, vocab_size=100, seed=0, rate=4.0)
     inputs = [len(request.prompt_ids) for request in trace]
     outputs = [request.num_output for request in trace]
@@ -42,7 +42,7 @@ def test_lengths_depend_on_the_seed_and_not_on_the_rate() -> None:
 @pytest.mark.parametrize(
     ("change", "param"), [({"name": "gone"}, "trace"), ({"num_requests": 0}, "num_requests"), ({"rate": 0.0}, "rate")]
 )
-def test_a_trace_that_cannot_be(change: dict[str, object], param: str) -> None:
+def test_workloads_with_wrong_settings(change: dict[str, object], param: str) -> None:
     settings = {"name": "orca", "num_requests": 1, "vocab_size": 9, "seed": 0, "rate": None, **change}
     with pytest.raises(ConfigError) as error:
         make_workload(**settings)  # type: ignore[arg-type]
@@ -85,7 +85,9 @@ def test_offline_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) 
     trace = make_workload("orca", num_requests=12, vocab_size=257, seed=0, rate=None)
     outputs = sum(request.num_output for request in trace)
     assert result["output_tokens_per_s"] * result["wall_s"] == pytest.approx(outputs)
-    assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), "a token a member an iteration"
+    assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), (
+        "one token per member and iteration"
+    )
     assert result["compiles_while_serving"] == 0
 
 

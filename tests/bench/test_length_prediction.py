@@ -1,4 +1,4 @@
-"""What waiting comes to, by hand on a virtual clock; the same drive runs the toy in real time."""
+"""Latencies by hand on a virtual clock, and the same loop with the toy model in real time."""
 
 import dataclasses
 import json
@@ -31,14 +31,14 @@ def make_runner() -> PassRunner:
     ("order", "latencies"), [("fcfs", [3, 4, 6]), ("bound", [3, 4, 6]), ("quantiles", [3, 4, 6]), ("oracle", [6, 1, 3])]
 )
 def test_one_row_by_hand(order: str, latencies: list[float]) -> None:
-    """All at once, a token a second: who is known to be short goes first; nothing is known of what nobody saw."""
+    """All arrive at once, with a token per second. The oracle runs short ones first; quantiles have not seen any."""
     contestant = _contestants(len)[order]
     served = make_runner().simulated(THREE, [0.0] * 3, contestant.policy, contestant.predictor(THREE), SECOND)
     assert served.latencies == latencies and served.lengths == [3, 1, 2] and served.wall == 6
     assert latency_figures([served])["mean_latency_s"] == pytest.approx(sum(latencies) / 3)
 
 
-def test_whoever_comes_late_waits_from_then_on() -> None:
+def test_a_late_request_waits_from_its_arrival() -> None:
     runner = make_runner()
     served = runner.simulated(THREE, [0.0, 10.0, 10.5], "fcfs", ClientBound(), SECOND)
     assert served.latencies == [3, 1, 2.5]
@@ -46,10 +46,10 @@ def test_whoever_comes_late_waits_from_then_on() -> None:
 
 
 def test_the_engine_itself() -> None:
-    """The toy ends nobody early, so each answer is as long as the bound; its trace has all iterations."""
-    served, trace = make_runner().real(THREE, [0.0, 0.0, 0.01], "shortest", Oracle(THREE.by_name()))
-    assert served.lengths == [end.generated for _, end in sorted(trace.ends.items())]
-    assert all(latency > 0 for latency in served.latencies) and len(trace.iterations) >= max(served.lengths)
+    """The toy model never stops early, so each answer has `max_tokens`. The timeline has all iterations."""
+    served, timeline = make_runner().real(THREE, [0.0, 0.0, 0.01], "shortest", Oracle(THREE.by_name()))
+    assert served.lengths == [end.generated for _, end in sorted(timeline.ends.items())]
+    assert all(latency > 0 for latency in served.latencies) and len(timeline.iterations) >= max(served.lengths)
 
 
 def test_figures_over_passes() -> None:
@@ -58,7 +58,7 @@ def test_figures_over_passes() -> None:
 
 
 def test_tau_learns_from_those_before() -> None:
-    """Of short prompts come short answers; the first sixteen of each class are not yet believed."""
+    """Short prompts have short answers; the predictor ignores the first sixteen of each class."""
     prompts, lengths = zip(*(([1] * size, size) for _ in range(60) for size in (2, 4, 8)), strict=True)
     answers = LoggedAnswers(prompts, lengths, max_tokens=9)
     assert _tau(Oracle(answers.by_name()), answers) == 1

@@ -1,4 +1,4 @@
-"""What the engine finds is what an LRU cache of its pages would find; the rest is counted by its reason."""
+"""The engine has the hits of an LRU cache of its pages; misses are counted by reason."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def test_pages_are_alike_with_all_before_them() -> None:
         (["aabbcc", "aabbcc"], 9, 4),  # the last token is computed
         (["aabbcc", "aabbccx"], 9, 6),
         (["aabbcc", "xxyyzz", "aabbcc"], 6, 4),
-        (["aabbcc", "xxyyzz", "aabbcc"], 5, 4),  # cc, the oldest, has gone
+        (["aabbcc", "xxyyzz", "aabbcc"], 5, 4),  # cc, the oldest, is evicted
         (["aabbcc", "xxyyzz", "aabbcc"], 4, 2),
         (["aabbcc", "xxyyzz", "aabbcc"], 3, 0),
     ],
@@ -44,7 +44,7 @@ def test_generated_tokens_take_memory_too() -> None:
 
 
 def conversations(seed: int) -> list[WorkloadRequest]:
-    """Turns of a few conversations, each beginning with all of the one before, in any order."""
+    """Turns of a few conversations in random order; each turn begins with all earlier turns of its conversation."""
     chance = random.Random(seed)
     histories = [chance.choices(range(256), k=20) for _ in range(6)]
     trace = []
@@ -57,7 +57,7 @@ def conversations(seed: int) -> list[WorkloadRequest]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("num_pages", [80, 200, 2000])
-def test_served_in_order_the_engine_finds_what_is_possible(num_pages: int, overlap: bool) -> None:
+def test_in_order_the_engine_finds_all_possible_hits(num_pages: int, overlap: bool) -> None:
     trace = conversations(num_pages)
     config = EngineConfig(
         model="preset:toy", scheduler="chunked", max_num_seqs=1, page_size=8, num_pages=num_pages, max_model_len=640,
@@ -67,7 +67,7 @@ def test_served_in_order_the_engine_finds_what_is_possible(num_pages: int, overl
     assert found == possible_hits(trace, 8, num_pages) > 0
 
 
-def test_what_was_not_found_was_evicted_or_in_flight() -> None:
+def test_misses_are_evicted_or_in_flight() -> None:
     trace = conversations(1)
     for num_rows, num_pages in ((1, 60), (4, 60), (4, 2000)):
         config = EngineConfig(
@@ -78,7 +78,7 @@ def test_what_was_not_found_was_evicted_or_in_flight() -> None:
         engine.observer = admissions = Admissions()
         found = run_workload(engine, trace).figures["cache_hits"]
         missed = count_missed(trace, 8, admissions)
-        assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all that was ever there to find"
+        assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all shared tokens"
         assert (missed.in_flight > 0) == (num_rows > 1) and (missed.evicted > 0) == (num_pages < 2000)
 
 

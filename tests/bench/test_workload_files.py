@@ -1,4 +1,4 @@
-"""Traces from files: lengths, arrivals and shared prefixes as the file says, and a word on what is wrong with it."""
+"""Workloads from files: lengths, arrivals and shared prefixes of the file, and errors for wrong files."""
 
 from itertools import pairwise
 from pathlib import Path

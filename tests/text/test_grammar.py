@@ -1,4 +1,4 @@
-"""Structured output: whatever is drawn from what is allowed matches in the end, and bombs do not go off."""
+"""Structured outputs: texts drawn from the allowed ids match, and malicious grammars are harmless."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def ids_of(tokens: int) -> list[int]:
 
 
 def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, end: int, seed: int, limit: int = 300) -> bytes | None:
-    """A text drawn by chance, which likes to come to an end; None if it did not."""
+    """A randomly drawn text with a preference for ends; None if it did not end."""
     chance, text = random.Random(seed), b""
     for _ in range(limit):
         ids = ids_of(constraint.allowed())
@@ -51,7 +51,7 @@ def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, end: int, seed: in
 
 
 def follow(constraint: GrammarConstraint, ids: Sequence[int]) -> int:
-    """How many of the ids are allowed one after another."""
+    """The number of ids allowed one after another."""
     for count, token in enumerate(ids):
         if not constraint.allowed() >> token & 1:
             return count
@@ -143,7 +143,7 @@ def test_after_the_end_only_the_end() -> None:
     constraint = BYTES.compile(StructuredOutput("regex", "ab"))
     assert [ids_of(constraint.allowed())] == [[ord("a")]]
     assert follow(constraint, b"ab") == 2
-    for _ in range(3):  # also where the request goes on, with ignore_eos
+    for _ in range(3):  # also if the request continues, with ignore_eos
         assert ids_of(constraint.allowed()) == [END]
         constraint.accept(END)
 
@@ -214,7 +214,7 @@ def nested(levels: int) -> str:
         ("grammar", "][", "the Lark syntax of llguidance"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_reason(kind, value: str, message: str) -> None:
+def test_wrong_structures_are_rejected_with_a_reason(kind, value: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         BYTES.compile(StructuredOutput(kind, value))
     assert caught.value.param == "structured_outputs"

@@ -1,4 +1,4 @@
-"""Pictures, by what stands in them; and the burst that the README's is made of."""
+"""The content of the pictures, and the burst of the picture in the README."""
 
 import itertools
 import json
@@ -27,16 +27,16 @@ TOY = EngineConfig(model="preset:toy", max_num_seqs=2, progress=False)
 
 @pytest.fixture
 def batch() -> Timeline:
-    """Request-level: A of 2 + 1 tokens is kept until B of 2 + 3 has ended, and C waits for both."""
+    """Request-level: A with 2 + 1 tokens is kept until B with 2 + 3 has ended, and C waits for both."""
     lab = TracedLab("request_level", max_bs=2)
     for request_id, generated in (("A", 1), ("B", 3), ("C", 1)):
         lab.add(request_id, 2, generated)
     lab.run()
-    return lab.trace
+    return lab.timeline
 
 
 def boxes(axes: Axes) -> dict[str, list[tuple[int, float, float]]]:
-    """Colour -> (row, left, right) of what is drawn in it."""
+    """Colour -> (row, left, right) of its boxes."""
     drawn = [each for each in axes.collections if isinstance(each, PolyCollection)]
     return {
         to_hex(each.get_facecolor()[0]): [
@@ -69,11 +69,11 @@ def test_seconds(batch: Timeline) -> None:
     assert ends.get_xdata().tolist() == pytest.approx([batch.ends[n].at - origin for n in batch.arrivals])
 
 
-def test_the_legend_names_what_is_drawn_and_no_more(batch: Timeline) -> None:
+def test_the_legend_has_exactly_the_drawn_kinds(batch: Timeline) -> None:
     (legend,) = draw_timelines({"": batch}).legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert "ended, kept in its batch" in texts and "the answer is delivered" in texts
-    assert len(texts) == 5, "nobody was preempted, and nobody idle"
+    assert len(texts) == 5, "no request was preempted or idle"
 
 
 @pytest.mark.parametrize("num_requests", [8, 64])
@@ -96,7 +96,7 @@ def test_latencies_by_hand(batch: Timeline) -> None:
     assert axes.get_legend().get_texts()[0].get_text() == f"one (mean {mean:.2f} s)"
 
 
-def test_what_cannot_be_drawn(batch: Timeline, tmp_path: Path) -> None:
+def test_wrong_arguments(batch: Timeline, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one iteration"):
         draw_timelines({})
     with pytest.raises(ConfigError, match="at least one iteration"):
@@ -127,12 +127,12 @@ def test_a_recording_begins_and_ends_with_its_block() -> None:
     llm.generate(["before"], params, use_tqdm=False)
     with record(llm) as recording:
         llm.generate(["a", "b"], params, use_tqdm=False)
-        assert len(recording.timeline.ends) == 2, "it can be read while it goes on"
+        assert len(recording.timeline.ends) == 2, "it can be read during the recording"
     llm.generate(["after"], params, use_tqdm=False)
     assert llm.engine.observer is before and len(recording.timeline.arrivals) == 2
 
 
-def test_recordings_that_would_know_half(tmp_path: Path) -> None:
+def test_recordings_that_would_be_incomplete(tmp_path: Path) -> None:
     llm = LLM("preset:toy", progress=False)
     outputs = llm.stream(["a"], SamplingParams(max_tokens=3, ignore_eos=True))
     with pytest.raises(ConfigError, match="while the engine is idle"), record(llm):
@@ -151,7 +151,7 @@ def test_recordings_that_would_know_half(tmp_path: Path) -> None:
         ({"output_tokens": (4, 3)}, "output_tokens"),
     ],
 )
-def test_bursts_that_cannot_be(given: dict, param: str) -> None:
+def test_wrong_bursts(given: dict, param: str) -> None:
     with pytest.raises(ConfigError) as caught:
         mixed_burst(**{"num_requests": 1, **given})
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""The pictures and the command line."""
+"""The views of a timeline, and the command line."""
 
 import json
 from html.parser import HTMLParser
@@ -19,7 +19,7 @@ HOSTILE = "<script>alert('B')</script>"
 
 @pytest.fixture
 def lab() -> TracedLab:
-    """A, a request with a hostile name, which is preempted, and C, which waits."""
+    """Three requests: A, a preempted one with a malicious name, and a waiting C."""
     lab = TracedLab(max_bs=2, page_size=2, shape=ONE._replace(budget=8, num_pages=4))
     for request_id in ("A", HOSTILE, "C"):
         lab.add(request_id, 3, 4)
@@ -29,7 +29,7 @@ def lab() -> TracedLab:
 
 @pytest.fixture
 def run(lab: TracedLab) -> Timeline:
-    return lab.trace
+    return lab.timeline
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def file(lab: TracedLab, tmp_path: Path) -> Path:
 
 
 class Reader(HTMLParser):
-    """Fails where tags do not match; keeps what is shown, and the attributes of groups and cells."""
+    """Fails if tags do not match; collects the shown texts and the attributes of the rows."""
 
     VOID = frozenset({"meta", "br"})
 
@@ -161,6 +161,6 @@ def test_an_unfinished_last_line_is_left_out(file: Path, run: Timeline, capsys: 
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["iterations"] == len(run.iterations)
 
 
-def test_a_setting_that_cannot_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_setting(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(["replay", str(file), "--max-num-seqs", "0"]) == 2
     assert "max_num_seqs must be at least 1" in capsys.readouterr().err

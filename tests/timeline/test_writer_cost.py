@@ -1,4 +1,4 @@
-"""The benchmark of what tracing costs measures the writer, and the file is the one that was named."""
+"""The benchmark of the timeline writer measures every hook, and writes the file of `--trace-file`."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_tracing_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["tracing", *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     run = load_timeline(str(path))
-    warm_up = 4  # requests of four tokens each, beside the eight
+    warm_up = 4  # requests of four tokens each, in addition to the eight
     assert len(run.ends) == 8 + warm_up and all(end.reason == "length" for end in run.ends.values())
     assert result["iterations"] <= len(run.iterations)
     assert 0 < result["share_of_wall_time"] < 0.5 and result["bytes_per_iteration"] > 100

@@ -1,4 +1,4 @@
-"""The lab of scheduler tests with a trace writer in it."""
+"""The lab of scheduler tests, with a timeline writer."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ ONE = Shape(depth=1, reuses_prefixes=False)
 
 
 class TracedLab(Lab):
-    """Writes its trace to memory; a reading of its clock, by the engine or the writer, is a hundredth of a second."""
+    """Writes its timeline to memory. Each reading of its clock, by the engine or the writer, takes 0.01 s."""
 
     def __init__(self, name: SchedulerName = "orca", *, shape: Shape | None = None, **sizes) -> None:
         super().__init__(name, shape=shape, **sizes)
@@ -37,11 +37,11 @@ class TracedLab(Lab):
         return self.now
 
     @property
-    def trace(self) -> Timeline:
+    def timeline(self) -> Timeline:
         self.writer.flush()
         return parse_timeline(b"".join(self.parts))
 
 
 def batches(run: Timeline) -> list[list[tuple[int, int, int]]]:
-    """(request, position, tokens) of everyone in each iteration."""
+    """(request, position, tokens) of the members of each iteration."""
     return [sorted(members(iteration)) for iteration in run.iterations]
