@@ -115,11 +115,11 @@ def _on_the_engine(
     runner: PassRunner, answers: LoggedAnswers, scorer: Scorer, args: argparse.Namespace
 ) -> tuple[dict[str, object], LinearCost]:
     """Run every contestant at one load, after a pass that yields the lengths of the answers and the iteration cost."""
-    asked = answers.draw(args.real_requests, args.seed)
-    first, timeline = runner.real(asked, [0.0] * args.real_requests, "fcfs", ClientBound())
+    drawn = answers.draw(args.real_requests, args.seed)
+    first, timeline = runner.real(drawn, [0.0] * args.real_requests, "fcfs", ClientBound())
     fit = fit_cost(timeline)
     print_table("fitted cost in seconds", {**dataclasses.asdict(fit.cost), "r_squared": fit.r_squared})
-    known = dataclasses.replace(asked, lengths=first.lengths)
+    known = dataclasses.replace(drawn, lengths=first.lengths)
     capacity = _capacity(runner, answers, fit.cost)
     arrivals = poisson(args.real_requests, args.real_load * capacity, args.seed)
     timed, shown = TimedScorer(scorer), dict[str, object]()
@@ -139,13 +139,13 @@ def _on_the_engine(
 def _simulate(
     runner: PassRunner, answers: LoggedAnswers, scorer: Scorer, cost: LinearCost, args: argparse.Namespace
 ) -> list[dict[str, object]]:
-    asked = {seed: answers.draw(args.num_requests, seed) for seed in range(args.seeds)}
-    capacity = {seed: _capacity(runner, one, cost) for seed, one in asked.items()}
+    drawn = {seed: answers.draw(args.num_requests, seed) for seed in range(args.seeds)}
+    capacity = {seed: _capacity(runner, one, cost) for seed, one in drawn.items()}
     rows: list[dict[str, object]] = []
     for load in args.load:
         for name, contestant in _contestants(scorer).items():
             passes: list[Served] = []
-            for seed, one in asked.items():
+            for seed, one in drawn.items():
                 arrivals = poisson(args.num_requests, load * capacity[seed], seed)
                 passes.append(runner.simulated(one, arrivals, contestant.policy, contestant.predictor(one), cost))
             rows.append({"load": load, "order": name, **latency_figures(passes)})

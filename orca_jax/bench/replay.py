@@ -162,7 +162,7 @@ def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], pro
 
 
 def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]:
-    """Make prompts that are equal in the pages that were recorded as equal."""
+    """Make prompts with equal ids in the pages recorded as equal."""
     size = timeline.head.cache.page_size
     numbers: dict[int, int] = {}
     prompts = []

@@ -101,7 +101,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         name = TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT
-        text = self._ask({"template": name, "context": context})
+        text = self._exchange({"template": name, "context": context})
         return _cut_after_final_message(text, messages) if continue_final_message else text
 
     def close(self) -> None:
@@ -120,11 +120,11 @@ class ChatTemplate:
     ) -> None:
         self.close()
 
-    def _ask(self, frame: Frame) -> str:
+    def _exchange(self, frame: Frame) -> str:
         worker = self._idle.get()
         try:
             worker = worker or self._start()
-            answer = worker.ask(frame, self._seconds)
+            answer = worker.exchange(frame, self._seconds)
         except _WorkerLost as error:
             assert worker is not None, "only a worker is lost"
             self._discard(worker)
@@ -145,7 +145,7 @@ class ChatTemplate:
             worker = _Worker()
             self._running.add(worker)
         try:
-            problem = worker.ask({"templates": self._templates}, START_SECONDS).get("error")
+            problem = worker.exchange({"templates": self._templates}, START_SECONDS).get("error")
         except _WorkerLost as error:
             problem = f"compiling it {error}"
         if problem is not None:
@@ -182,7 +182,7 @@ class _Worker:
                 raise EngineError(f"the process of the chat template cannot be started: {error.strerror}") from error
         self._socket = ours
 
-    def ask(self, frame: Frame, seconds: float) -> Frame:
+    def exchange(self, frame: Frame, seconds: float) -> Frame:
         """Send a frame, and return the answer with "text" or "error".
 
         Raises:

@@ -10,7 +10,7 @@ from orca_jax.timeline.writer import Arrival, IterationRecord
 Kind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
 
 KINDS: dict[Kind, str] = {
-    "chunk": "initiation: a chunk of the prompt, or tokens computed anew",
+    "chunk": "initiation: a chunk of the prompt, or recomputed tokens",
     "increment": "increment: one generated token",
     "repeat": "ended, and kept in its batch",
     "waiting": "waiting for admission",

@@ -89,9 +89,7 @@ def test_the_page(run: Timeline) -> None:
     assert not reader.open and reader.rows == ["0", "1", "2"]
     assert "script" not in reader.tags and f"1: {HOSTILE}" in reader.shown
     tips = " ".join(reader.shown)
-    assert (
-        "A, iteration 0: initiation: a chunk of the prompt, or tokens computed anew, 3 tokens from position 0" in tips
-    )
+    assert "A, iteration 0: initiation: a chunk of the prompt, or recomputed tokens, 3 tokens from position 0" in tips
     assert "iterations 2 to 3: preempted, and waiting again; the first waiting request lacks pages" in tips
     assert text.count("<rect") >= sum(len(spans) for spans in request_spans(run).values()) + len(run.iterations)
 
