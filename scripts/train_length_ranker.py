@@ -20,9 +20,9 @@ from length_ranker.training import Settings, scores_of, train
 from orca_jax.bundled import model_directory
 from orca_jax.errors import OrcaError
 from orca_jax.model.load import load_decoder, tensor_mesh
-from orca_jax.ranker.saved import PARAMS, save_scorer, scorer_of
+from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import calibrate
-from orca_jax.ranker.tau import kendall_tau
+from orca_jax.ranker.storage import PARAMS, save_scorer, scorer_of
 from orca_jax.text.tokenizer import load_tokenizer
 
 HELD_OUT = 1 / 6

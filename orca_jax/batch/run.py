@@ -105,10 +105,8 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
     with summary.timed("load_s"):
         check_texts(config.server)
         built = _build(config.server.engine)
-    try:
+    with built:
         yield LocalEngine(built, config.server)
-    finally:
-        built.engine.executor.close()
 
 
 def _build(config: EngineConfig) -> Built:

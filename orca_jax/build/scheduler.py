@@ -59,7 +59,7 @@ def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
     if name in PREDICTORS:
         return PREDICTORS[name]()
     directory = ranker_directory(name)
-    from orca_jax.ranker.saved import load_scorer
+    from orca_jax.ranker.storage import load_scorer
 
     scorer = load_scorer(directory)
     if scorer.vocab_size != model.vocab_size:

@@ -109,8 +109,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(name, f"{name} [flags]", description=DESCRIPTION, allow_abbrev=False)
     config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line overrides it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
-    add_field_args(parser, ServerConfig, _FIELDS)
     add_engine_args(parser)
+    add_field_args(parser, ServerConfig, _FIELDS)
     return parser
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.trace import throughput, trace_of
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 
 MODEL = "preset:llama-3-8b"
 SHAPE = {
@@ -72,7 +72,7 @@ def build(dry_run: bool) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def continuous(model: Any, trace: list[TraceRequest], dry_run: bool) -> Found:
+def continuous(model: Any, trace: list[WorkloadRequest], dry_run: bool) -> Found:
     """Measure transformers' own iteration-level scheduling over a paged cache.
 
     As for the engine, memory is allocated, programs are captured and some requests run before the clock starts, and
@@ -108,12 +108,12 @@ def continuous(model: Any, trace: list[TraceRequest], dry_run: bool) -> Found:
         manager.stop(block=True, timeout=10, hard_stop=True)
 
 
-def warm_up_of(trace: list[TraceRequest]) -> list[TraceRequest]:
+def warm_up_of(trace: list[WorkloadRequest]) -> list[WorkloadRequest]:
     """The first requests, with short outputs."""
-    return [TraceRequest(0.0, request.prompt_ids, 4) for request in trace[:4]]
+    return [WorkloadRequest(0.0, request.prompt_ids, 4) for request in trace[:4]]
 
 
-def run(manager: Any, trace: list[TraceRequest]) -> int:
+def run(manager: Any, trace: list[WorkloadRequest]) -> int:
     """Run the trace to its end; returns the number of generated tokens.
 
     Raises:
@@ -135,17 +135,17 @@ def run(manager: Any, trace: list[TraceRequest]) -> int:
     return tokens
 
 
-def static(model: Any, trace: list[TraceRequest], size: int) -> Found:
+def static(model: Any, trace: list[WorkloadRequest], size: int) -> Found:
     """Measure static batches in the trace's order, padded on the left, each until its longest member is done."""
     generate(model, warm_up_of(trace))
 
-    def run(trace: list[TraceRequest]) -> int:
+    def run(trace: list[WorkloadRequest]) -> int:
         return sum(generate(model, trace[first : first + size]) for first in range(0, len(trace), size))
 
     return {**throughput(trace, run), "attention": model.config._attn_implementation}
 
 
-def generate(model: Any, batch: list[TraceRequest]) -> int:
+def generate(model: Any, batch: list[WorkloadRequest]) -> int:
     """Run one batch; returns the number of its tokens, without those beyond a request's own length."""
     import torch
 

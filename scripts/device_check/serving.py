@@ -6,7 +6,7 @@ from functools import partial
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.steps import Model
 from device_check.trace import throughput, trace_of
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -31,7 +31,7 @@ def serve(what: str, setting: Setting, write: Write) -> None:
         return
 
 
-def build(model: Model) -> tuple[Engine, list[TraceRequest]]:
+def build(model: Model) -> tuple[Engine, list[WorkloadRequest]]:
     """An engine, and the trace in its model's ids.
 
     Raises:
@@ -51,7 +51,7 @@ def build(model: Model) -> tuple[Engine, list[TraceRequest]]:
     return Engine(executor, scheduler, pool, seed=0), trace_of(config.vocab_size, dry_run)
 
 
-def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
+def measure(engine: Engine, trace: list[WorkloadRequest]) -> Found:
     """Measure tokens per second, idle time and preemptions; a compilation meanwhile is an error."""
     executor = engine.executor
     assert isinstance(executor, JaxExecutor), "as built"
@@ -63,7 +63,7 @@ def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
     return {**found, "error": f"{late} programs were compiled while serving"} if late else found
 
 
-def run(engine: Engine, trace: list[TraceRequest]) -> int:
+def run(engine: Engine, trace: list[WorkloadRequest]) -> int:
     """Run the trace to its end; returns the number of generated tokens."""
     for index, request in enumerate(trace):
         params = SamplingParams(max_tokens=request.num_output, temperature=0.0, ignore_eos=True)

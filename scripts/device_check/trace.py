@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable
 
 from device_check.part import Found
-from orca_jax.bench.workload.generate import TraceRequest, make_trace
+from orca_jax.bench.workload.generate import WorkloadRequest, make_workload
 
 
-def trace_of(vocab_size: int, dry_run: bool) -> list[TraceRequest]:
+def trace_of(vocab_size: int, dry_run: bool) -> list[WorkloadRequest]:
     """Requests with prompts of 32 to 512 tokens and outputs of 1 to 128; end tokens are ignored."""
-    return make_trace("orca", num_requests=6 if dry_run else 128, vocab_size=vocab_size, seed=0, rate=None)
+    return make_workload("orca", num_requests=6 if dry_run else 128, vocab_size=vocab_size, seed=0, rate=None)
 
 
-def throughput(trace: list[TraceRequest], run: Callable[[list[TraceRequest]], int]) -> Found:
+def throughput(trace: list[WorkloadRequest], run: Callable[[list[WorkloadRequest]], int]) -> Found:
     """Measure tokens per second of one run; `run` returns the number of generated tokens.
 
     Raises:

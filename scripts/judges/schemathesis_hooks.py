@@ -27,7 +27,7 @@ REASONS = (
     "best_of cannot be streamed",
     "top_logprobs needs logprobs: true",
     "tool_choice demands a call, and there are no tools",
-    "tool_choice names .* not among the tools",
+    "tool_choice names .* not one of the tools",
     "leaves no room for tool calls",
     "max_tokens and max_completion_tokens are one thing",
     "chat_template_kwargs must not hold",
@@ -40,7 +40,7 @@ REASONS = (
     "prompt must be a string, token ids, or a list of one kind of these",
     "structured_outputs must have exactly one of",
     "json_object must be true",
-    "is there twice",
+    "is used twice",
     # languages of their own
     "arguments of the tool call .* must be JSON",
     "(json_schema|regex|choice|grammar|structure) cannot be used",

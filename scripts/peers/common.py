@@ -16,10 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed in these environments
 
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args
 from orca_jax.reporting import cpu_name, print_table
 
-__all__ = ["GPT2_124M", "Generate", "TraceRequest", "arguments", "report", "trace_of", "warm_up"]
+__all__ = ["GPT2_124M", "Generate", "WorkloadRequest", "arguments", "report", "trace_of", "warm_up"]
 
 GPT2_124M = {  # the shape of preset:gpt2
     "vocab_size": 50257,
@@ -31,14 +31,14 @@ GPT2_124M = {  # the shape of preset:gpt2
     "eos_token_id": None,
 }
 
-Generate = Callable[[Sequence[TraceRequest]], list[int]]
+Generate = Callable[[Sequence[WorkloadRequest]], list[int]]
 """Runs requests to their end, greedily; returns the number of tokens of each."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The flags of every peer, with the names and defaults of `python -m orca_jax.bench offline`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_trace_args(parser)
+    add_workload_args(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the trace (default: %(default)s)")
     parser.add_argument(
         "--dtype",
@@ -53,21 +53,21 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def trace_of(args: argparse.Namespace) -> list[TraceRequest]:
+def trace_of(args: argparse.Namespace) -> list[WorkloadRequest]:
     """The trace given by the flags; all requests arrive at once."""
     vocab, length = (int(str(GPT2_124M[name])) for name in ("vocab_size", "n_positions"))
-    return trace_from_args(args, vocab_size=vocab, max_model_len=length, rate=None)
+    return workload_from_args(args, vocab_size=vocab, max_model_len=length, rate=None)
 
 
-def warm_up(generate: Generate, trace: Sequence[TraceRequest]) -> None:
+def warm_up(generate: Generate, trace: Sequence[WorkloadRequest]) -> None:
     """Run a few short requests, as the engine's benchmark does: the first requests pay for caches and compilation."""
-    generate([TraceRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+    generate([WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
 
 
 def report(
     title: str,
     packages: Sequence[str],
-    trace: Sequence[TraceRequest],
+    trace: Sequence[WorkloadRequest],
     got: Sequence[int],
     wall: float,
     config: dict[str, Any],

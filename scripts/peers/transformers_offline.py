@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from common import GPT2_124M, TraceRequest, arguments, report, trace_of, warm_up
+from common import GPT2_124M, WorkloadRequest, arguments, report, trace_of, warm_up
 
 
 def build(dtype: str, seed: int) -> Any:
@@ -29,7 +29,7 @@ def build(dtype: str, seed: int) -> Any:
 
 
 @torch.inference_mode()
-def generate_batch(model: Any, batch: Sequence[TraceRequest]) -> list[int]:
+def generate_batch(model: Any, batch: Sequence[WorkloadRequest]) -> list[int]:
     """Run one batch to the end of its longest member; returns the tokens of each, without those beyond its length."""
     width, steps = max(len(request.prompt_ids) for request in batch), max(request.num_output for request in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
@@ -51,7 +51,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     model, trace = build(args.dtype, args.seed), trace_of(args)
 
-    def generate(requests: Sequence[TraceRequest]) -> list[int]:
+    def generate(requests: Sequence[WorkloadRequest]) -> list[int]:
         batches = (requests[i : i + args.batch_size] for i in range(0, len(requests), args.batch_size))
         return [count for batch in batches for count in generate_batch(model, batch)]
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import GPT2_124M, TraceRequest, arguments, report, trace_of, warm_up
+from common import GPT2_124M, WorkloadRequest, arguments, report, trace_of, warm_up
 
 
 def set_environment(threads: int) -> None:
@@ -59,7 +59,7 @@ def build(args: argparse.Namespace) -> Any:
         )
 
 
-def generate(llm: Any, requests: Sequence[TraceRequest]) -> list[int]:
+def generate(llm: Any, requests: Sequence[WorkloadRequest]) -> list[int]:
     """Run the requests to their ends; returns the number of tokens of each."""
     import vllm
 
