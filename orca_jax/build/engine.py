@@ -116,6 +116,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         load_format=config.load_format,
         seed=config.seed,
         progress=progress_bar("Loading", config.progress),
+        config=model,
     )
     if devices[0].platform != "tpu":
         decoder.unstack()  # where a scan over layers would copy every layer's weights

@@ -21,7 +21,7 @@ from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import bucket_for, launches, sampler_places
 from orca_jax.exec.cache import allocate_cache, allocate_history
-from orca_jax.exec.compile import CompileCounter, Progress, compile_all, compile_cache, compiler_options
+from orca_jax.exec.compile import CompileCounter, compile_all, compile_cache, compiler_options
 from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import Repeated, limits_layout, make_repeat, pack_limits
@@ -34,6 +34,7 @@ from orca_jax.exec.sampling.pack import draws_layout, extras_layout, kind_of_dra
 from orca_jax.exec.sampling.programs import Drawn, make_full_sampler, make_plain_sampler, plain_kinds
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
+from orca_jax.progress import Progress
 from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult, TokenSet
 
 ProgramName = tuple[str, int]

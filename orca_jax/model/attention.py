@@ -11,8 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.apart import apart
-from orca_jax.model.layers import Linear, Maker
+from orca_jax.model.layers import Linear, Maker, unfused
 from orca_jax.model.rope import Rotation
 
 type Attend[Cache] = Callable[
@@ -55,7 +54,7 @@ class Attention(nnx.Module):
         tokens = x.shape[0]
         # On a TPU XLA would draw the reshapes into the products, and transpose the weights for that in every layer.
         query, key, value = (
-            apart(project(x)).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
+            unfused(project(x)).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
         )
         if rotation is not None:
             query, key = rotation(query), rotation(key)

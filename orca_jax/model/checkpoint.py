@@ -13,8 +13,9 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
 from orca_jax.model.transformer import Block, Decoder
-from orca_jax.model.tree import Progress, first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.progress import Progress
 
 PARAMS = "params"
 """The folder of a model directory that holds the Orbax checkpoint."""

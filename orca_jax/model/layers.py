@@ -68,6 +68,16 @@ def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, 
     return jnp.matmul(x.astype(kernel.dtype), kernel, precision=precision, preferred_element_type=jnp.float32)
 
 
+def unfused[T](values: T) -> T:
+    """The values unchanged. A TPU computes them on their own, before anything that uses them.
+
+    XLA fuses cheap operations into their users, which may cost more than it saves (docs/kernels.md, TPU). On other
+    devices this function does nothing: fusion pays there.
+    """
+    result: T = jax.lax.platform_dependent(values, tpu=jax.lax.optimization_barrier, default=lambda values: values)
+    return result
+
+
 class Linear(nnx.Module):
     """`x @ kernel + bias`; `axes` are the logical axes of input and output."""
 

@@ -17,8 +17,8 @@ from orca_jax.model.checkpoint import PARAMS, load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.tree import Progress
 from orca_jax.model.weights import load_safetensors
+from orca_jax.progress import Progress
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:
@@ -72,6 +72,7 @@ def load_decoder(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: Progress = lambda loaded, total: None,
+    config: ModelConfig | None = None,
 ) -> Decoder:
     """The model that `source` names, its parameters on `mesh`.
 
@@ -81,13 +82,14 @@ def load_decoder(
         mesh: has the axis "tensor"; see `tensor_mesh`.
         load_format: "auto" takes Orbax where there is a params/ folder, else safetensors; "dummy" draws random weights.
         seed: of random weights.
-        progress: told after each parameter that was read.
+        progress: called after each parameter that was read.
+        config: the configuration of `source`, if the caller has read it already.
 
     Raises:
         ConfigError: the source, its configuration or the format is wrong, or the mesh does not divide the model.
         CheckpointError: the weights do not fit the configuration; lists all problems.
     """
-    config = read_model_config(source)
+    config = config or read_model_config(source)
     if load_format == "dummy" or (is_preset(str(source)) and load_format == "auto"):
         return random_decoder(config, dtype=dtype, mesh=mesh, seed=seed)
     if is_preset(str(source)):

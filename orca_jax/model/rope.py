@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import RopeConfig
-from orca_jax.model.apart import apart
+from orca_jax.model.layers import unfused
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
@@ -83,7 +83,7 @@ class Rotation:
         angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)  # [T, D/2]
         cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, D/2]
         sin = jnp.sin(angles)[:, None] * magnitude(rope)
-        self.cos, self.sin = apart((cos, sin))  # or a scan over layers would compute them in each
+        self.cos, self.sin = unfused((cos, sin))  # or a scan over layers would compute them in each
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Turn the pairs (d, d + D/2) of every head, in float32."""

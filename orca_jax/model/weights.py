@@ -21,7 +21,8 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.tree import Progress, first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.progress import Progress
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -38,7 +39,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Source:
+class ParameterSource:
     """Where a parameter comes from: a row of the family's table, and the key of each layer (or the one key)."""
 
     weight: Weight
@@ -131,7 +132,7 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
     return {name: {key for key, file in weight_map.items() if file == name} for name in sorted(names)}
 
 
-def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> Source:
+def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> ParameterSource:
     """The keys of a parameter's tensors, with the first of the family's prefixes under which each is there."""
     layers = range(config.num_layers) if weight.stacked else (None,)
     prefixes = family.prefixes if weight.prefixed else ("",)
@@ -141,11 +142,11 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
         candidates = [prefix + name for prefix in prefixes]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
-    return Source(weight, tuple(keys))
+    return ParameterSource(weight, tuple(keys))
 
 
 def _compare(
-    sources: Mapping[str, Source], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
+    sources: Mapping[str, ParameterSource], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
 ) -> list[str]:
     """Problems with keys, shapes and types; a tensor that serves several parameters is named once."""
     problems: dict[str, None] = {}
@@ -177,7 +178,7 @@ def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     return whole[::-1] if weight.transpose else whole
 
 
-def _build(source: Source, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
+def _build(source: ParameterSource, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
     """One parameter, shard by shard."""
     rows = stored_shape(path, leaf.shape, config)[0]
 
@@ -198,7 +199,9 @@ def _build(source: Source, path: str, leaf: jax.ShapeDtypeStruct, files: Files, 
     return array
 
 
-def _cut(source: Source, layer: int, bounds: list[range], files: Files, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+def _cut(
+    source: ParameterSource, layer: int, bounds: list[range], files: Files, leaf: jax.ShapeDtypeStruct
+) -> np.ndarray:
     """The piece `bounds` of one layer's parameter, in the parameter's orientation and type."""
     weight, key = source.weight, source.keys[layer]
     if any(len(bound) == 0 for bound in bounds):

@@ -18,7 +18,7 @@ ROWS = 64  # of a wgmma
 TILE = 2 * ROWS  # queries of a chunk that a thread block owns at once
 
 
-class Blocks(NamedTuple):
+class PipelineSize(NamedTuple):
     """How K and V go through shared memory."""
 
     block: int  # tokens that are fetched and multiplied together
@@ -26,11 +26,16 @@ class Blocks(NamedTuple):
 
 
 # Of each head dim: 80 to 128 KiB in flight.
-INCREMENT_BLOCKS = {64: Blocks(128, 4), 80: Blocks(64, 4), 96: Blocks(64, 4), 128: Blocks(64, 4)}
-CHUNK_BLOCKS = Blocks(128, 2)
+INCREMENT_BLOCKS = {
+    64: PipelineSize(128, 4),
+    80: PipelineSize(64, 4),
+    96: PipelineSize(64, 4),
+    128: PipelineSize(64, 4),
+}
+CHUNK_BLOCKS = PipelineSize(128, 2)
 
 
-class Pieces(NamedTuple):
+class ContextPieces(NamedTuple):
     """Contexts of increments, cut so that there is work for every thread block."""
 
     fields: Int[Array, "4 I"]  # row, first token, end, first token that the query sees
@@ -51,7 +56,7 @@ def cut_contexts(
     num_pieces: int,
     block: int,
     sliding_window: int | None,
-) -> Pieces:
+) -> ContextPieces:
     """Pieces of one length for all rows: the shortest `_SHORTEST_PIECE * 2**i` of which `num_pieces` are enough.
 
     Args:
@@ -72,7 +77,7 @@ def cut_contexts(
     row, index, begin, total = lay_out(count, num_pieces)
     first = base[row] + index * length
     fields = jnp.stack([row, first, jnp.minimum(first + length, context_len[row]), low[row]])
-    return Pieces(fields, total, begin, count)
+    return ContextPieces(fields, total, begin, count)
 
 
 class Tiles(NamedTuple):

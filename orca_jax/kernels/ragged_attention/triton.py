@@ -43,7 +43,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Num
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
-from orca_jax.kernels.ragged_attention.gpu_plan import Pieces, Tiles, cut_contexts, cut_queries, most_pieces
+from orca_jax.kernels.ragged_attention.gpu_plan import ContextPieces, Tiles, cut_contexts, cut_queries, most_pieces
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _LOG2E = math.log2(math.e)
@@ -56,7 +56,7 @@ Ref = Any  # Pallas has no public type for references
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _TritonShape:
     """What the kernels of one call have in common; all static.
 
     Attributes:
@@ -115,7 +115,7 @@ class _Sight(NamedTuple):
     known: Int[Array, ""]  # every row sees all tokens from `first` to here, if there is no window
 
 
-class _Softmax(NamedTuple):
+class _TritonSoftmax(NamedTuple):
     """Online softmax of M rows: running maximum (of scores in bits), denominator, and weighted values by parts of D."""
 
     top: Float[Array, " M"]
@@ -123,15 +123,15 @@ class _Softmax(NamedTuple):
     values: tuple[Float[Array, "M part"], ...]
 
 
-def _empty(shape: _Shape, rows: int) -> _Softmax:
+def _empty(shape: _TritonShape, rows: int) -> _TritonSoftmax:
     values = tuple(jnp.zeros((rows, size), jnp.float32) for _, size in shape.parts)
-    return _Softmax(jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values)
+    return _TritonSoftmax(jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values)
 
 
-def _attend(shape: _Shape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight) -> _Softmax:
+def _attend(shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight) -> _TritonSoftmax:
     """All blocks of a program: first those that need no mask."""
 
-    def visit(i: jax.Array, state: _Softmax, *, is_masked: bool) -> _Softmax:
+    def visit(i: jax.Array, state: _TritonSoftmax, *, is_masked: bool) -> _TritonSoftmax:
         token = sight.first + i * shape.block + jnp.arange(shape.block, dtype=jnp.int32)
         return _visit(shape, q, cache, sight, token, state, is_masked=is_masked)
 
@@ -144,15 +144,15 @@ def _attend(shape: _Shape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sigh
 
 
 def _visit(
-    shape: _Shape,
+    shape: _TritonShape,
     q: tuple[jax.Array, ...],
     cache: _Cache,
     sight: _Sight,
     token: Int[Array, " C"],
-    state: _Softmax,
+    state: _TritonSoftmax,
     *,
     is_masked: bool,
-) -> _Softmax:
+) -> _TritonSoftmax:
     """One block of tokens."""
     seen = jnp.minimum(token, sight.end - 1) if is_masked else token
     page = cache.table[sight.row, lax.div(seen, jnp.int32(shape.page_size))]
@@ -182,7 +182,7 @@ def _visit(
         old * shrink[:, None] + _product(weights, read(1, *part))
         for old, part in zip(state.values, shape.parts, strict=True)
     )
-    return _Softmax(top, denominator, values)
+    return _TritonSoftmax(top, denominator, values)
 
 
 def _product(a: jax.Array, b: jax.Array) -> Float[Array, "M n"]:
@@ -191,7 +191,7 @@ def _product(a: jax.Array, b: jax.Array) -> Float[Array, "M n"]:
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
 
 
-def _widen(shape: _Shape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
+def _widen(shape: _TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
     """Stored values as factors. Ampere cannot convert fp8: its bits are those of a float16, 2**8 too small."""
     if shape.is_fp8:
         bits = stored.astype(jnp.int16)  # the sign goes to the upper byte
@@ -200,7 +200,7 @@ def _widen(shape: _Shape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
     return stored.astype(shape.dtype)
 
 
-def _in_bits(shape: _Shape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
+def _in_bits(shape: _TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
     """Scaled and capped, as base 2 logarithms: `exp2` is all that is left to do."""
     if shape.soft_cap is None:
         return scores * (shape.scale * _LOG2E)
@@ -208,7 +208,7 @@ def _in_bits(shape: _Shape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
 
 
 def _increments(
-    shape: _Shape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: Pieces
+    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: ContextPieces
 ) -> tuple[Float[Array, "I K G1 D"], Float[Array, "I K G1"]]:
     """Normalised values and log-sum-exp in bits of each piece; G + 1 rows, the last of which means nothing."""
 
@@ -247,7 +247,7 @@ def _cache(inputs: list[Ref]) -> _Cache:
 
 
 def _combine(
-    shape: _Shape, out: Float[Array, "I K G1 D"], mass: Float[Array, "I K G1"], pieces: Pieces, dtype: Any
+    shape: _TritonShape, out: Float[Array, "I K G1 D"], mass: Float[Array, "I K G1"], pieces: ContextPieces, dtype: Any
 ) -> Float[Array, "R K G1 D"]:
     """The pieces of each row together; rows without pieces stay as they are in memory."""
     rows = pl.next_power_of_2(shape.groups)
@@ -256,7 +256,7 @@ def _combine(
         head, row = pl.program_id(0), pl.program_id(1)
         place = jnp.minimum(jnp.arange(rows, dtype=jnp.int32), shape.groups)
 
-        def add(i: jax.Array, state: _Softmax) -> _Softmax:
+        def add(i: jax.Array, state: _TritonSoftmax) -> _TritonSoftmax:
             piece = begin[row] + i
             mass = mass_ref[piece, head, place]
             top = jnp.maximum(state.top, mass)
@@ -265,7 +265,7 @@ def _combine(
                 old * shrink[:, None] + values_ref[piece, head, place, pl.ds(*part)] * weight[:, None]
                 for old, part in zip(state.values, shape.parts, strict=True)
             )
-            return _Softmax(top, state.denominator * shrink + weight, values)
+            return _TritonSoftmax(top, state.denominator * shrink + weight, values)
 
         @pl.when(count[row] > 0)
         def _any() -> None:
@@ -279,7 +279,9 @@ def _combine(
     return launch(out, mass, pieces.begin, pieces.number)[0]
 
 
-def _chunks(shape: _Shape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles) -> Float[Array, "T H D"]:
+def _chunks(
+    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles
+) -> Float[Array, "T H D"]:
     """Attention of all tiles; other tokens' output stays as it is in memory."""
     num_tokens = q.shape[0]
 
@@ -309,7 +311,7 @@ def _chunks(shape: _Shape, q: Float[Array, "T H D"], cache: list[jax.Array], til
 
 
 def _launch(
-    shape: _Shape,
+    shape: _TritonShape,
     kernel: Callable[..., None],
     name: str,
     grid: tuple[int, int],
@@ -383,7 +385,7 @@ def _shape_of(
     sliding_window: int | None,
     soft_cap: float | None,
     interpret: bool,
-) -> _Shape:
+) -> _TritonShape:
     """Of increments: 32 KiB of K and V in a block, so that three blocks that are on their way fit an Ampere card.
 
     float32 is multiplied without tensor cores, with factors in registers: half as much, and more warps to many rows.
@@ -396,7 +398,7 @@ def _shape_of(
     dtype = jnp.float32 if is_float else jnp.bfloat16
     widest = pl.next_power_of_2(head_dim) * (8 if is_float else 2)
     rows = max(_LEAST_ROWS, pl.next_power_of_2(groups))
-    return _Shape(
+    return _TritonShape(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         groups=groups,
@@ -414,7 +416,7 @@ def _shape_of(
     )
 
 
-def _for_chunks(shape: _Shape) -> _Shape:
+def _for_chunks(shape: _TritonShape) -> _TritonShape:
     """More rows, as far as registers go: 128 by 128 sums take half of those of eight warps.
 
     float32 has no tensor cores here, and keeps its factors in registers too; so does what becomes of fp8.

@@ -26,7 +26,7 @@ _MAX_QUERY_BLOCK = 128
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 
 
-class _Softmax(NamedTuple):
+class _SoftmaxState(NamedTuple):
     """Online softmax of M query heads by K: running maximum, denominator and weighted values."""
 
     top: Float[Array, "K M"]
@@ -95,7 +95,7 @@ def _attend_block(
     # No query sees past its own position; queries past the request's end are clipped to its last token.
     num_visible = jnp.minimum(first + size, context_len)
 
-    def visit(index: jax.Array, state: _Softmax) -> _Softmax:
+    def visit(index: jax.Array, state: _SoftmaxState) -> _SoftmaxState:
         k, v = read_page(pages, page_list[index], head_dim)
         token = index * page_size + jnp.arange(page_size)
         scores = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
@@ -110,10 +110,12 @@ def _attend_block(
         shrink = jnp.exp(state.top - top)
         v = jnp.where(token < num_visible, v, 0.0)  # unwritten slots may hold anything
         weighted = jnp.einsum("kms,kds->kmd", weights, v, preferred_element_type=jnp.float32)
-        return _Softmax(top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted)
+        return _SoftmaxState(
+            top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
+        )
 
     shape = heads.shape[:2]
-    empty = _Softmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
+    empty = _SoftmaxState(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
     first_page = 0 if sliding_window is None else jnp.maximum(first + 1 - sliding_window, 0) // page_size
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)

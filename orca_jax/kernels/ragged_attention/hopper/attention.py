@@ -38,7 +38,7 @@ from orca_jax.kernels.ragged_attention import gpu_plan
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
 from orca_jax.kernels.ragged_attention.hopper.chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.hopper.increments import attend_pieces
-from orca_jax.kernels.ragged_attention.hopper.pipeline import Shape
+from orca_jax.kernels.ragged_attention.hopper.pipeline import HopperShape
 
 HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
 PAGE_SIZES = (16, 32, 64, 128, 256)
@@ -73,7 +73,7 @@ def ragged_attention_gpu(
     dtype, q = q.dtype, q.astype(jnp.bfloat16)
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = num_kv_heads(pages, head_dim)
-    shape = Shape(
+    shape = HopperShape(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         groups=num_heads // kv_heads,

@@ -29,14 +29,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, Pieces, Tiles
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, ContextPieces, Tiles
 from orca_jax.kernels.ragged_attention.hopper.increments import Combiner, Partial
 from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     MASKED,
-    Places,
+    HopperShape,
+    HopperSoftmax,
+    Pipeline,
     Ref,
-    Shape,
-    Softmax,
     across,
     add_values,
     add_weights,
@@ -44,7 +44,7 @@ from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     full,
     iota,
     launcher,
-    places_in,
+    pipeline_scratch,
     produce,
     scores_of,
     silence,
@@ -57,9 +57,9 @@ _CONSUMERS = TILE // ROWS
 class _ChunkBlock:
     """A thread block of `attend_chunks`: references to all that it works on, and what its three warpgroups do."""
 
-    shape: Shape
+    shape: HopperShape
     grid: int
-    places: Places
+    pipeline: Pipeline
     q: Ref  # [T, H, D]
     kv: Ref
     table: Ref
@@ -148,10 +148,10 @@ class _ChunkBlock:
             size = min(ROWS, self.q.shape[0])
             for i in range(_CONSUMERS):
                 box = self.q.at[pl.ds(query + i * ROWS, size), head]
-                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.places.q_there.at[i])
+                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.pipeline.q_ready.at[i])
 
         item = row, lax.div(head, self.shape.groups), first, position + number
-        return produce(self.shape, self.places, (self.kv, self.table), item, fetch_q, index == 0, step)
+        return produce(self.shape, self.pipeline, (self.kv, self.table), item, fetch_q, index == 0, step)
 
     def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
         """Multiply the 64 queries of an item that this warpgroup owns."""
@@ -162,7 +162,7 @@ class _ChunkBlock:
         own_first = position + mine * ROWS
         self.arrange_queries()
 
-        def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
+        def block(i: jax.Array, state: HopperSoftmax, *, is_masked: bool) -> HopperSoftmax:
             slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
             return self.multiply(slot, token, own_first, context if is_masked else None, state)
 
@@ -186,22 +186,22 @@ class _ChunkBlock:
         """TMA writes wgmma's layout only from rows that are multiples of 8, and a request may begin anywhere."""
         mine = lax.axis_index("warpgroup")
         own = pl.ds(mine * ROWS, ROWS)
-        plgpu.barrier_wait(self.places.q_there.at[mine])
+        plgpu.barrier_wait(self.pipeline.q_ready.at[mine])
         place = self.q_smem.at[own]
         place[...] = plgpu.load(self.q_raw.at[own], layout=plgpu.Layout.WGMMA, optimized=False)
         plgpu.commit_smem()
-        plgpu.barrier_arrive(self.places.q_free)
+        plgpu.barrier_arrive(self.pipeline.q_free)
 
     def multiply(
-        self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: Softmax
-    ) -> Softmax:
+        self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: HopperSoftmax
+    ) -> HopperSoftmax:
         """One block, whose first token is `token`, by queries from `own_first`; with `context`, it is masked."""
-        shape, places, mine = self.shape, self.places, lax.axis_index("warpgroup")
-        v = places.v.at[slot]
-        plgpu.barrier_wait(places.k_there.at[slot])
-        scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], places.k.at[slot])
+        shape, pipeline, mine = self.shape, self.pipeline, lax.axis_index("warpgroup")
+        v = pipeline.v.at[slot]
+        plgpu.barrier_wait(pipeline.k_ready.at[slot])
+        scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], pipeline.k.at[slot])
         self.take_turns()
-        plgpu.barrier_arrive(places.k_free.at[slot])
+        plgpu.barrier_arrive(pipeline.k_free.at[slot])
         if context is not None:
             ahead = (own_first - token) + iota(shape, 0) - iota(shape, 1)  # of the key
             visible = ahead >= 0
@@ -209,24 +209,24 @@ class _ChunkBlock:
                 visible = visible & (ahead < shape.sliding_window)
             scores = jnp.where(visible, scores, MASKED)
         state, weights = add_weights(state, scores)
-        plgpu.barrier_wait(places.v_there.at[slot])
+        plgpu.barrier_wait(pipeline.v_ready.at[slot])
         if context is not None:
             # The first consumer is a turn ahead of the second, which therefore finds zeros.
             is_mine = (mine == 0) & (token + shape.block > context)
             pl.when(is_mine)(lambda: silence(shape, v, context - token))
         self.take_turns()
         state = add_values(shape, state, weights, v)
-        plgpu.barrier_arrive(places.v_free.at[slot])
+        plgpu.barrier_arrive(pipeline.v_free.at[slot])
         return state
 
 
 def attend_chunks(
-    shape: Shape,
+    shape: HopperShape,
     q: Float[Array, "T H D"],
     kv: Float[Array, "N S W"],
     page_table: Int[Array, "R P"],
     tiles: Tiles,
-    increments: tuple[Partial, Pieces],
+    increments: tuple[Partial, ContextPieces],
     num_used: Int[Array, ""],
     *,
     grid: int,
@@ -234,14 +234,14 @@ def attend_chunks(
     """Attention of all tiles; increments put together from their pieces; zeros for tokens from `num_used` on."""
 
     def chunks(*refs: Ref) -> None:
-        _ChunkBlock(shape, grid, Places(*refs[14:]), *refs[:14]).run()
+        _ChunkBlock(shape, grid, Pipeline(*refs[14:]), *refs[:14]).run()
 
     scratch = [
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
         shape.smem(TILE, shape.head_dim),
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
         plgpu.Barrier(num_arrivals=_CONSUMERS),
-        *places_in(shape, _CONSUMERS, sharing=_CONSUMERS),
+        *pipeline_scratch(shape, _CONSUMERS, sharing=_CONSUMERS),
     ]
     results = (jax.ShapeDtypeStruct(q.shape, jnp.bfloat16),)
     launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)

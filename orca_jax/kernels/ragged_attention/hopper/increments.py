@@ -41,20 +41,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, Pieces
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, ContextPieces
 from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     MASKED,
-    Places,
+    HopperShape,
+    HopperSoftmax,
+    Pipeline,
     Ref,
-    Shape,
-    Softmax,
     across,
     add_values,
     add_weights,
     empty_softmax,
     iota,
     launcher,
-    places_in,
+    pipeline_scratch,
     produce,
     scores_of,
     silence,
@@ -74,17 +74,17 @@ class Partial(NamedTuple):
     mass: Float[Array, " M"]  # log-sum-exp, in bits; of a consumer that had no block, close to `MASKED`
 
 
-def padded_groups(shape: Shape) -> int:
+def padded_groups(shape: HopperShape) -> int:
     """Rows that a KV head has in a part: TMA copies masses in units of 16 bytes."""
     return pl.cdiv(shape.groups, 4) * 4
 
 
-def heads_in_tile(shape: Shape) -> int:
+def heads_in_tile(shape: HopperShape) -> int:
     """KV heads whose rows are weighed together."""
     return ROWS // padded_groups(shape)
 
 
-def part_rows(shape: Shape) -> int:
+def part_rows(shape: HopperShape) -> int:
     """Rows of one part."""
     return shape.num_kv_heads * padded_groups(shape)
 
@@ -93,9 +93,9 @@ def part_rows(shape: Shape) -> int:
 class _IncrementBlock:
     """A thread block of `attend_pieces`: references to all that it works on, and what its three warpgroups do."""
 
-    shape: Shape
+    shape: HopperShape
     grid: int
-    places: Places
+    pipeline: Pipeline
     q: Ref  # [T, H, D]; those of increments come first, one for each row
     kv: Ref
     table: Ref
@@ -137,22 +137,22 @@ class _IncrementBlock:
             groups = self.shape.groups
             box = self.q.at[row, pl.ds(head * groups, groups)]
             for i in range(CONSUMERS):
-                plgpu.copy_gmem_to_smem(box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.places.q_there.at[i])
+                plgpu.copy_gmem_to_smem(box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.pipeline.q_ready.at[i])
 
         pages = self.kv, self.table
-        return produce(self.shape, self.places, pages, (row, head, first, end), fetch_q, index == 0, step)
+        return produce(self.shape, self.pipeline, pages, (row, head, first, end), fetch_q, index == 0, step)
 
     def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
         """Multiply every second block of an item: those in places that this warpgroup owns."""
         shape, mine = self.shape, lax.axis_index("warpgroup")
         piece, head = self.item(index)
         first, end, low = (self.fields[i, piece] for i in range(1, 4))
-        plgpu.barrier_wait(self.places.q_there.at[mine])
+        plgpu.barrier_wait(self.pipeline.q_ready.at[mine])
         q = plgpu.load(self.q_smem.at[pl.ds(mine * ROWS, ROWS)], layout=plgpu.Layout.WGMMA, optimized=False)
-        plgpu.barrier_arrive(self.places.q_free)
+        plgpu.barrier_arrive(self.pipeline.q_free)
         own_first = lax.rem(step + mine, CONSUMERS)
 
-        def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
+        def block(i: jax.Array, state: HopperSoftmax, *, is_masked: bool) -> HopperSoftmax:
             number = own_first + i * CONSUMERS
             visible = (first + number * shape.block, low, end) if is_masked else None
             return self.multiply(lax.rem(step + number, shape.stages), q, visible, state)
@@ -172,27 +172,27 @@ class _IncrementBlock:
         slot: jax.Array,
         q: Float[Array, "64 D"],
         visible: tuple[jax.Array, jax.Array, jax.Array] | None,
-        state: Softmax,
-    ) -> Softmax:
+        state: HopperSoftmax,
+    ) -> HopperSoftmax:
         """One block; with its first token, the first that the query sees, and the end of what it sees, it is masked."""
-        shape, places = self.shape, self.places
-        plgpu.barrier_wait(places.k_there.at[slot])
-        scores = scores_of(shape, q, places.k.at[slot])
-        plgpu.barrier_arrive(places.k_free.at[slot])
+        shape, pipeline = self.shape, self.pipeline
+        plgpu.barrier_wait(pipeline.k_ready.at[slot])
+        scores = scores_of(shape, q, pipeline.k.at[slot])
+        plgpu.barrier_arrive(pipeline.k_free.at[slot])
         if visible is not None:
             token, low, end = visible
             position = token + iota(shape, 1)
             scores = jnp.where((position >= low) & (position < end), scores, MASKED)
         state, weights = add_weights(state, scores)
-        v = places.v.at[slot]
-        plgpu.barrier_wait(places.v_there.at[slot])
+        v = pipeline.v.at[slot]
+        plgpu.barrier_wait(pipeline.v_ready.at[slot])
         if visible is not None:
             pl.when(token + shape.block > end)(lambda: silence(shape, v, end - token))
         state = add_values(shape, state, weights, v)
-        plgpu.barrier_arrive(places.v_free.at[slot])
+        plgpu.barrier_arrive(pipeline.v_free.at[slot])
         return state
 
-    def write(self, piece: jax.Array, head: jax.Array, state: Softmax) -> None:
+    def write(self, piece: jax.Array, head: jax.Array, state: HopperSoftmax) -> None:
         """This consumer's part of an item; where it had no block, zeros that weigh nothing."""
         mine, padded = lax.axis_index("warpgroup"), padded_groups(self.shape)
         denominator = jnp.maximum(state.denominator, _SMALL)
@@ -209,18 +209,18 @@ class _IncrementBlock:
 
 
 def attend_pieces(
-    shape: Shape,
+    shape: HopperShape,
     q: Float[Array, "T H D"],
     kv: Float[Array, "N S W"],
     page_table: Int[Array, "R P"],
-    pieces: Pieces,
+    pieces: ContextPieces,
     *,
     grid: int,
 ) -> Partial:
     """Attention of each piece of each increment."""
 
     def increments(*refs: Ref) -> None:
-        _IncrementBlock(shape, grid, Places(*refs[10:]), *refs[:10]).run()
+        _IncrementBlock(shape, grid, Pipeline(*refs[10:]), *refs[:10]).run()
 
     assert shape.stages % CONSUMERS == 0, "a place has one owner, which sees every block that comes there"
     rows = pieces.fields.shape[1] * CONSUMERS * part_rows(shape) + ROWS
@@ -232,7 +232,7 @@ def attend_pieces(
         plgpu.SMEM((CONSUMERS * ROWS, shape.head_dim), jnp.bfloat16),
         plgpu.SMEM((CONSUMERS * ROWS, shape.head_dim), jnp.float32),
         plgpu.SMEM((CONSUMERS * ROWS,), jnp.float32),
-        *places_in(shape, CONSUMERS, sharing=1),
+        *pipeline_scratch(shape, CONSUMERS, sharing=1),
     ]
     launch = launcher(increments, results, scratch, {"block": grid}, CONSUMERS + 1, shape.interpret)
     return Partial(*launch(q, kv, page_table, pieces.fields, pieces.total))
@@ -245,12 +245,12 @@ class Combiner:
     Attributes:
         shape: of the kernel that runs it.
         values, mass: a `Partial`.
-        begin, number: of `Pieces`.
+        begin, number: of `ContextPieces`.
         out: [T, H, D]; rows without pieces stay as they are in memory.
         smem: [64, D] of bf16, where what was copied last may still be on its way.
     """
 
-    shape: Shape
+    shape: HopperShape
     values: Ref
     mass: Ref
     begin: Ref
@@ -282,7 +282,7 @@ class Combiner:
                 head = tile * heads_in_tile(self.shape) + place
                 pl.when(head < self.shape.num_kv_heads)(partial(self._write, row, head, place))
 
-    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: Softmax) -> Softmax:
+    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: HopperSoftmax) -> HopperSoftmax:
         """One consumer's part of a piece more."""
         part, size = self.begin[row] * CONSUMERS + index, heads_in_tile(self.shape) * padded_groups(self.shape)
         mine = pl.ds(pl.multiple_of(part * part_rows(self.shape) + tile * size, 4), ROWS)
@@ -291,7 +291,7 @@ class Combiner:
         top = jnp.maximum(state.top, mass)
         shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
         values = state.values * across(shrink, values) + values * across(weight, values)
-        return Softmax(top, state.denominator * shrink + weight, values)
+        return HopperSoftmax(top, state.denominator * shrink + weight, values)
 
     def _write(self, row: jax.Array, head: jax.Array, place: int) -> None:
         """The queries that share a KV head."""

@@ -6,15 +6,15 @@ multiply. Between them a block goes through one of `stages` places in shared mem
     page [S, W]   one head's K and V are two column ranges          place s of `stages`
                   [K D][V D]  [K D][V D]  ...
                    |    |
-                   |    +-- box [block, D] -- TMA -->  v[s]  -- v_there[s] -->  consumers multiply  -- v_free[s] --+
-                   +------- box [block, D] -- TMA -->  k[s]  -- k_there[s] -->  consumers multiply  -- k_free[s] --+
+                   |    +-- box [block, D] -- TMA -->  v[s]  -- v_ready[s] -->  consumers multiply  -- v_free[s] --+
+                   +------- box [block, D] -- TMA -->  k[s]  -- k_ready[s] -->  consumers multiply  -- k_free[s] --+
                                                         ^                                                          |
                                                         +------------------ the producer's next block <------------+
 
 The producer's loop owns the blocks of one item (`produce`): it waits until a place is free, fetches, and goes on with
 the next item's blocks without a pause, so that places stay full where one item ends and another begins. Consumers
 own 64 rows each, which is what wgmma multiplies; scores, maxima, sums and weighted values are float32 and stay in their
-registers (`Softmax`) from an item's first block to its last.
+registers (`HopperSoftmax`) from an item's first block to its last.
 
 Slots that no request wrote may hold NaN: their scores are masked, and their V is overwritten by zeros in shared
 memory (`silence`), which only the last block of a context needs.
@@ -41,7 +41,7 @@ Ref = Any  # Pallas has no public type for references
 
 
 @dataclass(frozen=True)
-class Shape:
+class HopperShape:
     """What both attention kernels have in common; all static.
 
     Attributes:
@@ -78,31 +78,31 @@ class Shape:
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms)
 
 
-class Places(NamedTuple):
+class Pipeline(NamedTuple):
     """The places in shared memory that K and V go through, and what says when."""
 
     k: Ref  # [stages, block, D]
     v: Ref
-    k_there: Ref  # barriers, one for each stage
-    v_there: Ref
+    k_ready: Ref  # barriers, one for each stage
+    v_ready: Ref
     k_free: Ref
     v_free: Ref
-    q_there: Ref  # one for each consumer
+    q_ready: Ref  # one for each consumer
     q_free: Ref
 
 
-def places_in(shape: Shape, consumers: int, *, sharing: int) -> list[Any]:
-    """Scratch for `Places`, in its order; `sharing` of the consumers multiply each block."""
+def pipeline_scratch(shape: HopperShape, consumers: int, *, sharing: int) -> list[Any]:
+    """Scratch for `Pipeline`, in its order; `sharing` of the consumers multiply each block."""
     copies = plgpu.Barrier(num_arrivals=shape.pages_per_block, num_barriers=shape.stages)
     freed = plgpu.Barrier(num_arrivals=sharing, num_barriers=shape.stages)
     buffer = shape.smem(shape.stages, shape.block, shape.head_dim)
-    q_there = plgpu.Barrier(num_barriers=consumers)
-    return [buffer, buffer, copies, copies, freed, freed, q_there, plgpu.Barrier(num_arrivals=consumers)]
+    q_ready = plgpu.Barrier(num_barriers=consumers)
+    return [buffer, buffer, copies, copies, freed, freed, q_ready, plgpu.Barrier(num_arrivals=consumers)]
 
 
 def produce(
-    shape: Shape,
-    places: Places,
+    shape: HopperShape,
+    pipeline: Pipeline,
     pages: tuple[Ref, Ref],
     item: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     fetch_q: Callable[[], None],
@@ -139,8 +139,8 @@ def produce(
             offset = pl.multiple_of(lax.rem(token, shape.page_size), shape.block)
         # Past the context there may be no page: the last one is fetched again, and masked.
         ids = [table[row, jnp.minimum(page + i, last_page)] for i in range(shape.pages_per_block)]
-        for part, (buffer, there, free) in enumerate(
-            ((places.k, places.k_there, places.k_free), (places.v, places.v_there, places.v_free))
+        for part, (buffer, ready, free) in enumerate(
+            ((pipeline.k, pipeline.k_ready, pipeline.k_free), (pipeline.v, pipeline.v_ready, pipeline.v_free))
         ):
 
             @pl.when(step >= shape.stages)
@@ -151,13 +151,13 @@ def produce(
             size = min(shape.block, shape.page_size)
             for i, page_id in enumerate(ids):
                 box = kv.at[page_id, pl.ds(offset, size), pl.ds(column, shape.head_dim)]
-                plgpu.copy_gmem_to_smem(box, buffer.at[slot, pl.ds(i * size, size)], there.at[slot])
+                plgpu.copy_gmem_to_smem(box, buffer.at[slot, pl.ds(i * size, size)], ready.at[slot])
 
         @pl.when(index == with_q)
         def _queries() -> None:
             @pl.when(jnp.logical_not(is_first))
             def _wait() -> None:
-                plgpu.barrier_wait(places.q_free)
+                plgpu.barrier_wait(pipeline.q_free)
 
             fetch_q()
 
@@ -166,7 +166,7 @@ def produce(
     return lax.fori_loop(0, count, fetch, step)
 
 
-class Softmax(NamedTuple):
+class HopperSoftmax(NamedTuple):
     """Online softmax of 64 rows, in registers: running maximum (of scores in bits), denominator, weighted values."""
 
     top: Float[Array, " 64"]
@@ -174,9 +174,9 @@ class Softmax(NamedTuple):
     values: Float[Array, "64 D"]
 
 
-def empty_softmax(shape: Shape) -> Softmax:
+def empty_softmax(shape: HopperShape) -> HopperSoftmax:
     """Of no tokens yet."""
-    return Softmax(full(MASKED, ROWS), full(0.0, ROWS), full(0.0, ROWS, shape.head_dim))
+    return HopperSoftmax(full(MASKED, ROWS), full(0.0, ROWS), full(0.0, ROWS, shape.head_dim))
 
 
 def full(value: float, *size: int) -> jax.Array:
@@ -191,7 +191,7 @@ def across(rows: Float[Array, " 64"], like: jax.Array) -> jax.Array:
     return lax.broadcast_in_dim(rows, like.shape, [0])
 
 
-def scores_of(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
+def scores_of(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
     """Scores in bits (base 2 logarithms), so that `exp2` is all that is left to do.
 
     Args:
@@ -205,7 +205,7 @@ def scores_of(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
     return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
 
 
-def _multiply_queries(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
+def _multiply_queries(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
     if shape.interpret is not None and isinstance(
         q, jax.Array
     ):  # the simulator has no wgmma with a factor in registers
@@ -219,7 +219,7 @@ def _multiply_queries(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, 
     return scores
 
 
-def add_values(shape: Shape, state: Softmax, weights: Float[Array, "64 C"], v: Ref) -> Softmax:
+def add_values(shape: HopperShape, state: HopperSoftmax, weights: Float[Array, "64 C"], v: Ref) -> HopperSoftmax:
     """The state with `weights @ v` added to its values, by wgmma itself, in the registers where they are."""
     if shape.interpret is not None:  # likewise
         added = jnp.dot(weights, v[...], preferred_element_type=jnp.float32)
@@ -228,22 +228,22 @@ def add_values(shape: Shape, state: Softmax, weights: Float[Array, "64 C"], v: R
     return state._replace(values=multiply(plgpu.WGMMAAccumulatorRef.init(state.values)))
 
 
-def iota(shape: Shape, axis: int) -> Int[Array, "64 C"]:
+def iota(shape: HopperShape, axis: int) -> Int[Array, "64 C"]:
     """Each score's row or column, in the registers that hold scores."""
     return plgpu.broadcasted_iota(jnp.int32, (ROWS, shape.block), axis, layout=plgpu.Layout.WGMMA)
 
 
-def add_weights(state: Softmax, scores: Float[Array, "64 C"]) -> tuple[Softmax, Float[Array, "64 C"]]:
+def add_weights(state: HopperSoftmax, scores: Float[Array, "64 C"]) -> tuple[HopperSoftmax, Float[Array, "64 C"]]:
     """The state with a block's weights in its denominator and its values shrunk; and the weights in bf16."""
     top = jnp.maximum(state.top, scores.max(axis=1))
     weights = jnp.exp2(scores - across(top, scores))
     shrink = jnp.exp2(state.top - top)
     denominator = state.denominator * shrink + weights.sum(axis=1)
-    state = Softmax(top, denominator, state.values * across(shrink, state.values))
+    state = HopperSoftmax(top, denominator, state.values * across(shrink, state.values))
     return state, weights.astype(jnp.bfloat16)
 
 
-def silence(shape: Shape, v: Ref, written: jax.Array) -> None:
+def silence(shape: HopperShape, v: Ref, written: jax.Array) -> None:
     """Overwrite the V of slots that nobody wrote by zeros: a weight of zero does not silence NaN."""
     for start in range(0, shape.block, ROWS):
         place = v.at[pl.ds(start, ROWS)]
@@ -269,7 +269,7 @@ def launcher(
         scratch: shared memory and barriers of a thread block.
         grid: names and sizes of its axes.
         warpgroups: of a thread block; the axis "warpgroup" tells them apart.
-        interpret: as for `Shape`.
+        interpret: as for `HopperShape`.
     """
     launch: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
         kernel,

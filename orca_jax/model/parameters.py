@@ -1,14 +1,11 @@
 """The decoder's parameters by name, as the loaders see them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
 
 from orca_jax.config import ModelConfig
-
-type Progress = Callable[[int, int], None]
-"""Called with (parameters loaded, parameters in all) after each."""
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
