@@ -1,8 +1,8 @@
 """Backends of an operation as a table: a new one is one file and one row.
 
 Each operation has a table of `Backend`, in order of preference. The modules of one table have functions of the same
-names; among them is `refusal`, which returns None if the backend can do the given shapes, and the reason otherwise. A
-module is imported when it is used: a program on a CPU does not wait for the import of Pallas.
+names. One of them is `refusal`: it returns None if the backend can do the given shapes, and otherwise the reason. A
+module is imported at its first use: a program on a CPU does not wait for the import of Pallas.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def named_backend(backends: Sequence[Backend], name: str) -> Backend | None:
 
 
 def first_backend(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> Backend | None:
-    """The first backend that is meant for the device and whose `refusal` of these shapes is None."""
+    """The first backend meant for the device, without a refusal of these shapes; None if there is none."""
     fitting = (backend for backend in backends if backend.is_meant_for(device))
     return next((backend for backend in fitting if backend.load().refusal(*shapes) is None), None)
 

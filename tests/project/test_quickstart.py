@@ -91,7 +91,7 @@ def pickled(model: Path) -> Path:
 
 
 WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # what of a copy of a whole model gives the message
-    "is no directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "is not a directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
     "holds only pickled weights": lambda model: EngineConfig(str(pickled(model))),

@@ -76,27 +76,26 @@ def ragged_attention(
     """Causal attention of each request over its own pages; initiation and increment phases may be mixed.
 
     Request r has the queries `query_start[r] : query_start[r] + query_len[r]`; they are the last
-    `query_len[r]` of its `context_len[r]` tokens, whose K and V already stand in the pages
-    `page_table[r]`. Requests come in the order of `query_start`, those with one query first, absent ones
-    (`query_len` 0) last.
+    `query_len[r]` of its `context_len[r]` tokens, and the pages `page_table[r]` already hold their keys and values.
+    Requests come in the order of `query_start`: those with one query first, absent ones (`query_len` 0) last.
 
     Args:
         q: queries of all requests, flattened; tokens past the last request are padding.
-        pages: K and V, in any layout and type; an implementation may take only some.
+        pages: keys and values; a backend may support only some layouts and types.
         page_table: pages of each request, as indices into `pages`; entries past its context are not read.
         query_start: first query of each request.
         query_len: number of queries; 0 for rows without a request.
         context_len: tokens in the cache after this iteration.
         scale: factor on the scores, usually 1 / sqrt(D).
-        sliding_window: a query sees this many tokens, itself included; None for all before it.
+        sliding_window: number of tokens that a query sees, itself included; None for all before it.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap), after `scale`; None leaves them.
-        implementation: a name from `implementations()`; None takes the backend's default.
+        implementation: a name from `implementations()`; None takes the device's default.
 
     Returns:
-        The attention output for each query; rows of padding tokens hold finite values that mean nothing.
+        The attention output of each query. Padding tokens get finite values without meaning.
 
     Raises:
-        NotImplementedError: the implementation does not exist or cannot do these shapes.
+        NotImplementedError: the backend does not exist or cannot do these shapes.
     """
     backend = _named(implementation) if implementation else choose_backend(jax.devices()[0], q, pages)
     if q.shape[1] % num_kv_heads(pages, q.shape[2]):
