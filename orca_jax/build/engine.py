@@ -130,6 +130,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         load_format=config.load_format,
         seed=config.seed,
         progress=progress_bar("Loading", config.progress),
+        config=model,
     )
     if devices[0].platform != "tpu":
         decoder.unstack()  # on CPUs and GPUs a scan over layers would copy the weights of every layer

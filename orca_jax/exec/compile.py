@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +12,9 @@ import jax
 from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-logger = logging.getLogger(__name__)
+from orca_jax.progress import Progress
 
-Progress = Callable[[int, int], None]
+logger = logging.getLogger(__name__)
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _THREADS = 4

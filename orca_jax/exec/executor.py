@@ -18,7 +18,7 @@ from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.cache import allocate_cache, allocate_history
-from orca_jax.exec.compile import CompileCounter, Progress, compile_cache
+from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
@@ -28,6 +28,7 @@ from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.model.transformer import Decoder
+from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
 from orca_jax.step import ExecutorStats, Handle, MultiStep, StepPlan, StepResult
 

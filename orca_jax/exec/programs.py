@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import bucket_for, sampler_places
-from orca_jax.exec.compile import Progress, compile_all, compiler_options
+from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
 from orca_jax.exec.pack import Layout
@@ -24,6 +24,7 @@ from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
+from orca_jax.progress import Progress
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("multi_step", bucket), ("full", places) or (a kind of plain samplers, places)."""

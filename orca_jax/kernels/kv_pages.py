@@ -1,17 +1,17 @@
-"""K/V pages: where the keys and values of running requests live, in one of two layouts.
+"""Pages of the KV cache, which holds the keys and values of running requests, in one of two layouts.
 
     head major   k, v  [N, K, D, S]       CPU: the inner loops of attention run over contiguous tokens
-    packed       kv    [N, S, K * 2 * D]  TPU and GPU: of a token, K then V of head 0, K then V of head 1, ...
+    packed       kv    [N, S, K * 2 * D]  TPU and GPU: for a token, K then V of head 0, K then V of head 1, ...
 
 N = num_layers * num_pages; page p of layer l is l * num_pages + p. A page holds S consecutive tokens of one request.
-One flat page axis for all layers lets the cache be a plain carry of the scan over layers, which XLA updates in place.
+With one flat page axis for all layers, the cache is a plain carry of the scan over layers. XLA updates it in place.
 
-Packed pages are rows of whole lanes for every number of heads (2 * D = 128 where D = 64), so that TPUs neither pad
-nor copy them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last one.
+Rows of packed pages fill whole lanes for every number of heads (2 * D = 128 if D = 64): TPUs neither pad nor copy
+them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last dimension.
 
 Integer and 8-bit float pages have scales, one for K and one for V of each page and head: value = stored * scale.
-Packed pages have them in a line for each page, K's then V's of head 0 and so on: TPU kernels fetch that line alone.
-Only this file knows where a token stands in a page; what needs speed in its layout says so and takes no other.
+The scales of a packed page are one row, K's then V's of head 0 and so on: TPU kernels fetch this row alone.
+Only this file defines the position of a token in a page; fast kernels are written for one layout and refuse the other.
 """
 
 from typing import NamedTuple, get_args
@@ -25,11 +25,11 @@ from jaxtyping import Array, Float, Int, Num
 from orca_jax.config import PageLayout
 
 LAYOUTS: tuple[PageLayout, ...] = get_args(PageLayout)
-_SMALLEST_SCALE = 1e-30  # of a page of zeros
+_SMALLEST_SCALE = 1e-30  # for a page of zeros
 
 
 class HeadMajorPages(NamedTuple):
-    """Keys and values of all layers; a pytree, donated from one iteration to the next."""
+    """Keys and values of all layers, in separate arrays. A pytree, donated from one iteration to the next."""
 
     k: Num[Array, "N K D S"]
     v: Num[Array, "N K D S"]
@@ -38,7 +38,7 @@ class HeadMajorPages(NamedTuple):
 
     @property
     def page_size(self) -> int:
-        """Tokens in a page."""
+        """Number of tokens in a page."""
         return self.k.shape[3]
 
     @property
@@ -48,19 +48,19 @@ class HeadMajorPages(NamedTuple):
 
     @property
     def is_quantised(self) -> bool:
-        """Whether stored values are to be multiplied by scales."""
+        """True if values are stored as multiples of a scale."""
         return self.k_scale is not None
 
 
 class PackedPages(NamedTuple):
-    """Keys and values of all layers, side by side for each head, and so are their scales."""
+    """Keys and values of all layers in one array, side by side for each head. Their scales are laid out alike."""
 
     kv: Num[Array, "N S W"]
     scale: Float[Array, "N 1 2K"] | None = None
 
     @property
     def page_size(self) -> int:
-        """Tokens in a page."""
+        """Number of tokens in a page."""
         return self.kv.shape[1]
 
     @property
@@ -70,7 +70,7 @@ class PackedPages(NamedTuple):
 
     @property
     def is_quantised(self) -> bool:
-        """Whether stored values are to be multiplied by scales."""
+        """True if values are stored as multiples of a scale."""
         return self.scale is not None
 
 
@@ -78,7 +78,7 @@ KVPages = HeadMajorPages | PackedPages
 
 
 def needs_scales(dtype: jnp.dtype) -> bool:
-    """Whether pages of this type are quantised: all of eight bits are."""
+    """True if pages of this type are quantised: all 8-bit types are."""
     return jnp.dtype(dtype).itemsize == 1
 
 
@@ -90,7 +90,7 @@ def pages_shape(
     page_size: int,
     dtype: jnp.dtype,
 ) -> KVPages:
-    """Abstract pages: shapes and dtypes without memory. `num_pages` counts those of all layers (N)."""
+    """Abstract pages: shapes and dtypes without memory. `num_pages` counts the pages of all layers (N)."""
 
     def scales(*shape: int) -> jax.ShapeDtypeStruct | None:
         return jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32) if needs_scales(dtype) else None
@@ -104,7 +104,7 @@ def pages_shape(
 
 
 def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype) -> KVPages:
-    """How pages are split over the mesh: their heads over `axis`. A tree like the pages, of `PartitionSpec`."""
+    """A tree like the pages, of `PartitionSpec`: heads are split over the mesh axis `axis`."""
     is_quantised = needs_scales(dtype)
     if layout == "packed":
         packed = PartitionSpec(None, None, axis)
@@ -115,26 +115,29 @@ def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype) -> KVPage
 
 
 def num_kv_heads(pages: KVPages, head_dim: int) -> int:
-    """K, which packed pages do not say by themselves."""
+    """The number of KV heads, K. The shape of packed pages gives only K * 2 * D."""
     if isinstance(pages, HeadMajorPages):
         return pages.k.shape[1]
     return pages.kv.shape[2] // (2 * head_dim)
 
 
 def tile_tokens(dtype: jnp.dtype) -> int:
-    """Tokens in a tile of a TPU's registers, which memory is written in: 8 in float32, 16 in bfloat16, 32 in 8 bits."""
+    """Tokens in one tile of a TPU's registers: 8 in float32, 16 in bfloat16, 32 in 8-bit types.
+
+    TPUs write memory in whole tiles.
+    """
     return 32 // jnp.dtype(dtype).itemsize
 
 
 def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) -> Num[Array, "T W"]:
-    """K and V of each token as a slot of packed pages of this type has them."""
+    """K and V of each token in the layout and type of one slot of packed pages."""
     return jnp.stack([k, v], axis=2).astype(dtype).reshape(k.shape[0], -1)
 
 
 def read_page(
     pages: KVPages, page: Int[Array, ""], head_dim: int
 ) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
-    """K and V of one page in float32, whatever the layout and the stored type."""
+    """K and V of one page in float32, for every layout and stored type."""
 
     def of_page(pool: Array) -> Array:
         return lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(jnp.float32)
@@ -158,12 +161,12 @@ def write_page(
     """The pages with one of them replaced.
 
     Args:
-        pages: to be updated.
-        page: which.
-        k: keys of the whole page; those of slots without a token are zeros.
-        v: values.
-        least: quantised pages get no smaller scales than these, for K and for V. With the scales that the page had,
-            values that were in it keep their bits as long as nothing larger comes.
+        pages: pages to update.
+        page: index of the page to replace.
+        k: keys of the whole page, zeros in slots without a token.
+        v: values of the whole page, likewise.
+        least: lower bounds on the scales of a quantised page, for K and for V. If these are the page's old scales,
+            old values keep their bits unless a larger value is added.
     """
     scales: tuple[Array, ...] = ()
     if pages.is_quantised:
@@ -191,7 +194,7 @@ def write_pages(
     values: tuple[Float[Array, "M K D S"], Float[Array, "M K D S"]],
     least: tuple[Float[Array, "M K"], Float[Array, "M K"]],
 ) -> PackedPages:
-    """The quantised pages with some of them replaced at once; see `write_page`. Pages that do not exist are dropped."""
+    """The quantised pages with several of them replaced at once; see `write_page`. Pages out of range are dropped."""
     quantise = jax.vmap(lambda values, least: _quantise(values, pages.dtype, least))
     (k, k_scale), (v, v_scale) = (quantise(x, bound) for x, bound in zip(values, least, strict=True))
     kv = jnp.stack([k, v], axis=2).transpose(0, 4, 1, 2, 3).reshape(-1, *pages.kv.shape[1:])
@@ -204,7 +207,7 @@ def write_pages(
 
 
 def page_scales(pages: KVPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
-    """Scales of K and of V in one page; None where pages are not quantised."""
+    """Scales of K and of V in one page; None if pages are not quantised."""
     if isinstance(pages, HeadMajorPages):
         if pages.k_scale is None or pages.v_scale is None:
             return None
@@ -215,30 +218,30 @@ def page_scales(pages: KVPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"
 def page_tokens(
     pages: KVPages, page_list: Int[Array, " P"], head_dim: int
 ) -> tuple[Float[Array, "C K D"], Float[Array, "C K D"]]:
-    """K and V of the tokens of some pages in order, in float32; C = P * S."""
+    """K and V of all tokens of the listed pages, in order, in float32; C = P * S."""
     k, v = jax.vmap(lambda page: read_page(pages, page, head_dim))(page_list)  # [P, K, D, S]
     heads = k.shape[1:3]
     return jnp.moveaxis(k, 3, 1).reshape(-1, *heads), jnp.moveaxis(v, 3, 1).reshape(-1, *heads)
 
 
 def largest_stored(dtype: jnp.dtype) -> float:
-    """The largest magnitude that quantised pages of this type store."""
+    """The largest magnitude of a stored value in quantised pages of this type."""
     return float(jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).max)
 
 
 def scales_of(
     largest: Float[Array, "*heads"], least: Float[Array, "*heads"], dtype: jnp.dtype
 ) -> Float[Array, "*heads"]:
-    """The scale of each head, K's or V's, of a page: its largest value becomes the type's largest.
+    """The scale of each head of a page, for K or for V. It maps the head's largest value to the largest of the type.
 
     Args:
-        largest: magnitude of the values. Values that were quantised by `least` can be left out: rounding is monotonic,
-            so none is beyond what `least` reaches, and none changes the result.
-        least: scales that the page has, which do not shrink; zeros where nothing in it counts.
-        dtype: of the stored values.
+        largest: largest magnitude of the values. Values quantised with `least` may be left out: rounding is
+            monotonic, so they are within the range of `least` and do not change the result.
+        least: current scales of the page, which never shrink; zeros if the page holds no valid tokens.
+        dtype: type of the stored values.
     """
     limit = largest_stored(dtype)
-    # What fits is not divided: the quotient of a rounded product may be a bit larger than the scale that made it.
+    # A value within range keeps the old scale: dividing a rounded product could give a slightly larger quotient.
     grown = jnp.where(largest <= limit * least, least, jnp.maximum(largest / limit, least))
     return jnp.maximum(grown, _SMALLEST_SCALE)
 

@@ -1,8 +1,8 @@
-"""The attention of a block, around a kernel that it is given.
+"""The attention of a block, around a kernel passed as an argument.
 
-The model does not know how keys and values are kept: `attend` gets the new ones of this iteration's tokens, does
-what its cache needs, and returns the output. That is the paper's selective batching: everything here runs on the
-merged tokens of all requests, and only `attend` tells requests apart (section 3.2).
+The model does not depend on the form of the KV cache: `attend` takes the new keys and values of this iteration's
+tokens, updates its cache, and returns the output. This is the paper's selective batching: everything here runs on the
+merged tokens of all requests, and only `attend` separates requests (section 3.2).
 """
 
 from collections.abc import Callable
@@ -11,8 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.apart import apart
-from orca_jax.model.layers import Linear, Maker
+from orca_jax.model.layers import Linear, Maker, unfused
 from orca_jax.model.rope import Rotation
 
 type Attend[Cache] = Callable[
@@ -51,11 +50,11 @@ class Attention(nnx.Module):
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
-        """Attention output of every token, or of those in `keep`, and the cache that now holds all keys and values."""
+        """Attention output of every token, or of those in `keep`, and the cache with the new keys and values."""
         tokens = x.shape[0]
-        # On a TPU XLA would draw the reshapes into the products, and transpose the weights for that in every layer.
+        # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
         query, key, value = (
-            apart(project(x)).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
+            unfused(project(x)).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
         )
         if rotation is not None:
             query, key = rotation(query), rotation(key)

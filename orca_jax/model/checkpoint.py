@@ -1,4 +1,4 @@
-"""Our own checkpoints: the decoder's parameter tree in Orbax's format, the vocabulary without its padding."""
+"""Orbax checkpoints of a decoder: its parameter tree, with the vocabulary unpadded."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,15 +13,16 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
 from orca_jax.model.transformer import Block, Decoder
-from orca_jax.model.tree import Progress, first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.progress import Progress
 
 PARAMS = "params"
 """The folder of a model directory that holds the Orbax checkpoint."""
 
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
-    """Write the parameters as `dtype` to `directory`/params, which must not exist."""
+    """Write the parameters as `dtype` to the new folder `directory`/params."""
     assert isinstance(decoder.blocks, Block), "checkpoints hold stacked layers: save before `unstack`"
     tree: dict[str, Any] = {}
     for path, value in flat_parameters(nnx.state(decoder)).items():
@@ -40,9 +41,9 @@ def load_orbax(directory: Path, config: ModelConfig, shapes: nnx.State, progress
 
     Args:
         directory: the model directory.
-        config: the model, for its vocabulary without padding.
+        config: the model; gives the size of the vocabulary without padding.
         shapes: tree of `ShapeDtypeStruct` with shardings, padded; values are cast to its types.
-        progress: told after each parameter.
+        progress: called after each parameter.
 
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter.
@@ -58,7 +59,7 @@ def load_orbax(directory: Path, config: ModelConfig, shapes: nnx.State, progress
             try:
                 values[path] = _restore(checkpointer, folder, path, leaf)
             except Exception as error:  # Orbax raises bare `Exception` for some broken files
-                problems.append(f"{path}: cannot be read, {first_line(error)}")
+                problems.append(f"{path}: cannot be read: {first_line(error)}")
             progress(len(values), len(wanted))
     if problems:
         raise CheckpointError(str(folder), problems)
@@ -67,11 +68,11 @@ def load_orbax(directory: Path, config: ModelConfig, shapes: nnx.State, progress
 
 def _stored_shapes(checkpointer: ocp.Checkpointer, folder: Path) -> dict[str, tuple[int, ...]]:
     if not (folder / "_METADATA").is_file():
-        raise CheckpointError(str(folder), ["it is no finished Orbax checkpoint: _METADATA is missing"])
+        raise CheckpointError(str(folder), ["not a complete Orbax checkpoint: _METADATA is missing"])
     try:
         tree = checkpointer.metadata(folder).item_metadata.tree
-    except Exception as error:  # as for broken files
-        raise CheckpointError(str(folder), [f"its metadata cannot be read, {first_line(error)}"]) from error
+    except Exception as error:  # Orbax raises bare `Exception` here too
+        raise CheckpointError(str(folder), [f"the metadata cannot be read: {first_line(error)}"]) from error
     leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
     return {".".join(str(key.key) for key in path): tuple(leaf.shape) for path, leaf in leaves}
 
@@ -87,7 +88,7 @@ def _compare(stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Any], c
 
 
 def _restore(checkpointer: ocp.Checkpointer, folder: Path, path: str, leaf: jax.ShapeDtypeStruct) -> Array:
-    """One parameter. `strict=False` lets Orbax pad the vocabulary with zeros, as each shard is read."""
+    """Read one parameter. `strict=False` lets Orbax pad the vocabulary with zeros while it reads each shard."""
     item: Any = leaf
     args: Any = ocp.ArrayRestoreArgs(
         restore_type=jax.Array, sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False

@@ -1,4 +1,4 @@
-"""What a model is, read without loading it and without JAX: a directory's config.json, or a preset."""
+"""The configuration of a model, from a directory's config.json or a preset, without weights and without JAX."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ MAX_CONFIG_BYTES = 16 * 2**20
 
 
 def preset_names() -> tuple[str, ...]:
-    """Configurations that come with the package; they have random weights."""
+    """Names of the configurations in the package. Their weights are random."""
     return tuple(_presets())
 
 
@@ -26,19 +26,20 @@ def read_model_config(source: str | Path) -> ModelConfig:
     End tokens of generation_config.json join those of config.json, since models rely on both.
 
     Raises:
-        ConfigError: no such directory or preset, a file that is no JSON object, an unknown `model_type`, or an
-            option that the decoder does not have; names the parameter.
+        ConfigError: there is no such directory or preset, a file is not a JSON object, the `model_type` is unknown,
+            or the decoder does not support an option. The error names the parameter.
     """
     if is_preset(str(source)):
         name = str(source).removeprefix(PRESET_PREFIX)
         presets = _presets()
         if name not in presets:
-            raise ConfigError(f"unknown preset {name!r}; known: {', '.join(presets)}", param="model")
+            raise ConfigError(f"unknown preset {name!r}; the presets are {', '.join(presets)}", param="model")
         return config_from_hf(presets[name])
     directory = Path(source)
     if not directory.is_dir():
         raise ConfigError(
-            f"{directory} is no directory; name one, or preset:<name>; hf download gets a model from the Hub",
+            f"{directory} is not a directory; give a model directory or preset:<name>. "
+            f"To use a model from the Hub: hf download ORG/NAME --local-dir DIR",
             param="model",
         )
     config = config_from_hf(_read_object(directory / "config.json"))
@@ -51,7 +52,7 @@ def read_model_config(source: str | Path) -> ModelConfig:
 
 
 def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
-    """The configuration that a Hugging Face config.json describes.
+    """The configuration described by a Hugging Face config.json.
 
     Raises:
         ConfigError: as in `read_model_config`.
@@ -59,7 +60,8 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     kind = str(hf.get("model_type"))
     if kind not in FAMILIES:
         raise ConfigError(
-            f"config.json: model_type {kind!r} is not supported; known: {sorted(FAMILIES)}", param="model"
+            f"config.json: model_type {kind!r} is not supported, only {', '.join(sorted(FAMILIES))}",
+            param="model",
         )
     config = FAMILIES[kind].config_from_hf(hf)
     _check_end_tokens("config.json", config.eos_token_ids, config)
@@ -69,7 +71,7 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
 def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -> None:
     outside = [token for token in tokens if token >= config.vocab_size][:3]
     if outside:
-        message = f"{name}: eos_token_id {outside} is outside the vocabulary of {config.vocab_size}"
+        message = f"{name}: eos_token_id {outside} is outside the vocabulary of {config.vocab_size} tokens"
         raise ConfigError(message, param="eos_token_id")
 
 
@@ -80,7 +82,7 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # before opening it: a pipe would block, and a device may never end
+    if not path.is_file():  # checked before opening: a pipe would block, and a device may never end
         raise ConfigError(f"{path} is missing", param="model")
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes", param="model")
@@ -89,5 +91,5 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", param="model") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object", param="model")
+        raise ConfigError(f"{path} must contain a JSON object", param="model")
     return value

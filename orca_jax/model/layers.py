@@ -1,7 +1,7 @@
-"""The parts of a block. Matrix products run in the parameters' type with float32 sums, everything else in float32.
+"""The layers of a block. Matrix products run in the parameters' type with float32 sums, the rest in float32.
 
-Parameters of blocks are stacked: their first axis is the layer. A block's methods see one layer at a time, because
-the decoder scans over that axis.
+Parameters of blocks are stacked: their first axis is the layer. The methods of a block get one layer at a time, because
+the decoder scans over this axis.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class Maker:
-    """Makes parameters of one type, each from a key of its own, so that values do not depend on the mesh.
+    """Creates parameters of one type. Each has its own random key, so values do not depend on the mesh.
 
     Args:
         dtype: type of every parameter.
@@ -39,13 +39,13 @@ class Maker:
         self.layers = layers
 
     def stacked(self, layers: int) -> "Maker":
-        """The same for parameters with a leading axis of `layers`."""
+        """A maker of parameters with a leading axis of size `layers`."""
         return Maker(self.dtype, self.rngs, layers)
 
     def __call__(
         self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
     ) -> nnx.Param[Array]:
-        """A parameter of `shape`, `axes` naming its dimensions; a leading "layers" axis is added to both if stacked."""
+        """A parameter of `shape`. `axes` names its dimensions. If stacked, both get a leading "layers" axis."""
         value = self._layer_by_layer(shape, std) if init == "normal" else self._constant(shape, float(init == "ones"))
         return nnx.Param(value, axes=axes if self.layers is None else ("layers", *axes))
 
@@ -58,14 +58,24 @@ class Maker:
 
         if self.layers is None:
             return draw(self.rngs.params())
-        # A loop, since all layers at once would need several times the memory of the weights for random bits.
+        # A loop: the random bits of all layers at once would need several times the memory of the weights.
         return jax.lax.map(draw, jax.random.split(self.rngs.params(), self.layers))
 
 
 def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
-    """`x @ kernel` with float32 sums. Float32 parameters get full float32 products also where TF32 is the default."""
+    """`x @ kernel` with float32 sums. Float32 parameters get full float32 products even if TF32 is the default."""
     precision = jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
     return jnp.matmul(x.astype(kernel.dtype), kernel, precision=precision, preferred_element_type=jnp.float32)
+
+
+def unfused[T](values: T) -> T:
+    """The values unchanged. A TPU computes them on their own, before anything that uses them.
+
+    XLA fuses cheap operations into their users, which may cost more than it saves (docs/kernels.md, TPU). On other
+    devices this function does nothing: fusion pays there.
+    """
+    result: T = jax.lax.platform_dependent(values, tpu=jax.lax.optimization_barrier, default=lambda values: values)
+    return result
 
 
 class Linear(nnx.Module):
@@ -111,7 +121,7 @@ class Table(nnx.Module):
             self.table[...] = jnp.where(jnp.arange(rows)[:, None] < used, values, jnp.zeros_like(values))
 
     def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
-        """Look up; an index out of range gets the nearest row (callers validate, padding may hold anything)."""
+        """Look up rows. An index out of range gets the nearest row: padding may hold any index."""
         return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
@@ -120,7 +130,7 @@ class Table(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Two layers with an activation between them; gated models multiply a second projection in."""
+    """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection."""
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         inner = ((config.embed_dim, config.mlp_dim), ("embed", "mlp"))

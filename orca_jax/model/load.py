@@ -1,4 +1,4 @@
-"""From a name to a decoder whose parameters lie where they belong on the mesh."""
+"""Load a decoder by name, with its parameters sharded over a mesh."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,26 +17,26 @@ from orca_jax.model.checkpoint import PARAMS, load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.tree import Progress
 from orca_jax.model.weights import load_safetensors
+from orca_jax.progress import Progress
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:
-    """A mesh of `devices` along the tensor axis, on which XLA propagates shardings by itself."""
+    """A mesh of `devices` along the tensor axis. XLA propagates shardings on it by itself."""
     return Mesh(np.array(devices), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def decoder_builder(config: ModelConfig, dtype: DType, shards: int, seed: int = 0) -> Callable[[], Decoder]:
-    """A function that creates the decoder with random values, for tracing."""
+    """A function to trace that creates the decoder with random values."""
     rows = padded_vocab(config, shards)
     return lambda: Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows)
 
 
 def abstract_decoder(config: ModelConfig, dtype: DType, mesh: Mesh) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
-    """The decoder's structure, and a tree of shapes with shardings in place of its parameters.
+    """The decoder's structure, and a tree with a sharded shape in place of each parameter.
 
     Raises:
-        ConfigError: the mesh does not divide the model.
+        ConfigError: the model cannot be split evenly over the mesh.
     """
     shards = tensor_parallel_size(mesh)
     check_divisible(config, shards)
@@ -50,10 +50,10 @@ def abstract_decoder(config: ModelConfig, dtype: DType, mesh: Mesh) -> tuple[nnx
 
 
 def random_decoder(config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int = 0) -> Decoder:
-    """A decoder with random weights, created shard by shard. The same values on every mesh, up to vocabulary padding.
+    """A decoder with random weights, created shard by shard. Values do not depend on the mesh, except for padding.
 
     Raises:
-        ConfigError: the mesh does not divide the model.
+        ConfigError: the model cannot be split evenly over the mesh.
     """
     _, shapes = abstract_decoder(config, dtype, mesh)
     build = decoder_builder(config, dtype, tensor_parallel_size(mesh), seed)
@@ -72,26 +72,30 @@ def load_decoder(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: Progress = lambda loaded, total: None,
+    config: ModelConfig | None = None,
 ) -> Decoder:
-    """The model that `source` names, its parameters on `mesh`.
+    """Load the model `source`, with its parameters on `mesh`.
 
     Args:
-        source: a model directory, or "preset:<name>", which has random weights.
-        dtype: type of the parameters, whatever the file has.
-        mesh: has the axis "tensor"; see `tensor_mesh`.
-        load_format: "auto" takes Orbax where there is a params/ folder, else safetensors; "dummy" draws random weights.
-        seed: of random weights.
-        progress: told after each parameter that was read.
+        source: a model directory, or "preset:<name>" with random weights.
+        dtype: type of the parameters, independent of the type in the file.
+        mesh: a mesh with the axis "tensor"; see `tensor_mesh`.
+        load_format: "auto" takes Orbax if there is a params/ folder, else safetensors; "dummy" draws random weights.
+        seed: seed of random weights.
+        progress: called after each parameter that was read.
+        config: the configuration of `source`, if the caller has read it already.
 
     Raises:
-        ConfigError: the source, its configuration or the format is wrong, or the mesh does not divide the model.
-        CheckpointError: the weights do not fit the configuration; lists all problems.
+        ConfigError: the source, its configuration or the format is wrong, or the model cannot be split over the mesh.
+        CheckpointError: the weights do not fit the configuration. The error lists all problems.
     """
-    config = read_model_config(source)
+    config = config or read_model_config(source)
     if load_format == "dummy" or (is_preset(str(source)) and load_format == "auto"):
         return random_decoder(config, dtype=dtype, mesh=mesh, seed=seed)
     if is_preset(str(source)):
-        raise ConfigError(f"{source} has no weights to read as {load_format}; use auto or dummy", param="load_format")
+        raise ConfigError(
+            f"{source} has no weights in the format {load_format}; use auto or dummy", param="load_format"
+        )
     directory = Path(source)
     structure, shapes = abstract_decoder(config, dtype, mesh)
     is_orbax = load_format == "orbax" or (load_format == "auto" and (directory / PARAMS).is_dir())

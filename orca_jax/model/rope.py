@@ -1,8 +1,8 @@
-"""Rotary positions and the ways in which models were stretched to longer texts.
+"""Rotary positions, and the scaling kinds that extend models to longer texts.
 
-The kinds are those of Hugging Face configurations (`rope_type`). Frequencies are constants of a model, so that
-a cached key never has to be turned again: kinds whose frequencies change with the length of the text (`dynamic`,
-`longrope`) are used only up to the length where they change; `families.llama` limits `max_positions` to it.
+The kinds are those of Hugging Face configurations (`rope_type`). Frequencies are constants of a model, so a cached key
+never has to be rotated again. In some kinds the frequencies change beyond a certain length of the text (`dynamic`,
+`longrope`). They are used only up to this length; `families.llama` limits `max_positions` to it.
 """
 
 import math
@@ -12,15 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import RopeConfig
-from orca_jax.model.apart import apart
+from orca_jax.model.layers import unfused
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     """Angle per position of each pair of dimensions, float32 [head_dim / 2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    base: np.ndarray = 1.0 / np.power(
-        np.float32(rope.theta), exponent
-    )  # float32 on purpose: what models were trained with
+    base: np.ndarray = 1.0 / np.power(np.float32(rope.theta), exponent)  # float32 on purpose, as in training
     match rope.kind:
         case "linear":
             base = base / rope.factor
@@ -36,7 +34,7 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def _llama3(base: np.ndarray, rope: RopeConfig) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    """Stretch long wavelengths by `factor`, keep short ones, and blend those between (Llama 3.1)."""
     turns = rope.original_max_position * base / (2 * math.pi)  # within the original context
     keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     keep = np.clip(keep, 0.0, 1.0)
@@ -44,7 +42,7 @@ def _llama3(base: np.ndarray, rope: RopeConfig) -> np.ndarray:
 
 
 def _yarn(base: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """Stretch dimensions that turn less than `beta_slow` times, keep those above `beta_fast` (arXiv 2309.00071)."""
+    """Stretch dimensions with fewer than `beta_slow` turns, keep those above `beta_fast` (arXiv 2309.00071)."""
 
     def dimension(turns: float) -> float:
         ratio = rope.original_max_position / (turns * 2 * math.pi)
@@ -60,7 +58,7 @@ def _yarn(base: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """Factor on cosine and sine that keeps attention as sharp as in the original context."""
+    """Factor on cosine and sine, which keeps attention as sharp as in the original context."""
     if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
@@ -83,9 +81,9 @@ class Rotation:
         angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)  # [T, D/2]
         cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, D/2]
         sin = jnp.sin(angles)[:, None] * magnitude(rope)
-        self.cos, self.sin = apart((cos, sin))  # or a scan over layers would compute them in each
+        self.cos, self.sin = unfused((cos, sin))  # otherwise a scan over layers would compute them in every layer
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
-        """Turn the pairs (d, d + D/2) of every head, in float32."""
+        """Rotate the pairs (d, d + D/2) of every head, in float32."""
         first, second = jnp.split(x, 2, axis=-1)
         return jnp.concatenate([first * self.cos - second * self.sin, second * self.cos + first * self.sin], axis=-1)

@@ -1,4 +1,4 @@
-"""Where parameters live: one table maps logical axes to mesh axes, and nothing else in the model knows the mesh."""
+"""Sharding of parameters: one table maps logical axes to mesh axes. The layers do not depend on the mesh."""
 
 import math
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ MESH_AXES: Mapping[str, str | None] = {
 
 
 def partition_spec(axes: tuple[str, ...]) -> PartitionSpec:
-    """The mesh axes of an array whose dimensions are the logical `axes`."""
+    """The mesh axes of an array with the logical `axes`."""
     return PartitionSpec(*(MESH_AXES[axis] for axis in axes))
 
 
 def param_shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
-    """A tree like `state` that holds a `NamedSharding` in place of each parameter's value.
+    """A tree like `state`, with a `NamedSharding` in place of each parameter's value.
 
-    Every parameter carries its logical axes in its metadata `axes`, written by `layers.parameter`.
+    Every parameter has its logical axes in its metadata `axes`, written by `layers.Maker`.
     """
 
     def place(variable: nnx.Variable[object]) -> nnx.Variable[object]:
@@ -42,27 +42,27 @@ def param_shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
 
 
 def tensor_parallel_size(mesh: Mesh) -> int:
-    """Devices that share one copy of the weights."""
+    """Number of devices that share one copy of the weights."""
     return int(mesh.shape[TENSOR_AXIS])
 
 
 def padded_vocab(config: ModelConfig, shards: int) -> int:
-    """Rows of the embedding table: the vocabulary up to a multiple of 128 and of the number of shards."""
+    """Rows of the embedding table: the vocabulary, rounded up to a multiple of 128 and of the number of shards."""
     multiple = math.lcm(config.padded_vocab_multiple, shards)
     return math.ceil(config.vocab_size / multiple) * multiple
 
 
 def most_shards(config: ModelConfig, most: int) -> int:
-    """The most devices, up to `most`, that divide heads and MLP evenly."""
+    """The largest number of devices, up to `most`, that divides heads and MLP evenly."""
     sizes = (config.num_heads, config.num_kv_heads, config.mlp_dim)
     return max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes))
 
 
 def check_divisible(config: ModelConfig, shards: int) -> None:
-    """Tell whether `shards` devices can share the model.
+    """Check that `shards` devices can share the model.
 
     Raises:
-        ConfigError: heads, key/value heads or the MLP do not divide; names each and the numbers that do.
+        ConfigError: heads, key/value heads or the MLP do not divide evenly. The error names them and valid numbers.
     """
     sizes = {"query heads": config.num_heads, "key/value heads": config.num_kv_heads, "mlp width": config.mlp_dim}
     uneven = [f"{size} {name}" for name, size in sizes.items() if size % shards]
@@ -70,6 +70,6 @@ def check_divisible(config: ModelConfig, shards: int) -> None:
         common = int(np.gcd.reduce(list(sizes.values())))
         fitting = [n for n in range(1, common + 1) if common % n == 0]
         raise ConfigError(
-            f"tensor_parallel_size {shards} does not divide {', '.join(uneven)}; it can be one of {fitting}",
+            f"tensor_parallel_size {shards} does not divide {', '.join(uneven)}; use one of {fitting}",
             param="tensor_parallel_size",
         )

@@ -1,4 +1,4 @@
-"""The decoder: one pre-norm Transformer that is GPT-2 or Llama by its configuration alone."""
+"""The decoder: one pre-norm Transformer. Its configuration alone makes it GPT-2 or Llama."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from orca_jax.model.rope import Rotation
 
 
 class Block(nnx.Module):
-    """Attention and MLP, each behind a norm and beside the residual stream, which stays float32."""
+    """Attention and MLP, each after a norm and added to the residual stream, which stays float32."""
 
     def __init__(self, make: Maker, config: ModelConfig) -> None:
         out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
@@ -32,7 +32,7 @@ class Block(nnx.Module):
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
-        """One layer of every token; what follows attention only for the tokens in `keep`, if given."""
+        """Run one layer on all tokens. If `keep` is given, the part after attention runs only on these tokens."""
         out, cache = self.attention(self.attention_norm(x), rotation, attend, cache, keep)
         x = (x if keep is None else x[keep]) + out
         return x + self.mlp(self.mlp_norm(x)), cache
@@ -41,14 +41,14 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Token ids in, hidden vectors out, for the merged tokens of an iteration.
 
-    Parameters are created here with random values, for training and benchmarks; `load.load_decoder` creates the
-    same tree sharded, or fills it from a checkpoint, without the values ever being on one device.
+    Parameters are created here with random values, for training and benchmarks. `load.load_decoder` creates the same
+    tree sharded, or fills it from a checkpoint. It never holds all values on one device.
 
     Args:
         config: the model.
         dtype: type of the parameters.
         rngs: source of the random values.
-        vocab_rows: rows of the embedding table, at least `config.vocab_size`; the rest are zeros.
+        vocab_rows: rows of the embedding table, at least `config.vocab_size`; padding rows are zeros.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int) -> None:
@@ -74,12 +74,12 @@ class Decoder(nnx.Module):
 
         Args:
             ids: token ids, below the vocabulary's size.
-            positions: each token's place in its own request, below `config.max_positions`.
-            attend: attention of one layer; owns what `cache` means.
+            positions: position of each token in its own request, below `config.max_positions`.
+            attend: attention of one layer; defines the meaning of `cache`.
             cache: any tree of arrays. It is a flat carry of the scan over layers, never sliced by layer, because
                 only then does XLA update it in place.
-            keep: the tokens whose hidden vectors are wanted; None for all. Where layers are unrolled the last one
-                spares the others what follows attention: of a prompt only the last token is sampled from.
+            keep: tokens to return hidden vectors of; None for all. If layers are unrolled, the part of the last layer
+                after attention skips the other tokens: only the last token of a prompt is sampled from.
 
         Returns:
             Hidden vectors after the final norm, and the cache.
@@ -102,7 +102,7 @@ class Decoder(nnx.Module):
     def _scan[Cache](
         self, blocks: Block, x: Float[Array, "T E"], rotation: Rotation | None, attend: Attend[Cache], cache: Cache
     ) -> tuple[Float[Array, "T E"], Cache]:
-        """All layers by one compiled body."""
+        """Run all layers with one compiled body."""
         structure, stacked = nnx.split(blocks)
 
         def layer(carry: tuple[Array, Cache], inputs: tuple[Array, nnx.State]) -> tuple[tuple[Array, Cache], None]:
@@ -116,11 +116,11 @@ class Decoder(nnx.Module):
         return x, cache
 
     def unstack(self) -> None:
-        """Give each layer's parameters arrays of their own, in place of the stacked ones; the layers then unroll.
+        """Replace the stacked parameters by separate arrays for each layer; the layers are then unrolled.
 
-        A scan on CPU copies every layer's weights out of the stack at every step, which costs GPT-2 124M in float32
-        some 35 ms however few tokens there are. So does one on a GPU, where an iteration of increments would move all
-        weights three times. On a TPU the stack is read in place and compiles faster.
+        A scan on a CPU copies the weights of every layer out of the stack in each iteration. This costs GPT-2 124M in
+        float32 some 35 ms, even for a few tokens. A GPU does the same: an iteration of increments would move all
+        weights three times. On a TPU the stack is read in place, and compiles faster.
         """
         assert isinstance(self.blocks, Block), "the decoder is unstacked already"
         structure, stacked = nnx.split(self.blocks)
@@ -137,7 +137,7 @@ class Decoder(nnx.Module):
 
     @property
     def unembedding(self) -> Table:
-        """Its `scores` are logits over the padded vocabulary; those from `config.vocab_size` on mean nothing."""
+        """The table with the logits as its `scores`. Those at and after `config.vocab_size` are padding."""
         return self.embedding if self.head is None else self.head
 
     def unembed(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:

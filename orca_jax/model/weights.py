@@ -1,7 +1,7 @@
-"""Hugging Face directories: safetensors, one file or many, straight into sharded arrays.
+"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays.
 
-Each device's shard of a parameter is cut out of the files by itself, so host memory never holds more than one shard,
-and stacked parameters are assembled from the tensors of their layers.
+Each device's shard of a parameter is read from the files separately, so host memory never holds more than one shard.
+Stacked parameters are assembled from the tensors of their layers.
 """
 
 import json
@@ -21,7 +21,8 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.tree import Progress, first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.progress import Progress
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -30,7 +31,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass
 class Files:
-    """Open files of a checkpoint. `tensors` finds a tensor's file by its key; `unreadable` are keys in broken files."""
+    """Open files of a checkpoint. `tensors` maps each key to its file; `unreadable` holds the keys in broken files."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
@@ -38,8 +39,8 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a parameter comes from: a row of the family's table, and the key of each layer (or the one key)."""
+class ParameterSource:
+    """The source of a parameter: a row of the family's table, and the key of each layer (or a single key)."""
 
     weight: Weight
     keys: tuple[str, ...]
@@ -49,23 +50,25 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
     """Read a Hugging Face directory, each device its own shards.
 
     Args:
-        directory: holds model.safetensors, or model.safetensors.index.json and the files it names.
-        config: the model; its family says what the tensors are called.
+        directory: has model.safetensors, or model.safetensors.index.json and the files listed in it.
+        config: the model; its family gives the names of the tensors.
         shapes: tree of `ShapeDtypeStruct` with shardings, padded; values are cast to its types.
-        progress: told after each parameter.
+        progress: called after each parameter.
 
     Raises:
-        ConfigError: there are only pickled weights, which may run code when read.
+        ConfigError: there are only pickled weights. They are refused, since loading them may run code.
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
     family, wanted = FAMILIES[config.family], flat_parameters(shapes)
     with ExitStack() as stack:
         files = _open(directory, stack)
         if not files.tensors:
-            raise CheckpointError(str(directory), files.problems or ["its files hold no tensors"])
-        if config.num_layers > len(files.tensors) + len(files.unreadable):  # or else a line for each of a billion
-            told = f"config.json: {config.num_layers} layers, and the files hold {len(files.tensors)} tensors"
-            raise CheckpointError(str(directory), [*files.problems, told])
+            raise CheckpointError(str(directory), files.problems or ["the files contain no tensors"])
+        if config.num_layers > len(files.tensors) + len(
+            files.unreadable
+        ):  # otherwise one line for each of a billion layers
+            problem = f"config.json: {config.num_layers} layers, but the files contain {len(files.tensors)} tensors"
+            raise CheckpointError(str(directory), [*files.problems, problem])
         sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
         problems = files.problems + _compare(sources, wanted, family, files, config)
         if problems:
@@ -75,7 +78,7 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
             try:
                 values[path] = _build(sources[path], path, leaf, files, config)
             except (SafetensorError, OSError) as error:
-                problems.append(f"{sources[path].keys[0]}: cannot be read, {first_line(error)}")
+                problems.append(f"{sources[path].keys[0]}: cannot be read: {first_line(error)}")
             progress(len(values), len(wanted))
     if problems:
         raise CheckpointError(str(directory), problems)
@@ -83,28 +86,30 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
 
 
 def _open(directory: Path, stack: ExitStack) -> Files:
-    """Open all files, noting those that are broken."""
+    """Open all files, and record the broken ones."""
     files = Files()
     for name, keys in _file_names(directory).items():
         if not (directory / name).is_file():  # a pipe would block
-            files.problems.append(f"{name}: cannot be read, there is no such file")
+            files.problems.append(f"{name}: cannot be read: it is missing or not a regular file")
             files.unreadable |= keys
             continue
         try:
             opened = stack.enter_context(safe_open(directory / name, framework="numpy"))
         except (SafetensorError, OSError) as error:
-            files.problems.append(f"{name}: cannot be read, {first_line(error)}")
+            files.problems.append(f"{name}: cannot be read: {first_line(error)}")
             files.unreadable |= keys
             continue
         found = set(opened.keys())
-        files.problems += [f"{key}: missing from {name}, where the index says it is" for key in sorted(keys - found)]
+        files.problems += [
+            f"{key}: missing from {name}, although the index lists it there" for key in sorted(keys - found)
+        ]
         files.unreadable |= keys - found
         files.tensors |= dict.fromkeys(found, opened)
     return files
 
 
 def _file_names(directory: Path) -> Mapping[str, set[str]]:
-    """The files to open, and the keys that the index promises in each."""
+    """The files to open, and the keys listed for each by the index."""
     if (directory / INDEX).is_file():
         return _read_index(directory)
     if (directory / SINGLE).is_file():
@@ -112,8 +117,8 @@ def _file_names(directory: Path) -> Mapping[str, set[str]]:
     pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
     if pickled:
         raise ConfigError(
-            f"{directory} holds only pickled weights ({', '.join(pickled[:3])}), which may run code when they are "
-            "read; convert them to safetensors",
+            f"{directory} holds only pickled weights ({', '.join(pickled[:3])}), and loading them may run code; "
+            "convert them to safetensors",
             param="model",
         )
     raise CheckpointError(str(directory), [f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in params/"])
@@ -124,15 +129,15 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
         weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
         names = {str(name) for name in weight_map.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(str(directory), [f"{INDEX}: has no readable weight_map ({error!r})"]) from error
+        raise CheckpointError(str(directory), [f"{INDEX}: weight_map cannot be read ({error!r})"]) from error
     outside = sorted(name for name in names if Path(name).name != name)
-    if outside:  # an index must not reach for files elsewhere
-        raise CheckpointError(str(directory), [f"{INDEX}: {name!r} is no file name" for name in outside])
+    if outside:  # an index must not refer to files in other folders
+        raise CheckpointError(str(directory), [f"{INDEX}: {name!r} is not a plain file name" for name in outside])
     return {name: {key for key, file in weight_map.items() if file == name} for name in sorted(names)}
 
 
-def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> Source:
-    """The keys of a parameter's tensors, with the first of the family's prefixes under which each is there."""
+def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> ParameterSource:
+    """The keys of a parameter's tensors. Each has the first of the family's prefixes that gives an existing key."""
     layers = range(config.num_layers) if weight.stacked else (None,)
     prefixes = family.prefixes if weight.prefixed else ("",)
     keys = []
@@ -141,13 +146,13 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
         candidates = [prefix + name for prefix in prefixes]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
-    return Source(weight, tuple(keys))
+    return ParameterSource(weight, tuple(keys))
 
 
 def _compare(
-    sources: Mapping[str, Source], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
+    sources: Mapping[str, ParameterSource], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
 ) -> list[str]:
-    """Problems with keys, shapes and types; a tensor that serves several parameters is named once."""
+    """List problems with keys, shapes and types; a tensor shared by several parameters is listed once."""
     problems: dict[str, None] = {}
     for path, source in sources.items():
         shape = _tensor_shape(source.weight, stored_shape(path, wanted[path].shape, config))
@@ -171,14 +176,14 @@ def _compare(
 
 
 def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a checkpoint's tensor, from that of the parameter."""
+    """The shape of a tensor in the checkpoint, from the shape of the parameter."""
     *rest, last = shape[1:] if weight.stacked else shape
     whole = (*rest, last * weight.part[1])
     return whole[::-1] if weight.transpose else whole
 
 
-def _build(source: Source, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
-    """One parameter, shard by shard."""
+def _build(source: ParameterSource, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
+    """Read one parameter, shard by shard."""
     rows = stored_shape(path, leaf.shape, config)[0]
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -198,8 +203,10 @@ def _build(source: Source, path: str, leaf: jax.ShapeDtypeStruct, files: Files, 
     return array
 
 
-def _cut(source: Source, layer: int, bounds: list[range], files: Files, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-    """The piece `bounds` of one layer's parameter, in the parameter's orientation and type."""
+def _cut(
+    source: ParameterSource, layer: int, bounds: list[range], files: Files, leaf: jax.ShapeDtypeStruct
+) -> np.ndarray:
+    """Read the slice `bounds` of one layer's parameter, in the parameter's orientation and type."""
     weight, key = source.weight, source.keys[layer]
     if any(len(bound) == 0 for bound in bounds):
         return np.zeros([len(bound) for bound in bounds], leaf.dtype)

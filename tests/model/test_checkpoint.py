@@ -12,7 +12,7 @@ from flax import nnx
 from orca_jax.errors import CheckpointError
 from orca_jax.model.checkpoint import PARAMS, save_decoder
 from orca_jax.model.load import load_decoder
-from orca_jax.model.tree import flat_parameters
+from orca_jax.model.parameters import flat_parameters
 from tests.model.reference import REFERENCE, mesh_of
 
 NAME = "gpt2-12-heads"

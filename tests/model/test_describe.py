@@ -117,7 +117,7 @@ def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
 def test_missing_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json is missing"):
         read_model_config(tmp_path)
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         read_model_config(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"unknown preset 'gpt5'.*gpt2-xl"):
         read_model_config("preset:gpt5")

@@ -12,8 +12,8 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder
+from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.sharding import MESH_AXES, check_divisible, padded_vocab
-from orca_jax.model.tree import flat_parameters
 from tests.model.reference import REFERENCE, mesh_of
 
 GPT2 = read_model_config("preset:gpt2")

@@ -8,7 +8,7 @@ from flax import nnx
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
-from orca_jax.model.tree import flat_parameters
+from orca_jax.model.parameters import flat_parameters
 from scripts.convert_checkpoint import main
 from tests.model.reference import REFERENCE, mesh_of
 

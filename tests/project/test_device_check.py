@@ -41,7 +41,7 @@ def dry_run(kind: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
 def test_a_failing_part_is_reported_and_the_others_still_run(tmp_path: Path) -> None:
     status, parts = dry_run("gpu", tmp_path, "--parts", "serve:orca,machine", "--model", "nonsense")
     assert status == 1
-    assert "nonsense is no directory" in parts["serve:orca"]["error"]
+    assert "nonsense is not a directory" in parts["serve:orca"]["error"]
     assert parts["machine"]["ok"]
     assert parts["machine"]["rows"][-1]["copy_bytes_per_s"] > 0
 

@@ -91,7 +91,7 @@ def pickled(model: Path) -> Path:
 
 
 WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete model, by the message they cause
-    "is no directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "is not a directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
     "holds only pickled weights": lambda model: EngineConfig(str(pickled(model))),
@@ -117,12 +117,12 @@ def test_the_error_of_a_used_port_is_that_of_the_page() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as caught, listening(parse_args(["--port", str(port)])):
             pass
-    assert caught.value.message.replace(str(port), "8000").startswith("port 8000 on 127.0.0.1 is taken")
+    assert caught.value.message.replace(str(port), "8000").startswith("port 8000 on 127.0.0.1 is already in use")
 
 
 def test_all_errors_of_the_page_are_tested() -> None:
     elsewhere = {"needs Python 3.12 or newer", "plot needs matplotlib"}  # test_scripts.py, trace/test_plot.py
-    assert set(ERRORS) == set(WRONG) | elsewhere | {"port 8000 on 127.0.0.1 is taken"}
+    assert set(ERRORS) == set(WRONG) | elsewhere | {"port 8000 on 127.0.0.1 is already in use"}
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ its host at every turn. `tpu` has a kernel for them (`kv_write_tpu_quantised.py`
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.backend import Backend, first_backend, named_backend
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
@@ -27,6 +27,7 @@ from orca_jax.kernels.kv_pages import (
     write_pages,
 )
 from orca_jax.kernels.kv_write.pieces import cut
+from orca_jax.kernels.kv_write.scatter import scatter
 
 
 def write_kv(
@@ -57,44 +58,21 @@ def write_kv(
     """
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
     name = implementation or by_default
-    if name not in _IMPLEMENTATIONS:
-        raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(_IMPLEMENTATIONS)}")
-    return _IMPLEMENTATIONS[name](pages, k, v, page_table, query_start, query_len, context_len)
+    rows = page_table, query_start, query_len, context_len
+    if name in _PLAIN:
+        return _PLAIN[name](pages, k, v, *rows)
+    backend = named_backend(BACKENDS, name)
+    if backend is None:
+        known = [*_PLAIN, *(backend.name for backend in BACKENDS)]
+        raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(known)}")
+    written: KVPages = backend.load().write(pages, k, v, *rows)
+    return written
 
 
 def default_write(device: jax.Device, pages: KVPages) -> str | None:
     """The name of the device's own implementation where it can write such pages; None for the layout's default."""
-    if device.platform != "tpu":
-        return None
-    from orca_jax.kernels.kv_write.tpu import refusal
-
-    return "tpu" if refusal(pages) is None else None
-
-
-def _scatter(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
-    """Every token to its slot at once. A padding token's page does not exist, and its write is dropped."""
-    if pages.is_quantised:
-        raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
-    token = jnp.arange(k.shape[0], dtype=jnp.int32)
-    past = (token[:, None] >= query_start + query_len) & (query_len > 0)
-    request = past.sum(axis=1, dtype=jnp.int32)  # requests that end before this token
-    row = jnp.minimum(request, query_len.shape[0] - 1)
-    exists = (request < query_len.shape[0]) & (query_len[row] > 0)
-    position = (context_len - query_len)[row] + token - query_start[row]
-    page = page_table[row, jnp.where(exists, position // pages.page_size, 0)]
-    num_pages = pages.k.shape[0] if isinstance(pages, HeadMajorPages) else pages.kv.shape[0]
-    page = jnp.where(exists, page, num_pages + token)  # unique, as all slots are
-    place = position % pages.page_size
-
-    if isinstance(pages, PackedPages):
-        return PackedPages(pages.kv.at[page, place].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[page, :, :, place].set(new.astype(old.dtype), mode="drop", unique_indices=True)
-
-    return HeadMajorPages(put(pages.k, k), put(pages.v, v))
+    backend = first_backend(BACKENDS, device, pages)
+    return None if backend is None else backend.name
 
 
 def _pages(
@@ -160,32 +138,6 @@ def _blocks(
     return lax.fori_loop(0 if pages.is_quantised else num_increments, num_requests, chunk, pages)
 
 
-def _tpu(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
-    """Requests with one token, which are the first rows and tokens, by scatter; then chunks by the kernel. Quantised
-    pages have a kernel for both.
-    """
-    from orca_jax.kernels.kv_write.tpu import refusal, write_chunks
-    from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
-
-    if (reason := refusal(pages)) is not None:
-        raise NotImplementedError(reason)
-    assert isinstance(pages, PackedPages), "the only layout that is not refused"
-    cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
-    if pages.is_quantised:
-        pieces = cut_pages(query_len, context_len)
-        return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
-    most = min(k.shape[0], query_len.shape[0])
-    single = jnp.where(query_len == 1, query_len, 0)
-    scattered = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
-    if k.shape[0] == 1:
-        return scattered
-    assert isinstance(scattered, PackedPages), "as they were"
-    pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
-    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)
-
-
 def _write_slots(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
 ) -> KVPages:
@@ -216,9 +168,8 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
     return k_scale, v_scale
 
 
-_IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {
-    "scatter": _scatter,
-    "tpu": _tpu,
-    "blocks": _blocks,
-    "pages": _pages,
-}
+BACKENDS = (Backend("tpu", "orca_jax.kernels.kv_write.tpu", "tpu"),)
+"""Kernels of single platforms, each the default there. A module has `refusal(pages)` and `write(...)`."""
+
+_PLAIN: dict[str, Callable[..., KVPages]] = {"scatter": scatter, "blocks": _blocks, "pages": _pages}
+"""Those of every platform, in plain XLA."""

@@ -1,4 +1,4 @@
-"""The case table that every implementation passes, and the arrays that a case stands for."""
+"""The case table of the backends' tests, and the arrays of each case."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """By how much an output of order one may differ from the oracle, which computes in float32."""
+        """The allowed difference from the oracle, which computes in float32, for outputs of order one."""
         return 1e-5 if (self.dtype, self.page_dtype) == ("float32", "float32") else 0.03
 
 
@@ -75,7 +75,7 @@ CASES = (
 
 
 def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") -> Arrays:
-    """Random arrays for a case: scattered pages, and what no request wrote is NaN, or in integers a large number."""
+    """Random arrays for a case, on scattered pages. Unwritten slots hold NaN, or a large number in integer pages."""
     rng = np.random.default_rng(seed)
     rows = len(case.requests) + case.padding_rows
     query_len = np.zeros(rows, np.int32)
@@ -88,16 +88,16 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
     pages_per_row = -(-int(context_len.max()) // case.page_size) + 1
     num_pages = rows * pages_per_row
     page_table = rng.permutation(num_pages).astype(np.int32).reshape(rows, pages_per_row)
-    place = np.arange(pages_per_row * case.page_size).reshape(pages_per_row, 1, 1, case.page_size)
+    position = np.arange(pages_per_row * case.page_size).reshape(pages_per_row, 1, 1, case.page_size)
     written = np.zeros((num_pages, 1, 1, case.page_size), bool)
-    written[page_table] = place < context_len[:, None, None, None, None]
+    written[page_table] = position < context_len[:, None, None, None, None]
     k, v = (_pool(rng, case, written) for _ in range(2))
     q = rng.standard_normal((num_tokens, case.num_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
     return Arrays(q, _lay_out(k, v, layout), page_table, query_start, query_len, context_len)
 
 
 def _pool(rng: np.random.Generator, case: Case, written: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Stored values `[N, K, D, S]` and, where the type needs them, scales `[N, K]`."""
+    """Stored values `[N, K, D, S]`, and scales `[N, K]` if the type needs them."""
     shape = (written.shape[0], case.num_kv_heads, case.head_dim, case.page_size)
     values = rng.standard_normal(shape).astype(np.float32)
     dtype = jnp.dtype(case.page_dtype)

@@ -1,6 +1,7 @@
-"""The work of an iteration, cut for `gpu.py` and `triton.py`: pieces of contexts and tiles of queries.
+"""The work of an iteration for the GPU kernels (`hopper/`, `triton.py`): pieces of contexts and tiles of queries.
 
-Both lists have room for the most that there can be, and say how many there are: shapes depend on T and R alone.
+Both lists have the greatest length that may be needed, and a count of their valid entries: shapes depend only on T
+and R.
 """
 
 from typing import NamedTuple
@@ -11,36 +12,41 @@ from jaxtyping import Array, Int
 
 from orca_jax.kernels.work_list import lay_out
 
-_FAR = 2**30  # tokens; no window is as wide
-_SHORTEST_PIECE = 128  # tokens; below, a piece's partial result costs more than a tenth of its K and V
+_FAR = 2**30  # tokens; wider than any window
+_SHORTEST_PIECE = 128  # tokens; in a shorter piece the partial result costs more than a tenth of its K and V
 
-ROWS = 64  # of a wgmma
-TILE = 2 * ROWS  # queries of a chunk that a thread block owns at once
+ROWS = 64  # rows of a wgmma
+TILE = 2 * ROWS  # queries of a chunk that a thread block processes at once
 
 
-class Blocks(NamedTuple):
-    """How K and V go through shared memory."""
+class PipelineSize(NamedTuple):
+    """Size of the pipeline that moves K and V through shared memory."""
 
-    block: int  # tokens that are fetched and multiplied together
+    block: int  # tokens fetched and multiplied together
     stages: int  # blocks in shared memory at once
 
 
-# Of each head dim: 80 to 128 KiB in flight.
-INCREMENT_BLOCKS = {64: Blocks(128, 4), 80: Blocks(64, 4), 96: Blocks(64, 4), 128: Blocks(64, 4)}
-CHUNK_BLOCKS = Blocks(128, 2)
+# By head dim: 80 to 128 KiB in flight.
+INCREMENT_BLOCKS = {
+    64: PipelineSize(128, 4),
+    80: PipelineSize(64, 4),
+    96: PipelineSize(64, 4),
+    128: PipelineSize(64, 4),
+}
+CHUNK_BLOCKS = PipelineSize(128, 2)
 
 
-class Pieces(NamedTuple):
-    """Contexts of increments, cut so that there is work for every thread block."""
+class ContextPieces(NamedTuple):
+    """Contexts of increments, cut into pieces so that every thread block has work."""
 
-    fields: Int[Array, "4 I"]  # row, first token, end, first token that the query sees
-    total: Int[Array, " 1"]  # how many of the I pieces there are
-    begin: Int[Array, " R"]  # first piece of a row
-    number: Int[Array, " R"]  # of pieces; 0 for rows that are no increments
+    fields: Int[Array, "4 I"]  # row, first token, end, first token visible to the query
+    total: Int[Array, " 1"]  # number of valid pieces among the I
+    begin: Int[Array, " R"]  # first piece of each row
+    number: Int[Array, " R"]  # number of pieces of each row; 0 for rows that are not increments
 
 
 def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """Room for pieces: one for each row, and four items of (piece, KV head) for each multiprocessor."""
+    """Length of the list of pieces: one for each row, and four items (piece, KV head) for each multiprocessor."""
     return rows + pl.cdiv(4 * multiprocessors, num_kv_heads)
 
 
@@ -51,15 +57,15 @@ def cut_contexts(
     num_pieces: int,
     block: int,
     sliding_window: int | None,
-) -> Pieces:
-    """Pieces of one length for all rows: the shortest `_SHORTEST_PIECE * 2**i` of which `num_pieces` are enough.
+) -> ContextPieces:
+    """Cut contexts into pieces of one length, the shortest `_SHORTEST_PIECE * 2**i` with at most `num_pieces` pieces.
 
     Args:
-        query_len: as for `ragged_attention`; rows with one query are cut.
-        context_len: tokens of each row.
-        num_pieces: at most, and at least R.
-        block: pieces begin at multiples of this.
-        sliding_window: tokens before it are in no piece.
+        query_len: as for `ragged_attention`; only rows with one query are cut.
+        context_len: number of tokens of each row.
+        num_pieces: the most pieces in all; at least R.
+        block: pieces begin at multiples of this number of tokens.
+        sliding_window: window of the query; tokens before it are not part of any piece.
     """
     rows = query_len.shape[0]
     assert num_pieces >= rows, "every row needs a piece"
@@ -72,11 +78,11 @@ def cut_contexts(
     row, index, begin, total = lay_out(count, num_pieces)
     first = base[row] + index * length
     fields = jnp.stack([row, first, jnp.minimum(first + length, context_len[row]), low[row]])
-    return Pieces(fields, total, begin, count)
+    return ContextPieces(fields, total, begin, count)
 
 
 class Tiles(NamedTuple):
-    """Queries of chunks, cut into tiles of one request each."""
+    """Queries of chunks, cut into tiles. A tile belongs to one request."""
 
     fields: Int[Array, "6 I"]  # row, first query, number of queries, position of the first, first token, context length
     total: Int[Array, " 1"]
@@ -92,16 +98,16 @@ def cut_queries(
     block: int,
     sliding_window: int | None,
 ) -> Tiles:
-    """Tiles of up to `size` consecutive queries, of requests with more than one.
+    """Cut the requests with several queries into tiles of up to `size` consecutive queries.
 
     Args:
         query_start: as for `ragged_attention`.
         query_len: likewise.
         context_len: likewise.
-        size: queries in a tile.
+        size: the most queries in a tile.
         num_tokens: T.
-        block: the first token that a tile reads is a multiple of this.
-        sliding_window: tokens before every query's are not read.
+        block: the first token read by a tile is a multiple of this number of tokens.
+        sliding_window: window of each query; tokens before all windows of a tile are not read.
     """
     rows = query_len.shape[0]
     count = jnp.where(query_len > 1, pl.cdiv(query_len, size), 0)

@@ -1,4 +1,4 @@
-"""The oracle: literally split, attend, merge, as the paper's Figure 5 draws it."""
+"""The oracle: split, attend and merge, exactly as in Figure 5 of the paper."""
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ def ragged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
-    """See `ragged_attention`. Pads every request to T queries and P pages, so it is for small shapes."""
+    """The oracle of `ragged_attention`, for small shapes: it pads every request to T queries and P pages."""
     merged = jnp.zeros_like(q)
     for row in range(page_table.shape[0]):
-        # Split: this request's queries, then its keys and values, page after page.
+        # Split: the queries of this request, then its keys and values, page by page.
         index = query_start[row] + jnp.arange(q.shape[0])
         queries = jnp.take(q, index, axis=0, mode="clip")
         keys, values = page_tokens(pages, page_table[row], q.shape[2])
@@ -32,10 +32,10 @@ def ragged_attention_reference(
         visible = (token <= position[:, None]) & (token < context_len[row])
         if sliding_window is not None:
             visible &= token > position[:, None] - sliding_window
-        # Slots that were never written may hold anything, NaN too: zero weight does not silence them.
+        # Unwritten slots may hold any value, also NaN, and NaN times a weight of zero is NaN.
         values = jnp.where((token < context_len[row])[:, None, None], values, 0.0)
         attended = _attend(queries, keys, values, visible, scale, soft_cap)
-        # Merge: places past this request's queries are out of range, and are dropped.
+        # Merge: indices past this request's queries are out of range and dropped.
         index = jnp.where(jnp.arange(q.shape[0]) < query_len[row], index, q.shape[0])
         merged = merged.at[index].set(attended.astype(q.dtype), mode="drop")
     return merged
@@ -57,3 +57,11 @@ def _attend(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.einsum("htc,chd->thd", weights, v, precision=jax.lax.Precision.HIGHEST)
+
+
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
+    """Return None: this backend can do all shapes."""
+
+
+attend = ragged_attention_reference
+"""The name that the table of backends expects."""

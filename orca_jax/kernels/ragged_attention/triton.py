@@ -1,32 +1,32 @@
 """Ragged paged attention for CUDA cards before and after Hopper, through Pallas' Triton backend.
 
-JAX has deprecated that backend, so everything that uses it is in this file. It stays for as long as Ampere and Ada have
-no other way, and takes what `gpu.py` refuses on Hopper: float32, pages of 8 bits, head dim 256.
+JAX has deprecated that backend, so all code for it is in this file. It stays as long as Ampere and Ada have no other
+kernels. On Hopper it runs the shapes refused by `hopper/`: float32, 8-bit pages, head dim 256.
 
-A page is packed (`kernels/kv_pages.py`). Triton reads by a pointer for each element, so a block of tokens may lie on
-many pages or on a part of one; all page sizes are the same program:
+A page is packed (`kernels/kv_pages.py`). Triton reads through one pointer per element, so a block of tokens may lie on
+many pages or on a part of one. One program serves all page sizes:
 
                             block of C tokens of one request and one KV head
     page_table[row] ->  [page, slot, head * 2D : + D] is K, and [.. + D : + D] is V
     page 17             slot 14 | K D | V D |
                         slot 15 | K D | V D |           scores  [M, C] = q [M, D] . K^T
     page 3              slot 0  | K D | V D |           values  [M, D] = weights [M, C] . V
-                        slot 1  | K D | V D |           M = queries * G, at least 16 as tensor cores want it
+                        slot 1  | K D | V D |           M = queries * G, at least 16 for tensor cores
 
-    Triton has powers of two only. D = 80 is 64 + 16 and D = 96 is 64 + 32: one product for each part, none padded.
+    Triton has only powers of two. D = 80 is 64 + 16 and D = 96 is 64 + 32: one product for each part, without padding.
 
 One call is three kernels, because increments are bound by memory and chunks by arithmetic:
 
-1. `_increments`, grid (KV head, piece). A program owns a piece of one context (`gpu_plan.py` cuts them so that few rows
-   with long contexts fill the card too) and the G query heads that share K and V. Its loop owns a block of tokens at
-   a time; the compiler prefetches `num_stages` of them. Neighbouring programs are heads of the same pages.
-2. `_combine`, grid (KV head, row): its loop weighs the pieces of one row by their log-sum-exp.
-3. `_chunks`, grid (KV head, tile). A program owns up to M / G consecutive queries of one request, with all G heads
-   that share K and V, so that a short chunk fills a tile too. Tiles with the longest contexts come first. Blocks
-   that every query sees go through a loop without masks, the others through a second one.
+1. `_increments`, grid (KV head, piece). A program computes one piece of a context for the G query heads of one KV head.
+   `gpu_plan.py` cuts the pieces: even a few rows with long contexts fill the card. The program loops over blocks of
+   tokens; the compiler prefetches `num_stages` of them. Neighbouring programs are heads of the same pages.
+2. `_combine`, grid (KV head, row). It weights the pieces of one row by their log-sum-exp and adds them up.
+3. `_chunks`, grid (KV head, tile). A program computes up to M / G consecutive queries of one request, for all G query
+   heads of one KV head: even a short chunk fills a tile. Tiles with the longest contexts come first. Blocks visible
+   to every query go through a loop without masks, the others through a second loop with masks.
 
-Tokens past a context are never read: their place is taken by the last one, whose score is masked; so memory that no
-request wrote needs no care. Rows of a tile past its queries write to one place that nobody reads.
+Tokens past a context are never read: the last token is read in their place, and its score is masked. So unwritten
+memory needs no special care. Rows of a tile past its queries write to one row, and that row is discarded.
 """
 
 import math
@@ -43,12 +43,12 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Num
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
-from orca_jax.kernels.ragged_attention.gpu_plan import Pieces, Tiles, cut_contexts, cut_queries, most_pieces
+from orca_jax.kernels.ragged_attention.gpu_plan import ContextPieces, Tiles, cut_contexts, cut_queries, most_pieces
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _LOG2E = math.log2(math.e)
-_LEAST_ROWS = 16  # of a product on tensor cores
-PARTS = {64: (64,), 80: (64, 16), 96: (64, 32), 128: (128,), 256: (256,)}  # of head dims, as powers of two
+_LEAST_ROWS = 16  # rows of a product on tensor cores
+PARTS = {64: (64,), 80: (64, 16), 96: (64, 32), 128: (128,), 256: (256,)}  # head dim -> powers of two
 PAGE_DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn")
 MULTIPROCESSORS = 132
 
@@ -56,21 +56,22 @@ Ref = Any  # Pallas has no public type for references
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What the kernels of one call have in common; all static.
+class _TritonShape:
+    """Static parameters shared by the kernels of one call.
 
     Attributes:
         head_dim, num_kv_heads, page_size: D, K and S.
         groups: G, query heads that share one KV head.
         rows: M, rows of a product.
-        block: C, tokens that are read and multiplied together.
-        warps, stages: of a program, and blocks that the compiler reads ahead.
-        dtype: of factors; sums are float32.
-        is_fp8: whether pages are float8_e4m3fn, read as bytes.
+        block: C, tokens read and multiplied together.
+        warps: warps of a program.
+        stages: blocks that the compiler prefetches.
+        dtype: type of factors; sums are float32.
+        is_fp8: true if pages are float8_e4m3fn, read as bytes.
         scale: factor on scores.
-        sliding_window: tokens that a query sees, or None.
+        sliding_window: number of tokens that a query sees, or None.
         soft_cap: bound on scores, or None.
-        interpret: whether to interpret kernels instead of compiling them.
+        interpret: true to interpret the kernels instead of compiling them.
     """
 
     head_dim: int
@@ -90,13 +91,13 @@ class _Shape:
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """Where each part of D begins, and its size."""
+        """Start and size of each part of D."""
         sizes = PARTS[self.head_dim]
         return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 class _Cache(NamedTuple):
-    """References to what is read a block at a time."""
+    """References to the arrays that are read in blocks."""
 
     kv: Ref  # [N, S, W]
     scale: Ref | None  # [N, 1, 2K]
@@ -104,18 +105,18 @@ class _Cache(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """What a program reads, and which of it each of its rows sees."""
+    """The tokens read by a program, and the tokens visible to each of its rows."""
 
     row: Int[Array, ""]
-    head: Int[Array, ""]  # of K and V
-    first: Int[Array, ""]  # token
-    end: Int[Array, ""]  # past the last token; none is read from here on
-    low: Int[Array, " M"]  # first token that a row sees
-    last: Int[Array, " M"]
-    known: Int[Array, ""]  # every row sees all tokens from `first` to here, if there is no window
+    head: Int[Array, ""]  # KV head
+    first: Int[Array, ""]  # first token that is read
+    end: Int[Array, ""]  # end of the tokens that are read, exclusive
+    low: Int[Array, " M"]  # first token visible to a row
+    last: Int[Array, " M"]  # last token visible to a row
+    known: Int[Array, ""]  # without a window, every row sees all tokens from `first` up to this one, exclusive
 
 
-class _Softmax(NamedTuple):
+class _TritonSoftmax(NamedTuple):
     """Online softmax of M rows: running maximum (of scores in bits), denominator, and weighted values by parts of D."""
 
     top: Float[Array, " M"]
@@ -123,15 +124,15 @@ class _Softmax(NamedTuple):
     values: tuple[Float[Array, "M part"], ...]
 
 
-def _empty(shape: _Shape, rows: int) -> _Softmax:
+def _empty(shape: _TritonShape, rows: int) -> _TritonSoftmax:
     values = tuple(jnp.zeros((rows, size), jnp.float32) for _, size in shape.parts)
-    return _Softmax(jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values)
+    return _TritonSoftmax(jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values)
 
 
-def _attend(shape: _Shape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight) -> _Softmax:
-    """All blocks of a program: first those that need no mask."""
+def _attend(shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight) -> _TritonSoftmax:
+    """Attend over all blocks of a program, first over those without masks."""
 
-    def visit(i: jax.Array, state: _Softmax, *, is_masked: bool) -> _Softmax:
+    def visit(i: jax.Array, state: _TritonSoftmax, *, is_masked: bool) -> _TritonSoftmax:
         token = sight.first + i * shape.block + jnp.arange(shape.block, dtype=jnp.int32)
         return _visit(shape, q, cache, sight, token, state, is_masked=is_masked)
 
@@ -144,16 +145,16 @@ def _attend(shape: _Shape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sigh
 
 
 def _visit(
-    shape: _Shape,
+    shape: _TritonShape,
     q: tuple[jax.Array, ...],
     cache: _Cache,
     sight: _Sight,
     token: Int[Array, " C"],
-    state: _Softmax,
+    state: _TritonSoftmax,
     *,
     is_masked: bool,
-) -> _Softmax:
-    """One block of tokens."""
+) -> _TritonSoftmax:
+    """Attend over one block of tokens."""
     seen = jnp.minimum(token, sight.end - 1) if is_masked else token
     page = cache.table[sight.row, lax.div(seen, jnp.int32(shape.page_size))]
     slot = lax.rem(seen, jnp.int32(shape.page_size))
@@ -182,17 +183,20 @@ def _visit(
         old * shrink[:, None] + _product(weights, read(1, *part))
         for old, part in zip(state.values, shape.parts, strict=True)
     )
-    return _Softmax(top, denominator, values)
+    return _TritonSoftmax(top, denominator, values)
 
 
 def _product(a: jax.Array, b: jax.Array) -> Float[Array, "M n"]:
-    """float32 is multiplied as such, not rounded to the tensor cores' 10 bits."""
+    """Multiply with float32 sums. float32 factors keep their precision, and are not rounded to TF32's 10 bits."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
 
 
-def _widen(shape: _Shape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
-    """Stored values as factors. Ampere cannot convert fp8: its bits are those of a float16, 2**8 too small."""
+def _widen(shape: _TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
+    """Convert stored values to the type of factors.
+
+    Ampere has no conversion of fp8. Its bits, shifted into a float16, are the value divided by 2**8.
+    """
     if shape.is_fp8:
         bits = stored.astype(jnp.int16)  # the sign goes to the upper byte
         bits = (bits & jnp.int16(-(2**15))) | ((bits & jnp.int16(0x7F)) << jnp.int16(7))
@@ -200,17 +204,17 @@ def _widen(shape: _Shape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
     return stored.astype(shape.dtype)
 
 
-def _in_bits(shape: _Shape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
-    """Scaled and capped, as base 2 logarithms: `exp2` is all that is left to do."""
+def _in_bits(shape: _TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
+    """Scale and cap scores, in base 2, so that weights are `exp2` of them."""
     if shape.soft_cap is None:
         return scores * (shape.scale * _LOG2E)
     return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
 
 
 def _increments(
-    shape: _Shape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: Pieces
+    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: ContextPieces
 ) -> tuple[Float[Array, "I K G1 D"], Float[Array, "I K G1"]]:
-    """Normalised values and log-sum-exp in bits of each piece; G + 1 rows, the last of which means nothing."""
+    """Normalised values and log-sum-exp in bits of each piece. Of the G + 1 rows the last one is discarded."""
 
     def kernel(q_ref: Ref, fields: Ref, total: Ref, *refs: Ref) -> None:
         head, piece = pl.program_id(0), pl.program_id(1)
@@ -241,22 +245,22 @@ def _increments(
 
 
 def _cache(inputs: list[Ref]) -> _Cache:
-    """From the page table, the pages, and scales where there are any."""
+    """Name the references: the page table, the pages, and the scales if there are any."""
     table, kv, *scale = inputs
     return _Cache(kv, scale[0] if scale else None, table)
 
 
 def _combine(
-    shape: _Shape, out: Float[Array, "I K G1 D"], mass: Float[Array, "I K G1"], pieces: Pieces, dtype: Any
+    shape: _TritonShape, out: Float[Array, "I K G1 D"], mass: Float[Array, "I K G1"], pieces: ContextPieces, dtype: Any
 ) -> Float[Array, "R K G1 D"]:
-    """The pieces of each row together; rows without pieces stay as they are in memory."""
+    """Combine the pieces of each row; output rows without pieces are not written."""
     rows = pl.next_power_of_2(shape.groups)
 
     def kernel(values_ref: Ref, mass_ref: Ref, begin: Ref, count: Ref, result: Ref) -> None:
         head, row = pl.program_id(0), pl.program_id(1)
         place = jnp.minimum(jnp.arange(rows, dtype=jnp.int32), shape.groups)
 
-        def add(i: jax.Array, state: _Softmax) -> _Softmax:
+        def add(i: jax.Array, state: _TritonSoftmax) -> _TritonSoftmax:
             piece = begin[row] + i
             mass = mass_ref[piece, head, place]
             top = jnp.maximum(state.top, mass)
@@ -265,7 +269,7 @@ def _combine(
                 old * shrink[:, None] + values_ref[piece, head, place, pl.ds(*part)] * weight[:, None]
                 for old, part in zip(state.values, shape.parts, strict=True)
             )
-            return _Softmax(top, state.denominator * shrink + weight, values)
+            return _TritonSoftmax(top, state.denominator * shrink + weight, values)
 
         @pl.when(count[row] > 0)
         def _any() -> None:
@@ -279,8 +283,10 @@ def _combine(
     return launch(out, mass, pieces.begin, pieces.number)[0]
 
 
-def _chunks(shape: _Shape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles) -> Float[Array, "T H D"]:
-    """Attention of all tiles; other tokens' output stays as it is in memory."""
+def _chunks(
+    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles
+) -> Float[Array, "T H D"]:
+    """Attention of all tiles; the output of other tokens is not written."""
     num_tokens = q.shape[0]
 
     def kernel(q_ref: Ref, fields: Ref, total: Ref, *refs: Ref) -> None:
@@ -309,7 +315,7 @@ def _chunks(shape: _Shape, q: Float[Array, "T H D"], cache: list[jax.Array], til
 
 
 def _launch(
-    shape: _Shape,
+    shape: _TritonShape,
     kernel: Callable[..., None],
     name: str,
     grid: tuple[int, int],
@@ -341,14 +347,14 @@ def ragged_attention_triton(
     multiprocessors: int = MULTIPROCESSORS,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
-    """See `ragged_attention`.
+    """`ragged_attention` on GPUs with tensor cores for bfloat16.
 
     Args:
-        multiprocessors: how many the device has; another number costs speed and nothing else.
+        multiprocessors: number of the device's multiprocessors; a wrong number costs only speed.
         interpret: run without a GPU.
 
     Raises:
-        NotImplementedError: what `refusal` says.
+        NotImplementedError: `refusal` returns a reason.
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
@@ -383,20 +389,21 @@ def _shape_of(
     sliding_window: int | None,
     soft_cap: float | None,
     interpret: bool,
-) -> _Shape:
-    """Of increments: 32 KiB of K and V in a block, so that three blocks that are on their way fit an Ampere card.
+) -> _TritonShape:
+    """Parameters for increments: 32 KiB of K and V in a block, so that an Ampere card has room for three blocks.
 
-    float32 is multiplied without tensor cores, with factors in registers: half as much, and more warps to many rows.
+    float32 is multiplied without tensor cores, with factors in registers. So blocks are half as large, and many rows
+    get more warps.
     """
     head_dim = q.shape[2]
     kv_heads = num_kv_heads(pages, head_dim)
     groups = q.shape[1] // kv_heads
-    # What is stored in less is not worth float32's products, whatever type queries come in.
+    # Pages of a narrower type are not worth products in float32, also for queries in float32.
     is_float = pages.dtype == jnp.float32
     dtype = jnp.float32 if is_float else jnp.bfloat16
     widest = pl.next_power_of_2(head_dim) * (8 if is_float else 2)
     rows = max(_LEAST_ROWS, pl.next_power_of_2(groups))
-    return _Shape(
+    return _TritonShape(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         groups=groups,
@@ -414,10 +421,10 @@ def _shape_of(
     )
 
 
-def _for_chunks(shape: _Shape) -> _Shape:
-    """More rows, as far as registers go: 128 by 128 sums take half of those of eight warps.
+def _for_chunks(shape: _TritonShape) -> _TritonShape:
+    """Parameters for chunks: as many rows as registers allow. Sums of 128 x 128 take half the registers of 8 warps.
 
-    float32 has no tensor cores here, and keeps its factors in registers too; so does what becomes of fp8.
+    float32 has no tensor cores here, and its factors also need registers, as do the converted values of fp8.
     """
     if shape.dtype == jnp.float32:
         return replace(shape, rows=max(32, shape.rows), block=min(32, shape.block), warps=8)
@@ -431,16 +438,20 @@ def _for_chunks(shape: _Shape) -> _Shape:
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
-    """Why these kernels cannot do this; None if they can."""
+    """The reason why these kernels cannot do these shapes, or None if they can."""
     head_dim = q.shape[2]
     if not isinstance(pages, PackedPages):
-        return "attention 'triton' reads packed pages only"
+        return "attention 'triton' supports packed pages only"
     if pages.dtype.name not in PAGE_DTYPES:
-        return f"attention 'triton' reads pages of {', '.join(PAGE_DTYPES)}, not of {pages.dtype}"
+        return f"attention 'triton' supports pages of {', '.join(PAGE_DTYPES)}, not of {pages.dtype}"
     if head_dim not in PARTS:
-        return f"attention 'triton' has head dims {tuple(PARTS)}, not {head_dim}"
+        return f"attention 'triton' supports head dims {tuple(PARTS)}, not {head_dim}"
     if q.shape[1] // num_kv_heads(pages, head_dim) > 64:
-        return "attention 'triton' takes at most 64 query heads for each KV head"
+        return "attention 'triton' supports at most 64 query heads for each KV head"
     if pages.is_quantised and 2**31 <= pages.kv.size <= 2**32:
-        return "attention 'triton' has 32-bit places in 2 to 4 GiB of 8-bit pages; take fewer pages, or more"
+        return "attention 'triton' cannot address 2 to 4 GiB of 8-bit pages by 32-bit offsets; use fewer or more pages"
     return None
+
+
+attend = ragged_attention_triton
+"""The name that the table of backends expects."""

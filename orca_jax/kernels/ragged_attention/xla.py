@@ -1,16 +1,16 @@
-"""Ragged attention in plain XLA: loops whose trip counts are run-time values.
+"""Ragged attention in plain XLA: loops with trip counts known at run time.
 
     for each request with one query              (increments, which come first)
-        while pages are left: scores [H, S], online softmax, weighted values
+        for each page of its context: scores [H, S], online softmax, weighted values
     for each request with several queries        (chunks of prompts)
         for each block of up to 128 queries
-            while pages are left that this block may see: the same with [H, block, S]
+            for each page visible to this block: the same with [H, block, S]
 
-Work follows the real lengths, and no shape depends on a context length: one program for each T. A loop body runs
-on one core, so on a CPU the caller shards the heads over one JAX device for each core.
+The amount of work follows the real lengths. No shape depends on a context length: there is one program for each T. A
+loop body runs on one core, so on a CPU the caller shards the heads over one JAX device per core.
 
-A block of queries may reach past its request. What it writes there is overwritten by the next request, because
-requests stand in the order of `query_start`, or falls into padding.
+A block of queries may reach past its request. Its surplus output falls into padding, or the next request overwrites
+it, because requests come in the order of `query_start`.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _MAX_QUERY_BLOCK = 128
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 
 
-class _Softmax(NamedTuple):
+class _SoftmaxState(NamedTuple):
     """Online softmax of M query heads by K: running maximum, denominator and weighted values."""
 
     top: Float[Array, "K M"]
@@ -46,7 +46,7 @@ def ragged_attention_xla(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
-    """See `ragged_attention`. Any layout, heads, head dim, page size and type; scores and sums in f32."""
+    """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
     num_tokens, _, head_dim = q.shape
     block = min(_MAX_QUERY_BLOCK, num_tokens)
     num_increments = jnp.sum(query_len == 1)
@@ -57,7 +57,7 @@ def ragged_attention_xla(
     grouped = jnp.pad(grouped, ((0, block - 1), (0, 0), (0, 0), (0, 0)))
 
     def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
-        """Queries `offset : offset + size` of request `row`."""
+        """Compute queries `offset : offset + size` of request `row`, and write them to `out`."""
         start = query_start[row] + offset
         queries = lax.dynamic_slice_in_dim(grouped, start, size)  # [size, K, G, D]
         first = context_len[row] - query_len[row] + offset  # position of the first query
@@ -92,10 +92,10 @@ def _attend_block(
     page_size = pages.page_size
     heads = q.transpose(1, 2, 0, 3).reshape(kv_heads, groups * size, head_dim)  # [K, M, D]
     position = first + jnp.tile(jnp.arange(size), groups)  # [M]
-    # No query sees past its own position; queries past the request's end are clipped to its last token.
+    # No query sees past its own position. Queries past the request's end see up to its last token.
     num_visible = jnp.minimum(first + size, context_len)
 
-    def visit(index: jax.Array, state: _Softmax) -> _Softmax:
+    def visit(index: jax.Array, state: _SoftmaxState) -> _SoftmaxState:
         k, v = read_page(pages, page_list[index], head_dim)
         token = index * page_size + jnp.arange(page_size)
         scores = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
@@ -108,12 +108,14 @@ def _attend_block(
         top = jnp.maximum(state.top, scores.max(-1))
         weights = jnp.exp(scores - top[..., None])
         shrink = jnp.exp(state.top - top)
-        v = jnp.where(token < num_visible, v, 0.0)  # unwritten slots may hold anything
+        v = jnp.where(token < num_visible, v, 0.0)  # unwritten slots may hold NaN
         weighted = jnp.einsum("kms,kds->kmd", weights, v, preferred_element_type=jnp.float32)
-        return _Softmax(top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted)
+        return _SoftmaxState(
+            top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
+        )
 
     shape = heads.shape[:2]
-    empty = _Softmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
+    empty = _SoftmaxState(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
     first_page = 0 if sliding_window is None else jnp.maximum(first + 1 - sliding_window, 0) // page_size
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
@@ -123,3 +125,11 @@ def _attend_block(
 def _ceil_div(a: jax.Array, b: int) -> jax.Array:
     """a / b rounded up."""
     return (a + b - 1) // b
+
+
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
+    """Return None: this backend can do all shapes."""
+
+
+attend = ragged_attention_xla
+"""The name that the table of backends expects."""

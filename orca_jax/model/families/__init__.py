@@ -1,4 +1,4 @@
-"""The families of checkpoints that the decoder can be."""
+"""The supported families of checkpoints."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a family of checkpoints declares: how it spells its configuration and its weights. Plain data, no arrays."""
+"""The declaration of a family of checkpoints: names of its options and weights. Plain data, no arrays."""
 
 import math
 import re
@@ -27,12 +27,12 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True)
 class Weight:
-    """Where one tensor of a checkpoint goes.
+    """The mapping of one tensor of a checkpoint to a parameter.
 
     `key` is its name without the family's prefix; "{layer}" stands for the layer's number, and the tensors of all
     layers are stacked into one parameter. `path` is the parameter's path in the decoder. `transpose` turns [out, in]
-    into our [in, out]. `part` (i, n) takes the i-th of n equal pieces of the last axis, where one tensor holds several
-    parameters. `prefixed` is False for tensors outside the family's prefix.
+    into our [in, out]. If one tensor holds several parameters, `part` (i, n) takes the i-th of n equal parts of its
+    last axis. `prefixed` is False for tensors outside the family's prefix.
     """
 
     key: str
@@ -43,13 +43,13 @@ class Weight:
 
     @property
     def stacked(self) -> bool:
-        """Whether there is one tensor for each layer."""
+        """True if there is one tensor for each layer."""
         return "{layer}" in self.key
 
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`. `prefixes` are those seen in the wild; `ignored` matches keys that hold no weights."""
+    """One `model_type`. `prefixes` lists the prefixes of published files; `ignored` matches keys without weights."""
 
     name: str
     config_from_hf: Callable[[HfConfig], ModelConfig]
@@ -59,10 +59,10 @@ class Family:
 
 
 def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
-    """A positive integer that fits into 32 bits.
+    """A positive integer of at most 31 bits.
 
     Raises:
-        ConfigError: it is missing without a default, or something else; names the key.
+        ConfigError: it is missing without a default, or has another value. The error names the key.
     """
     value = hf.get(key)
     if value is None:
@@ -73,7 +73,7 @@ def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
 
 
 def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
-    """A positive number; `ConfigError` as in `get_int`."""
+    """A positive number; raises `ConfigError` as `get_int` does."""
     value = hf.get(key)
     if value is None:
         value = default
@@ -83,36 +83,38 @@ def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
 
 
 def get_activation(hf: HfConfig, key: str, default: str) -> Activation:
-    """The activation; `ConfigError` names one that is unknown."""
+    """The activation; raises `ConfigError` for an unknown name."""
     name = hf.get(key) or default
     if name not in _ACTIVATIONS:
-        raise ConfigError(f"config.json: {key} {name!r} is not supported; known: {sorted(_ACTIVATIONS)}", param=key)
+        raise ConfigError(
+            f"config.json: {key} {name!r} is not supported, only {', '.join(sorted(_ACTIVATIONS))}", param=key
+        )
     return _ACTIVATIONS[cast(str, name)]
 
 
 def token_ids(value: object, key: str = "eos_token_id") -> tuple[int, ...]:
-    """One id, a list of ids, or null, as a tuple; `ConfigError` for anything else."""
+    """One id, a list of ids, or null, as a tuple; raises `ConfigError` for other values."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise ConfigError(f"{key} must be an id, a list of ids or null, got {value!r}", param=key)
+        raise ConfigError(f"{key} must be a token id, a list of token ids or null, got {value!r}", param=key)
     return tuple(ids)
 
 
 def first_token_id(hf: HfConfig, key: str) -> int | None:
-    """The first of the ids under `key`, if any."""
+    """The first of the ids under `key`, or None."""
     return next(iter(token_ids(hf.get(key), key)), None)
 
 
 def reject(hf: HfConfig, unsupported: Mapping[str, object]) -> None:
-    """Refuse options that change the model and that the decoder does not have.
+    """Refuse options that change the model and have no implementation in the decoder.
 
     Args:
         hf: the configuration.
-        unsupported: option -> the only value that is supported, which is also its default.
+        unsupported: option -> its only supported value, which is also its default.
 
     Raises:
-        ConfigError: an option has another value; names it.
+        ConfigError: an option has another value. The error names it.
     """
     for key, only in unsupported.items():
         if hf.get(key, only) not in (only, None):
-            raise ConfigError(f"config.json: {key} {hf[key]!r} is not supported, only {only!r}", param=key)
+            raise ConfigError(f"config.json: {key} {hf[key]!r} is not supported; it must be {only!r}", param=key)

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, GELU, biases everywhere, tied embeddings; GPT-3 is the same in larger."""
+"""GPT-2: learned positions, LayerNorm, GELU, biases everywhere, tied embeddings. GPT-3 is a larger GPT-2."""
 
 import re
 
@@ -18,10 +18,10 @@ from orca_jax.model.families.base import (
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a GPT-2 config.json; missing keys have transformers' defaults.
+    """Read a GPT-2 config.json; missing keys get the defaults of transformers.
 
     Raises:
-        ConfigError: an option that the decoder does not have, or a value that makes no sense; names the key.
+        ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
     reject(hf, {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False})
     embed, heads = get_int(hf, "n_embd", 768), get_int(hf, "n_head", 12)
@@ -50,7 +50,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
 
 
 def _linear(key: str, path: str, part: tuple[int, int] = (0, 1)) -> tuple[Weight, Weight]:
-    """GPT-2 keeps its matrices as [in, out], so nothing is transposed."""
+    """Rows for a linear layer. GPT-2 stores its matrices as [in, out], so nothing is transposed."""
     return Weight(f"{key}.weight", f"{path}.kernel", part=part), Weight(f"{key}.bias", f"{path}.bias", part=part)
 
 

@@ -20,16 +20,16 @@ from orca_jax.model.families.base import (
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a Llama config.json; missing keys have transformers' defaults.
+    """Read a Llama config.json; missing keys get the defaults of transformers.
 
     Raises:
-        ConfigError: an option that the decoder does not have, or a value that makes no sense; names the key.
+        ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
     embed, heads = get_int(hf, "hidden_size", 4096), get_int(hf, "num_attention_heads", 32)
     kv_heads = get_int(hf, "num_key_value_heads", heads)
     if hf.get("head_dim") is None and embed % heads:
         raise ConfigError(
-            f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}, and head_dim is not given",
+            f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}; set head_dim",
             param="num_attention_heads",
         )
     if heads % kv_heads:
@@ -63,9 +63,9 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
 
 
 def _read_rope(hf: HfConfig, head_dim: int) -> tuple[RopeConfig, int]:
-    """The rotary positions, and how many of them there are.
+    """The rotary positions, and their number.
 
-    `rope_parameters` is transformers 5's key, `rope_scaling` the older one, in which the kind was once called `type`.
+    `rope_parameters` is the key of transformers 5. In the older `rope_scaling`, `type` once named the kind.
     """
     key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
     scaling = hf.get(key) or {}
@@ -74,7 +74,8 @@ def _read_rope(hf: HfConfig, head_dim: int) -> tuple[RopeConfig, int]:
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind not in _KINDS:
         raise ConfigError(
-            f"config.json: rope_type {kind!r} is not supported; known: {sorted(_KINDS)}", param="rope_type"
+            f"config.json: rope_type {kind!r} is not supported, only {', '.join(sorted(_KINDS))}",
+            param="rope_type",
         )
     reject(hf, {"partial_rotary_factor": 1.0})
     reject(scaling, {"partial_rotary_factor": 1.0})
@@ -91,7 +92,7 @@ def _read_rope(hf: HfConfig, head_dim: int) -> tuple[RopeConfig, int]:
                 f"got {len(rope.short_factor)}",
                 param="short_factor",
             )
-        # Beyond `original` all frequencies would change, and with them every key that is already cached.
+        # Beyond `original` all frequencies would change, and with them all cached keys.
         limit = min(limit, original)
     return rope, limit
 
@@ -105,7 +106,7 @@ def _linear_scaling(scaling: Mapping[str, Any], theta: float, original: int, lim
 
 
 def _dynamic(scaling: Mapping[str, Any], theta: float, original: int, limit: int) -> RopeConfig:
-    """Frequencies change only beyond `max_position_embeddings`, which is as far as we go."""
+    """Dynamic scaling: frequencies change only beyond `max_position_embeddings`, and no text is longer here."""
     return RopeConfig(theta=theta, kind="dynamic", factor=get_float(scaling, "factor"))
 
 
@@ -157,7 +158,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any], float, int, int], RopeConfig]]
 
 
 def _linear(key: str, path: str, bias: bool) -> tuple[Weight, ...]:
-    """Matrices are kept as [out, in]."""
+    """Rows for a linear layer. Llama stores its matrices as [out, in]."""
     kernel = Weight(f"{key}.weight", f"{path}.kernel", transpose=True)
     return (kernel, Weight(f"{key}.bias", f"{path}.bias")) if bias else (kernel,)
 

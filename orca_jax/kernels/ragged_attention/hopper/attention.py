@@ -1,7 +1,7 @@
 """Ragged paged attention for Hopper, in Mosaic GPU: pages by TMA, products by wgmma.
 
-A page is packed (`kernels/kv_pages.py`), so K and V of one head are two column ranges of its rows, and TMA
-fetches each as a box of its own:
+A page is packed (`kernels/kv_pages.py`): K and V of one head are two column ranges of its rows, and TMA fetches each
+range as one box:
 
              head 0      head 1              head K-1
     slot 0  [K D][V D]  [K D][V D]   ...   [K D][V D]
@@ -9,19 +9,19 @@ fetches each as a box of its own:
       ...                                                      K box   [block, D]   1 page, part of one, or several
     slot S-1                                                   V box   [block, D]
 
-One call is two kernels, because increments are bound by memory and chunks by arithmetic. Each works through a list
-that `gpu_plan.py` cuts from the requests' lengths:
+One call is two kernels, because increments are bound by memory and chunks by arithmetic. Each kernel works through a
+list, made from the requests' lengths by `gpu_plan.py`:
 
-    q [T, H, D]   increments' rows --> attend_pieces --> pieces --+                         gpu_increments.py
+    q [T, H, D]   increments' rows --> attend_pieces --> pieces --+                         increments.py
                                                                   v
-                  chunks' rows     --------------------> attend_chunks --> out [T, H, D]    gpu_chunks.py
+                  chunks' rows     --------------------> attend_chunks --> out [T, H, D]    chunks.py
 
-The second also puts the increments together from their pieces and clears padding, so that one kernel writes all of
-`out` and nothing is left to XLA: to start a kernel takes some 2 us, in which an H200 reads 10 MB.
+The second kernel also combines the pieces of increments and clears padding. So one kernel writes all of `out` and
+nothing is left to XLA: the start of a kernel takes some 2 us, and an H200 reads 10 MB in this time.
 
-`gpu_common.py` has what they share: the way of K and V through shared memory, and the softmax.
+`pipeline.py` is shared by both: the path of K and V through shared memory, and the softmax.
 
-wgmma is Hopper's own. What `refusal` names, and other GPUs, are for other implementations.
+The wgmma instruction exists only on Hopper. Other GPUs, and the shapes refused by `refusal`, need another backend.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ from orca_jax.kernels.ragged_attention import gpu_plan
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
 from orca_jax.kernels.ragged_attention.hopper.chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.hopper.increments import attend_pieces
-from orca_jax.kernels.ragged_attention.hopper.pipeline import Shape
+from orca_jax.kernels.ragged_attention.hopper.pipeline import HopperShape
 
 HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
 PAGE_SIZES = (16, 32, 64, 128, 256)
@@ -59,21 +59,21 @@ def ragged_attention_gpu(
     multiprocessors: int = 132,
     interpret: Any = None,
 ) -> Float[Array, "T H D"]:
-    """See `ragged_attention`.
+    """`ragged_attention` on a Hopper GPU.
 
     Args:
-        multiprocessors: how many the device has; another number costs speed and nothing else. H100 and H200 have 132.
-        interpret: as `plgpu.kernel` takes it, to run without a GPU.
+        multiprocessors: number of the device's multiprocessors, 132 in H100 and H200; a wrong number costs only speed.
+        interpret: argument of `plgpu.kernel`, to run without a GPU.
 
     Raises:
-        NotImplementedError: what `refusal` says.
+        NotImplementedError: `refusal` returns a reason.
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
     dtype, q = q.dtype, q.astype(jnp.bfloat16)
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = num_kv_heads(pages, head_dim)
-    shape = Shape(
+    shape = HopperShape(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         groups=num_heads // kv_heads,
@@ -84,7 +84,7 @@ def ragged_attention_gpu(
         soft_cap=soft_cap,
         interpret=interpret,
     )
-    # An argument that is a slice of another array XLA passes as such, and then holds the call out of its CUDA graph.
+    # Without the barrier XLA may pass a slice of another array as an argument, and keep the call out of the CUDA graph.
     page_table = lax.optimization_barrier(page_table)
     rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
     pieces = cut_contexts(
@@ -104,16 +104,20 @@ def ragged_attention_gpu(
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
-    """Why these kernels cannot do this; None if they can."""
+    """The reason why these kernels cannot do these shapes, or None if they can."""
     head_dim = q.shape[2]
     if not isinstance(pages, PackedPages):
-        return "attention 'gpu' reads packed pages only"
+        return "attention 'gpu' supports packed pages only"
     if pages.dtype != jnp.bfloat16:
-        return f"attention 'gpu' reads pages of bfloat16, not of {pages.dtype}"
+        return f"attention 'gpu' supports pages of bfloat16, not of {pages.dtype}"
     if head_dim not in HEAD_DIMS:
-        return f"attention 'gpu' has head dims {HEAD_DIMS}, not {head_dim}"
+        return f"attention 'gpu' supports head dims {HEAD_DIMS}, not {head_dim}"
     if pages.page_size not in PAGE_SIZES:
-        return f"attention 'gpu' has page sizes {PAGE_SIZES}, not {pages.page_size}"
+        return f"attention 'gpu' supports page sizes {PAGE_SIZES}, not {pages.page_size}"
     if q.shape[1] // num_kv_heads(pages, head_dim) > ROWS:
-        return f"attention 'gpu' takes at most {ROWS} query heads for each KV head"
+        return f"attention 'gpu' supports at most {ROWS} query heads for each KV head"
     return None
+
+
+attend = ragged_attention_gpu
+"""The name that the table of backends expects."""

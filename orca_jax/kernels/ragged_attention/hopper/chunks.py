@@ -9,14 +9,15 @@
     in time:   consumer 0   | scores |softmax| values | scores |softmax| values |
                consumer 1            | scores |softmax| values | scores |softmax| values |
 
-One thread block for each multiprocessor; it owns the items `id, id + grid, ...`, tiles with the longest contexts first
-so that the last ones are short. A producer warpgroup owns the fetching (gpu_common.py). Two consumer warpgroups own
-64 queries each, so that both use what was fetched once, and take turns: one computes its softmax while the
-other has the tensor cores. Each one's loop over blocks is two: those that every query sees need no mask, and then
-those on the diagonal, at a window's edge, or past what is written.
+There is one thread block per multiprocessor. It processes the items `id, id + grid, ...`; tiles with the longest
+contexts come first, so that the last ones are short. The producer warpgroup fetches blocks (pipeline.py). Each of the
+two consumer warpgroups has 64 queries, so both use every block that is fetched. They take turns: one computes its
+softmax while the other has the tensor cores. Each consumer has two loops over blocks. The first, without masks, is for
+blocks visible to every query. The second is for blocks on the diagonal, at the edge of a window, or with unwritten
+slots.
 
-Before their tiles consumers do what else is to be written, dealt out to all of them in turn: they put increments
-together from their pieces (`Combiner` in gpu_increments.py; the loop owns one row), and write zeros for padding.
+Before their tiles, consumers share out the other outputs: they combine the pieces of increments (`Combiner` in
+increments.py, one row at a time), and write zeros for padding.
 """
 
 from dataclasses import dataclass
@@ -29,14 +30,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, Pieces, Tiles
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, ContextPieces, Tiles
 from orca_jax.kernels.ragged_attention.hopper.increments import Combiner, Partial
 from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     MASKED,
-    Places,
+    HopperShape,
+    HopperSoftmax,
+    Pipeline,
     Ref,
-    Shape,
-    Softmax,
     across,
     add_values,
     add_weights,
@@ -44,7 +45,7 @@ from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     full,
     iota,
     launcher,
-    places_in,
+    pipeline_scratch,
     produce,
     scores_of,
     silence,
@@ -55,28 +56,28 @@ _CONSUMERS = TILE // ROWS
 
 @dataclass(frozen=True)
 class _ChunkBlock:
-    """A thread block of `attend_chunks`: references to all that it works on, and what its three warpgroups do."""
+    """A thread block of `attend_chunks`: its references, and the work of its three warpgroups."""
 
-    shape: Shape
+    shape: HopperShape
     grid: int
-    places: Places
+    pipeline: Pipeline
     q: Ref  # [T, H, D]
     kv: Ref
     table: Ref
     fields: Ref
     counts: Ref
-    values: Ref  # and the next three: of increments
+    values: Ref  # like the next three, of increments
     mass: Ref
     begin: Ref
     number: Ref
     out: Ref  # [T, H, D]
-    q_raw: Ref  # as TMA brings it
-    q_smem: Ref  # as wgmma wants it
+    q_raw: Ref  # in the layout of TMA
+    q_smem: Ref  # in the layout of wgmma
     out_smem: Ref
     turn: Ref
 
     def run(self) -> None:
-        """The whole life of the thread block."""
+        """Run the thread block from start to end."""
         items = self.counts[0] * self.q.shape[1] - lax.axis_index("block")
         count = lax.div(items + (self.grid - 1), self.grid)
 
@@ -95,22 +96,22 @@ class _ChunkBlock:
 
     @property
     def own_out(self) -> Ref:
-        """What this consumer writes to `out` from."""
+        """The part of `out_smem` that belongs to this consumer."""
         return self.out_smem.at[pl.ds(lax.axis_index("warpgroup") * ROWS, ROWS)]
 
     def own_share(self, items: jax.Array | int) -> tuple[jax.Array, int, jax.Array]:
-        """First, step and number of what this consumer owns of `items`."""
+        """First index, step and number of the `items` assigned to this consumer."""
         first, step = lax.axis_index("block") + lax.axis_index("warpgroup") * self.grid, self.grid * _CONSUMERS
         return first, step, lax.div(items - first + (step - 1), step)
 
     def combine_increments(self) -> None:
-        """What the kernel before has left in pieces."""
+        """Combine the pieces left by the kernel before."""
         combiner = Combiner(self.shape, self.values, self.mass, self.begin, self.number, self.out, self.own_out)
         first, step, count = self.own_share(combiner.items)
         lax.fori_loop(0, count, lambda i, _: combiner.combine(first + i * step), None)
 
     def clear_padding(self) -> None:
-        """Zeros for tokens of no request: what follows attention should not meet what memory holds."""
+        """Write zeros for tokens without a request, so that later operations never read uninitialised memory."""
         (num_tokens, num_heads, _), own_out = self.out.shape, self.own_out
         used = self.counts[1]
         first, step, count = self.own_share(num_tokens - used)
@@ -130,17 +131,17 @@ class _ChunkBlock:
             lax.fori_loop(0, count, clear, None)
 
     def item(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tile, the last of all first, and query head."""
+        """Tile and query head of an item; the last tile comes first."""
         item, num_heads = lax.axis_index("block") + index * self.grid, self.q.shape[1]
         return self.counts[0] - 1 - lax.div(item, num_heads), lax.rem(item, num_heads)
 
     def take_turns(self) -> None:
-        """Until the other consumer comes here too."""
+        """Wait until the other consumer arrives here too."""
         plgpu.barrier_arrive(self.turn)
         plgpu.barrier_wait(self.turn)
 
     def produce(self, index: jax.Array, step: jax.Array) -> jax.Array:
-        """Fetch an item, after `step` blocks before it."""
+        """Fetch an item; `step` blocks were fetched before it."""
         tile, head = self.item(index)
         row, query, number, position, first = (self.fields[i, tile] for i in range(5))
 
@@ -148,13 +149,13 @@ class _ChunkBlock:
             size = min(ROWS, self.q.shape[0])
             for i in range(_CONSUMERS):
                 box = self.q.at[pl.ds(query + i * ROWS, size), head]
-                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.places.q_there.at[i])
+                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.pipeline.q_ready.at[i])
 
         item = row, lax.div(head, self.shape.groups), first, position + number
-        return produce(self.shape, self.places, (self.kv, self.table), item, fetch_q, index == 0, step)
+        return produce(self.shape, self.pipeline, (self.kv, self.table), item, fetch_q, index == 0, step)
 
     def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
-        """Multiply the 64 queries of an item that this warpgroup owns."""
+        """Process the 64 queries of an item that belong to this warpgroup."""
         shape, mine = self.shape, lax.axis_index("warpgroup")
         tile, head = self.item(index)
         query, number, position, first, context = (self.fields[i, tile] for i in range(1, 6))
@@ -162,11 +163,11 @@ class _ChunkBlock:
         own_first = position + mine * ROWS
         self.arrange_queries()
 
-        def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
+        def block(i: jax.Array, state: HopperSoftmax, *, is_masked: bool) -> HopperSoftmax:
             slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
             return self.multiply(slot, token, own_first, context if is_masked else None, state)
 
-        # Blocks that end before the first query have nothing to mask, if all of their slots are written.
+        # Blocks that end before the first query need no mask if all of their slots are written.
         known = jnp.minimum(own_first + 1, context)
         open_blocks = lax.div(known - first, shape.block) if shape.sliding_window is None else jnp.int32(0)
         open_blocks = jnp.minimum(open_blocks, num_blocks)
@@ -175,7 +176,7 @@ class _ChunkBlock:
         state = lax.fori_loop(0, open_blocks, partial(block, is_masked=False), state)
         state = lax.fori_loop(open_blocks, num_blocks, partial(block, is_masked=True), state)
         pl.when(mine == 0)(self.take_turns)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before is on its way
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy of the item before may still read this memory
         own_out = self.own_out
         own_out[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
         plgpu.commit_smem()
@@ -183,25 +184,28 @@ class _ChunkBlock:
         return step + num_blocks
 
     def arrange_queries(self) -> None:
-        """TMA writes wgmma's layout only from rows that are multiples of 8, and a request may begin anywhere."""
+        """Copy the queries into the layout of wgmma.
+
+        TMA can write that layout only from rows that are multiples of 8, and a request may begin at any row.
+        """
         mine = lax.axis_index("warpgroup")
         own = pl.ds(mine * ROWS, ROWS)
-        plgpu.barrier_wait(self.places.q_there.at[mine])
+        plgpu.barrier_wait(self.pipeline.q_ready.at[mine])
         place = self.q_smem.at[own]
         place[...] = plgpu.load(self.q_raw.at[own], layout=plgpu.Layout.WGMMA, optimized=False)
         plgpu.commit_smem()
-        plgpu.barrier_arrive(self.places.q_free)
+        plgpu.barrier_arrive(self.pipeline.q_free)
 
     def multiply(
-        self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: Softmax
-    ) -> Softmax:
-        """One block, whose first token is `token`, by queries from `own_first`; with `context`, it is masked."""
-        shape, places, mine = self.shape, self.places, lax.axis_index("warpgroup")
-        v = places.v.at[slot]
-        plgpu.barrier_wait(places.k_there.at[slot])
-        scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], places.k.at[slot])
+        self, slot: jax.Array, token: jax.Array, own_first: jax.Array, context: jax.Array | None, state: HopperSoftmax
+    ) -> HopperSoftmax:
+        """Process the block from `token` on, for queries from `own_first` on. It is masked if `context` is given."""
+        shape, pipeline, mine = self.shape, self.pipeline, lax.axis_index("warpgroup")
+        v = pipeline.v.at[slot]
+        plgpu.barrier_wait(pipeline.k_ready.at[slot])
+        scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], pipeline.k.at[slot])
         self.take_turns()
-        plgpu.barrier_arrive(places.k_free.at[slot])
+        plgpu.barrier_arrive(pipeline.k_free.at[slot])
         if context is not None:
             ahead = (own_first - token) + iota(shape, 0) - iota(shape, 1)  # of the key
             visible = ahead >= 0
@@ -209,39 +213,39 @@ class _ChunkBlock:
                 visible = visible & (ahead < shape.sliding_window)
             scores = jnp.where(visible, scores, MASKED)
         state, weights = add_weights(state, scores)
-        plgpu.barrier_wait(places.v_there.at[slot])
+        plgpu.barrier_wait(pipeline.v_ready.at[slot])
         if context is not None:
             # The first consumer is a turn ahead of the second, which therefore finds zeros.
             is_mine = (mine == 0) & (token + shape.block > context)
             pl.when(is_mine)(lambda: silence(shape, v, context - token))
         self.take_turns()
         state = add_values(shape, state, weights, v)
-        plgpu.barrier_arrive(places.v_free.at[slot])
+        plgpu.barrier_arrive(pipeline.v_free.at[slot])
         return state
 
 
 def attend_chunks(
-    shape: Shape,
+    shape: HopperShape,
     q: Float[Array, "T H D"],
     kv: Float[Array, "N S W"],
     page_table: Int[Array, "R P"],
     tiles: Tiles,
-    increments: tuple[Partial, Pieces],
+    increments: tuple[Partial, ContextPieces],
     num_used: Int[Array, ""],
     *,
     grid: int,
 ) -> Float[Array, "T H D"]:
-    """Attention of all tiles; increments put together from their pieces; zeros for tokens from `num_used` on."""
+    """Compute attention for all tiles, combine increments, and write zeros for tokens at and after `num_used`."""
 
     def chunks(*refs: Ref) -> None:
-        _ChunkBlock(shape, grid, Places(*refs[14:]), *refs[:14]).run()
+        _ChunkBlock(shape, grid, Pipeline(*refs[14:]), *refs[:14]).run()
 
     scratch = [
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
         shape.smem(TILE, shape.head_dim),
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
         plgpu.Barrier(num_arrivals=_CONSUMERS),
-        *places_in(shape, _CONSUMERS, sharing=_CONSUMERS),
+        *pipeline_scratch(shape, _CONSUMERS, sharing=_CONSUMERS),
     ]
     results = (jax.ShapeDtypeStruct(q.shape, jnp.bfloat16),)
     launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
@@ -251,7 +255,10 @@ def attend_chunks(
 
 
 def _write_tile(smem: Ref, out: Ref, head: jax.Array, first: jax.Array, number: jax.Array) -> None:
-    """Copy up to 64 rows: at once if the tile is full, else row by row, since what follows belongs to others."""
+    """Copy up to 64 rows: at once if the tile is full, otherwise row by row.
+
+    The rows after a partial tile belong to other items.
+    """
 
     @pl.when(number >= ROWS)
     def _whole() -> None:

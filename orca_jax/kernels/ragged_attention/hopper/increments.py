@@ -1,11 +1,11 @@
-"""Increments on Hopper: one query for each row, bound by memory. A kernel for pieces, and what weighs them together.
+"""Increments on Hopper: one query for each row, bound by memory. A kernel for pieces, and `Combiner` for their sum.
 
                          page_table[row]
     context of a row     | page | page | page | page | page |        cut into pieces of one length for all rows
                          [   piece 0   |   piece 1   | piece 2 ]     (gpu_plan.cut_contexts)
 
-    item = (piece, KV head)        q box   [G, D]       of the heads that share K and V, in wgmma's 64 rows
-                                   K, V    [block, D]   64 or 128 tokens; see gpu_common.py
+    item = (piece, KV head)        q box   [G, D]       heads that share K and V, in the 64 rows of wgmma
+                                   K, V    [block, D]   64 or 128 tokens; see pipeline.py
 
     an item's blocks               | 0 | 1 | 2 | 3 | 4 | 5 |...
     consumer 0                     | scores, softmax, values of 0 | ... of 2 | ... of 4 |
@@ -13,18 +13,18 @@
 
     result (`Partial`)             values [G, D] and mass [G] for each piece, consumer and KV head, float32
 
-`attend_pieces` is the kernel, one thread block for each multiprocessor. Pieces are short enough that pieces * K items
-keep every thread block busy even for a single request, and few enough that their partial results stay small. A thread
-block owns the items `id, id + grid, ...`; of each, a producer warpgroup owns the fetching and two consumer warpgroups
-the loops over every second block. Neighbouring items are heads of the same pages, so DRAM rows are read whole.
+`attend_pieces` is the kernel, with one thread block per multiprocessor. Pieces are short: even for a single request,
+pieces * K items keep every thread block busy. They are also few: their partial results stay small. A thread block
+processes the items `id, id + grid, ...`. Its producer warpgroup fetches, and each of its two consumer warpgroups loops
+over every second block. Neighbouring items are heads of the same pages, so DRAM rows are read whole.
 
-Why two: G fills only some of wgmma's 64 rows, and products and softmax of all 64 are computed. One consumer, which
-does one after the other, would need 0.6 (heads of 128) to 0.9 (heads of 64) of the time that memory needs for a block,
-and that without any wait between. Each of two has a softmax of its own and leaves a result of its own, so they never
-wait for each other. Queries stay in registers.
+There are two consumers because G fills only some of the 64 rows of wgmma, but products and softmax are computed for all
+64. A single consumer, with products and softmax one after the other, would take 0.6 (heads of 128) to 0.9 (heads of 64)
+of the memory time of a block, even without any wait. Each of the two has its own softmax and its own result, so
+they never wait for each other. Queries stay in registers.
 
-`Combiner` runs in the next kernel (gpu_chunks.py), before its chunks: a kernel of its own would cost more to start than
-to run. Its items are (row, tile of as many heads as fit 64 rows), its loop owns the pieces of one row and weighs
+`Combiner` runs in the next kernel (chunks.py), before its chunks: a separate kernel would take longer to start than to
+run. Its items are (row, tile of as many heads as fit into 64 rows). It loops over the pieces of one row and weights
 them by their log-sum-exp:
 
     row r:   pieces begin[r] ... begin[r] + number[r] - 1, of both consumers   -->   out[r]   bf16
@@ -41,74 +41,74 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, Pieces
+from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, ContextPieces
 from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     MASKED,
-    Places,
+    HopperShape,
+    HopperSoftmax,
+    Pipeline,
     Ref,
-    Shape,
-    Softmax,
     across,
     add_values,
     add_weights,
     empty_softmax,
     iota,
     launcher,
-    places_in,
+    pipeline_scratch,
     produce,
     scores_of,
     silence,
 )
 
 CONSUMERS = 2
-_SMALL = 1e-30  # instead of a sum over nothing
+_SMALL = 1e-30  # replaces a sum of no weights
 
 
 class Partial(NamedTuple):
-    """What consumers leave of pieces: part `CONSUMERS * piece + consumer` has `part_rows`, padded G for each KV head.
+    """Partial results: part `CONSUMERS * piece + consumer` has `part_rows`, padded G for each KV head.
 
-    64 rows more follow the last part, since that many are read at once.
+    64 more rows follow the last part, because 64 rows are read at once.
     """
 
     values: Float[Array, "M D"]  # normalised
-    mass: Float[Array, " M"]  # log-sum-exp, in bits; of a consumer that had no block, close to `MASKED`
+    mass: Float[Array, " M"]  # log-sum-exp, in bits; close to `MASKED` for a consumer without a block
 
 
-def padded_groups(shape: Shape) -> int:
-    """Rows that a KV head has in a part: TMA copies masses in units of 16 bytes."""
+def padded_groups(shape: HopperShape) -> int:
+    """Rows of one KV head in a part: a multiple of 4, as TMA copies masses in units of 16 bytes."""
     return pl.cdiv(shape.groups, 4) * 4
 
 
-def heads_in_tile(shape: Shape) -> int:
-    """KV heads whose rows are weighed together."""
+def heads_in_tile(shape: HopperShape) -> int:
+    """Number of KV heads combined together."""
     return ROWS // padded_groups(shape)
 
 
-def part_rows(shape: Shape) -> int:
-    """Rows of one part."""
+def part_rows(shape: HopperShape) -> int:
+    """Number of rows of one part."""
     return shape.num_kv_heads * padded_groups(shape)
 
 
 @dataclass(frozen=True)
 class _IncrementBlock:
-    """A thread block of `attend_pieces`: references to all that it works on, and what its three warpgroups do."""
+    """A thread block of `attend_pieces`: its references, and the work of its three warpgroups."""
 
-    shape: Shape
+    shape: HopperShape
     grid: int
-    places: Places
-    q: Ref  # [T, H, D]; those of increments come first, one for each row
+    pipeline: Pipeline
+    q: Ref  # [T, H, D]; queries of increments come first, one per row
     kv: Ref
     table: Ref
     fields: Ref
     total: Ref
     out: Ref
     mass: Ref
-    q_smem: Ref  # and the next two: 64 rows for each consumer
+    q_smem: Ref  # like the next two, 64 rows for each consumer
     out_smem: Ref
     mass_smem: Ref
 
     def run(self) -> None:
-        """The whole life of the thread block."""
+        """Run the thread block from start to end."""
         items = self.total[0] * self.shape.num_kv_heads - lax.axis_index("block")
         count = lax.div(items + (self.grid - 1), self.grid)
 
@@ -124,12 +124,12 @@ class _IncrementBlock:
             lax.fori_loop(0, count, self.produce, jnp.int32(0))
 
     def item(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Piece and KV head."""
+        """Piece and KV head of an item."""
         item = lax.axis_index("block") + index * self.grid
         return lax.div(item, self.shape.num_kv_heads), lax.rem(item, self.shape.num_kv_heads)
 
     def produce(self, index: jax.Array, step: jax.Array) -> jax.Array:
-        """Fetch an item, after `step` blocks before it."""
+        """Fetch an item; `step` blocks were fetched before it."""
         piece, head = self.item(index)
         row, first, end = (self.fields[i, piece] for i in range(3))
 
@@ -137,22 +137,22 @@ class _IncrementBlock:
             groups = self.shape.groups
             box = self.q.at[row, pl.ds(head * groups, groups)]
             for i in range(CONSUMERS):
-                plgpu.copy_gmem_to_smem(box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.places.q_there.at[i])
+                plgpu.copy_gmem_to_smem(box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.pipeline.q_ready.at[i])
 
         pages = self.kv, self.table
-        return produce(self.shape, self.places, pages, (row, head, first, end), fetch_q, index == 0, step)
+        return produce(self.shape, self.pipeline, pages, (row, head, first, end), fetch_q, index == 0, step)
 
     def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
-        """Multiply every second block of an item: those in places that this warpgroup owns."""
+        """Process every second block of an item: those in the slots of this warpgroup."""
         shape, mine = self.shape, lax.axis_index("warpgroup")
         piece, head = self.item(index)
         first, end, low = (self.fields[i, piece] for i in range(1, 4))
-        plgpu.barrier_wait(self.places.q_there.at[mine])
+        plgpu.barrier_wait(self.pipeline.q_ready.at[mine])
         q = plgpu.load(self.q_smem.at[pl.ds(mine * ROWS, ROWS)], layout=plgpu.Layout.WGMMA, optimized=False)
-        plgpu.barrier_arrive(self.places.q_free)
+        plgpu.barrier_arrive(self.pipeline.q_free)
         own_first = lax.rem(step + mine, CONSUMERS)
 
-        def block(i: jax.Array, state: Softmax, *, is_masked: bool) -> Softmax:
+        def block(i: jax.Array, state: HopperSoftmax, *, is_masked: bool) -> HopperSoftmax:
             number = own_first + i * CONSUMERS
             visible = (first + number * shape.block, low, end) if is_masked else None
             return self.multiply(lax.rem(step + number, shape.stages), q, visible, state)
@@ -172,32 +172,36 @@ class _IncrementBlock:
         slot: jax.Array,
         q: Float[Array, "64 D"],
         visible: tuple[jax.Array, jax.Array, jax.Array] | None,
-        state: Softmax,
-    ) -> Softmax:
-        """One block; with its first token, the first that the query sees, and the end of what it sees, it is masked."""
-        shape, places = self.shape, self.places
-        plgpu.barrier_wait(places.k_there.at[slot])
-        scores = scores_of(shape, q, places.k.at[slot])
-        plgpu.barrier_arrive(places.k_free.at[slot])
+        state: HopperSoftmax,
+    ) -> HopperSoftmax:
+        """Process one block.
+
+        `visible` is None if nothing is masked. Otherwise it holds the first token of the block, the first token
+        visible to the query, and the end of the visible tokens.
+        """
+        shape, pipeline = self.shape, self.pipeline
+        plgpu.barrier_wait(pipeline.k_ready.at[slot])
+        scores = scores_of(shape, q, pipeline.k.at[slot])
+        plgpu.barrier_arrive(pipeline.k_free.at[slot])
         if visible is not None:
             token, low, end = visible
             position = token + iota(shape, 1)
             scores = jnp.where((position >= low) & (position < end), scores, MASKED)
         state, weights = add_weights(state, scores)
-        v = places.v.at[slot]
-        plgpu.barrier_wait(places.v_there.at[slot])
+        v = pipeline.v.at[slot]
+        plgpu.barrier_wait(pipeline.v_ready.at[slot])
         if visible is not None:
             pl.when(token + shape.block > end)(lambda: silence(shape, v, end - token))
         state = add_values(shape, state, weights, v)
-        plgpu.barrier_arrive(places.v_free.at[slot])
+        plgpu.barrier_arrive(pipeline.v_free.at[slot])
         return state
 
-    def write(self, piece: jax.Array, head: jax.Array, state: Softmax) -> None:
-        """This consumer's part of an item; where it had no block, zeros that weigh nothing."""
+    def write(self, piece: jax.Array, head: jax.Array, state: HopperSoftmax) -> None:
+        """Write this consumer's part of an item; without a block, the part is zeros with almost no mass."""
         mine, padded = lax.axis_index("warpgroup"), padded_groups(self.shape)
         denominator = jnp.maximum(state.denominator, _SMALL)
         out, mass = (smem.at[pl.ds(mine * ROWS, ROWS)] for smem in (self.out_smem, self.mass_smem))
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the item before is on its way
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy of the item before may still read this memory
         out[...] = state.values / across(denominator, state.values)
         mass[...] = state.top + jnp.log2(denominator)
         plgpu.commit_smem()
@@ -209,20 +213,20 @@ class _IncrementBlock:
 
 
 def attend_pieces(
-    shape: Shape,
+    shape: HopperShape,
     q: Float[Array, "T H D"],
     kv: Float[Array, "N S W"],
     page_table: Int[Array, "R P"],
-    pieces: Pieces,
+    pieces: ContextPieces,
     *,
     grid: int,
 ) -> Partial:
-    """Attention of each piece of each increment."""
+    """Compute attention for every piece of every increment."""
 
     def increments(*refs: Ref) -> None:
-        _IncrementBlock(shape, grid, Places(*refs[10:]), *refs[:10]).run()
+        _IncrementBlock(shape, grid, Pipeline(*refs[10:]), *refs[:10]).run()
 
-    assert shape.stages % CONSUMERS == 0, "a place has one owner, which sees every block that comes there"
+    assert shape.stages % CONSUMERS == 0, "each slot belongs to one consumer, which processes all blocks in it"
     rows = pieces.fields.shape[1] * CONSUMERS * part_rows(shape) + ROWS
     results = (
         jax.ShapeDtypeStruct((rows, shape.head_dim), jnp.float32),
@@ -232,7 +236,7 @@ def attend_pieces(
         plgpu.SMEM((CONSUMERS * ROWS, shape.head_dim), jnp.bfloat16),
         plgpu.SMEM((CONSUMERS * ROWS, shape.head_dim), jnp.float32),
         plgpu.SMEM((CONSUMERS * ROWS,), jnp.float32),
-        *places_in(shape, CONSUMERS, sharing=1),
+        *pipeline_scratch(shape, CONSUMERS, sharing=1),
     ]
     launch = launcher(increments, results, scratch, {"block": grid}, CONSUMERS + 1, shape.interpret)
     return Partial(*launch(q, kv, page_table, pieces.fields, pieces.total))
@@ -240,17 +244,17 @@ def attend_pieces(
 
 @dataclass(frozen=True)
 class Combiner:
-    """Weighs the pieces of rows together; run by one warpgroup.
+    """Combines the pieces of each row. One warpgroup runs it.
 
     Attributes:
-        shape: of the kernel that runs it.
-        values, mass: a `Partial`.
-        begin, number: of `Pieces`.
-        out: [T, H, D]; rows without pieces stay as they are in memory.
-        smem: [64, D] of bf16, where what was copied last may still be on its way.
+        shape: parameters of the kernel that runs it.
+        values, mass: fields of a `Partial`.
+        begin, number: fields of `ContextPieces`.
+        out: [T, H, D]; rows without pieces are not written.
+        smem: [64, D] of bf16; an earlier copy may still read it.
     """
 
-    shape: Shape
+    shape: HopperShape
     values: Ref
     mass: Ref
     begin: Ref
@@ -260,7 +264,7 @@ class Combiner:
 
     @property
     def items(self) -> int:
-        """Tiles of all rows."""
+        """Number of tiles in all rows."""
         return int(self.begin.shape[0]) * self._tiles
 
     @property
@@ -268,7 +272,7 @@ class Combiner:
         return pl.cdiv(self.shape.num_kv_heads, heads_in_tile(self.shape))
 
     def combine(self, item: jax.Array) -> None:
-        """One tile of one row."""
+        """Combine one tile of one row."""
         row, tile = lax.div(item, self._tiles), lax.rem(item, self._tiles)
 
         @pl.when(self.number[row] > 0)
@@ -282,8 +286,8 @@ class Combiner:
                 head = tile * heads_in_tile(self.shape) + place
                 pl.when(head < self.shape.num_kv_heads)(partial(self._write, row, head, place))
 
-    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: Softmax) -> Softmax:
-        """One consumer's part of a piece more."""
+    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: HopperSoftmax) -> HopperSoftmax:
+        """Add one consumer's part of a piece."""
         part, size = self.begin[row] * CONSUMERS + index, heads_in_tile(self.shape) * padded_groups(self.shape)
         mine = pl.ds(pl.multiple_of(part * part_rows(self.shape) + tile * size, 4), ROWS)
         mass = plgpu.load(self.mass.at[mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
@@ -291,10 +295,10 @@ class Combiner:
         top = jnp.maximum(state.top, mass)
         shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
         values = state.values * across(shrink, values) + values * across(weight, values)
-        return Softmax(top, state.denominator * shrink + weight, values)
+        return HopperSoftmax(top, state.denominator * shrink + weight, values)
 
     def _write(self, row: jax.Array, head: jax.Array, place: int) -> None:
-        """The queries that share a KV head."""
+        """Write the outputs of the query heads of one KV head."""
         groups = self.shape.groups
         source = self.smem.at[pl.ds(place * padded_groups(self.shape), groups)]
         plgpu.copy_smem_to_gmem(source, self.out.at[row, pl.ds(head * groups, groups)])

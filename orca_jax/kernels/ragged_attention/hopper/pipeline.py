@@ -1,23 +1,23 @@
-"""What the kernels for Hopper share: how K and V reach registers, and the softmax that goes over them.
+"""Shared parts of the Hopper kernels: the path of K and V to registers, and the softmax.
 
-A thread block is a producer warpgroup, which only asks TMA for blocks, and two consumer warpgroups, which only wait and
-multiply. Between them a block goes through one of `stages` places in shared memory:
+A thread block has one producer warpgroup and two consumer warpgroups. The producer only starts TMA copies of blocks;
+consumers only wait and multiply. Each block passes through one of `stages` slots in shared memory:
 
-    page [S, W]   one head's K and V are two column ranges          place s of `stages`
+    page [S, W]   one head's K and V are two column ranges          slot s of `stages`
                   [K D][V D]  [K D][V D]  ...
                    |    |
-                   |    +-- box [block, D] -- TMA -->  v[s]  -- v_there[s] -->  consumers multiply  -- v_free[s] --+
-                   +------- box [block, D] -- TMA -->  k[s]  -- k_there[s] -->  consumers multiply  -- k_free[s] --+
+                   |    +-- box [block, D] -- TMA -->  v[s]  -- v_ready[s] -->  consumers multiply  -- v_free[s] --+
+                   +------- box [block, D] -- TMA -->  k[s]  -- k_ready[s] -->  consumers multiply  -- k_free[s] --+
                                                         ^                                                          |
                                                         +------------------ the producer's next block <------------+
 
-The producer's loop owns the blocks of one item (`produce`): it waits until a place is free, fetches, and goes on with
-the next item's blocks without a pause, so that places stay full where one item ends and another begins. Consumers
-own 64 rows each, which is what wgmma multiplies; scores, maxima, sums and weighted values are float32 and stay in their
-registers (`Softmax`) from an item's first block to its last.
+The producer loops over the blocks of one item (`produce`): it waits for a free slot, fetches, and continues with the
+blocks of the next item without a pause. So slots stay full across the boundary between two items. Each consumer
+computes 64 rows, the size of a wgmma. Scores, maxima, sums and weighted values are float32 and stay in registers
+(`HopperSoftmax`) from the first block of an item to the last.
 
-Slots that no request wrote may hold NaN: their scores are masked, and their V is overwritten by zeros in shared
-memory (`silence`), which only the last block of a context needs.
+Unwritten slots of a page may hold NaN. Their scores are masked, and their V is overwritten by zeros in shared memory
+(`silence`), which only the last block of a context needs.
 """
 
 import math
@@ -41,18 +41,18 @@ Ref = Any  # Pallas has no public type for references
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What both attention kernels have in common; all static.
+class HopperShape:
+    """Static parameters shared by both attention kernels.
 
     Attributes:
         head_dim, num_kv_heads, page_size: D, K and S.
         groups: G, query heads that share one KV head.
-        block: tokens that are fetched and multiplied together.
+        block: tokens fetched and multiplied together.
         stages: blocks in shared memory at once.
         scale: factor on scores.
-        sliding_window: tokens that a query sees, or None.
+        sliding_window: number of tokens that a query sees, or None.
         soft_cap: bound on scores, or None.
-        interpret: how to simulate the kernel, None to compile it.
+        interpret: parameters of the simulator, None to compile the kernel.
     """
 
     head_dim: int
@@ -68,57 +68,60 @@ class Shape:
 
     @property
     def pages_per_block(self) -> int:
-        """Copies for K of one block, and as many for V."""
+        """Number of copies for K of one block; V needs as many."""
         return max(1, self.block // self.page_size)
 
     def smem(self, *shape: int) -> Any:
-        """Shared memory of bf16 as wgmma and TMA want it: in tiles of 8 rows, as wide as divides a head."""
+        """Shared memory of bf16 in the layout of wgmma and TMA: tiles of 8 rows.
+
+        The width of a tile is the greatest divisor of the head dim and 64.
+        """
         width = math.gcd(self.head_dim, 64)
         transforms = plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(2 * width)  # type: ignore[abstract]
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms)
 
 
-class Places(NamedTuple):
-    """The places in shared memory that K and V go through, and what says when."""
+class Pipeline(NamedTuple):
+    """Slots in shared memory for K and V, and the barriers that guard them."""
 
     k: Ref  # [stages, block, D]
     v: Ref
-    k_there: Ref  # barriers, one for each stage
-    v_there: Ref
+    k_ready: Ref  # barriers, one for each slot
+    v_ready: Ref
     k_free: Ref
     v_free: Ref
-    q_there: Ref  # one for each consumer
+    q_ready: Ref  # one for each consumer
     q_free: Ref
 
 
-def places_in(shape: Shape, consumers: int, *, sharing: int) -> list[Any]:
-    """Scratch for `Places`, in its order; `sharing` of the consumers multiply each block."""
+def pipeline_scratch(shape: HopperShape, consumers: int, *, sharing: int) -> list[Any]:
+    """Scratch for the fields of `Pipeline`, in order. `sharing` is the number of consumers that multiply each block."""
     copies = plgpu.Barrier(num_arrivals=shape.pages_per_block, num_barriers=shape.stages)
     freed = plgpu.Barrier(num_arrivals=sharing, num_barriers=shape.stages)
     buffer = shape.smem(shape.stages, shape.block, shape.head_dim)
-    q_there = plgpu.Barrier(num_barriers=consumers)
-    return [buffer, buffer, copies, copies, freed, freed, q_there, plgpu.Barrier(num_arrivals=consumers)]
+    q_ready = plgpu.Barrier(num_barriers=consumers)
+    return [buffer, buffer, copies, copies, freed, freed, q_ready, plgpu.Barrier(num_arrivals=consumers)]
 
 
 def produce(
-    shape: Shape,
-    places: Places,
+    shape: HopperShape,
+    pipeline: Pipeline,
     pages: tuple[Ref, Ref],
     item: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     fetch_q: Callable[[], None],
     is_first: jax.Array,
     step: jax.Array,
 ) -> jax.Array:
-    """Fetch the blocks of one item, and its queries among them.
+    """Fetch the blocks and the queries of one item.
 
     Args:
-        shape: of the kernel.
-        places: where blocks go.
-        pages: K/V pages and the page table.
+        shape: parameters of the kernel.
+        pipeline: slots for the blocks.
+        pages: pages of the KV cache, and the page table.
         item: row, KV head, first token (a multiple of `block`) and end.
         fetch_q: starts the copy of the queries.
-        is_first: whether no item came before, so that nobody reads other queries.
-        step: blocks that this thread block has fetched before.
+        is_first: true for the first item: there are no older queries in use.
+        step: number of blocks fetched before by this thread block.
 
     Returns:
         `step` after this item.
@@ -127,7 +130,7 @@ def produce(
     row, head, first, end = item
     count = lax.div(end - first + (shape.block - 1), shape.block)
     last_page = lax.div(end - 1, shape.page_size)
-    # Queries are awaited last of all: their place is free only when the item before has ended.
+    # Queries come last: their buffer is free only after the consumers have loaded the queries of the item before.
     with_q = jnp.minimum(count, shape.stages - 1) - 1
 
     def fetch(index: jax.Array, step: jax.Array) -> jax.Array:
@@ -137,10 +140,10 @@ def produce(
         offset: jax.Array | int = 0
         if shape.page_size > shape.block:
             offset = pl.multiple_of(lax.rem(token, shape.page_size), shape.block)
-        # Past the context there may be no page: the last one is fetched again, and masked.
+        # There may be no page past the context: the last page is fetched again and masked.
         ids = [table[row, jnp.minimum(page + i, last_page)] for i in range(shape.pages_per_block)]
-        for part, (buffer, there, free) in enumerate(
-            ((places.k, places.k_there, places.k_free), (places.v, places.v_there, places.v_free))
+        for part, (buffer, ready, free) in enumerate(
+            ((pipeline.k, pipeline.k_ready, pipeline.k_free), (pipeline.v, pipeline.v_ready, pipeline.v_free))
         ):
 
             @pl.when(step >= shape.stages)
@@ -151,13 +154,13 @@ def produce(
             size = min(shape.block, shape.page_size)
             for i, page_id in enumerate(ids):
                 box = kv.at[page_id, pl.ds(offset, size), pl.ds(column, shape.head_dim)]
-                plgpu.copy_gmem_to_smem(box, buffer.at[slot, pl.ds(i * size, size)], there.at[slot])
+                plgpu.copy_gmem_to_smem(box, buffer.at[slot, pl.ds(i * size, size)], ready.at[slot])
 
         @pl.when(index == with_q)
         def _queries() -> None:
             @pl.when(jnp.logical_not(is_first))
             def _wait() -> None:
-                plgpu.barrier_wait(places.q_free)
+                plgpu.barrier_wait(pipeline.q_free)
 
             fetch_q()
 
@@ -166,36 +169,36 @@ def produce(
     return lax.fori_loop(0, count, fetch, step)
 
 
-class Softmax(NamedTuple):
-    """Online softmax of 64 rows, in registers: running maximum (of scores in bits), denominator, weighted values."""
+class HopperSoftmax(NamedTuple):
+    """Online softmax of 64 rows, in registers: running maximum (of base 2 scores), denominator, weighted values."""
 
     top: Float[Array, " 64"]
     denominator: Float[Array, " 64"]
     values: Float[Array, "64 D"]
 
 
-def empty_softmax(shape: Shape) -> Softmax:
-    """Of no tokens yet."""
-    return Softmax(full(MASKED, ROWS), full(0.0, ROWS), full(0.0, ROWS, shape.head_dim))
+def empty_softmax(shape: HopperShape) -> HopperSoftmax:
+    """The softmax of no tokens."""
+    return HopperSoftmax(full(MASKED, ROWS), full(0.0, ROWS), full(0.0, ROWS, shape.head_dim))
 
 
 def full(value: float, *size: int) -> jax.Array:
-    """A constant in the registers of a wgmma's result, or one number for each of its rows."""
+    """A constant in the register layout of a wgmma's result, or of one number per row of it."""
     layout = plgpu.Layout.WGMMA if len(size) == 2 else plgpu.Layout.WGMMA.reduce(1)
     constant: jax.Array = plgpu.layout_cast(jnp.full(size, value, jnp.float32), layout)
     return constant
 
 
 def across(rows: Float[Array, " 64"], like: jax.Array) -> jax.Array:
-    """A number for each row, in every column."""
+    """Repeat the number of each row in every column."""
     return lax.broadcast_in_dim(rows, like.shape, [0])
 
 
-def scores_of(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
-    """Scores in bits (base 2 logarithms), so that `exp2` is all that is left to do.
+def scores_of(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
+    """Scores in base 2, so that weights are `exp2` of them.
 
     Args:
-        shape: of the kernel.
+        shape: parameters of the kernel.
         q: [64, D], in shared memory or registers.
         k: [C, D].
     """
@@ -205,7 +208,7 @@ def scores_of(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
     return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
 
 
-def _multiply_queries(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
+def _multiply_queries(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:
     if shape.interpret is not None and isinstance(
         q, jax.Array
     ):  # the simulator has no wgmma with a factor in registers
@@ -219,32 +222,32 @@ def _multiply_queries(shape: Shape, q: Ref | jax.Array, k: Ref) -> Float[Array, 
     return scores
 
 
-def add_values(shape: Shape, state: Softmax, weights: Float[Array, "64 C"], v: Ref) -> Softmax:
-    """The state with `weights @ v` added to its values, by wgmma itself, in the registers where they are."""
-    if shape.interpret is not None:  # likewise
+def add_values(shape: HopperShape, state: HopperSoftmax, weights: Float[Array, "64 C"], v: Ref) -> HopperSoftmax:
+    """Add `weights @ v` to the values of the state. The wgmma accumulates in the registers that hold them."""
+    if shape.interpret is not None:  # the simulator has no wgmma with a factor in registers
         added = jnp.dot(weights, v[...], preferred_element_type=jnp.float32)
         return state._replace(values=state.values + added)
     multiply = pl.run_state(lambda values: plgpu.wgmma(values, weights, v))
     return state._replace(values=multiply(plgpu.WGMMAAccumulatorRef.init(state.values)))
 
 
-def iota(shape: Shape, axis: int) -> Int[Array, "64 C"]:
-    """Each score's row or column, in the registers that hold scores."""
+def iota(shape: HopperShape, axis: int) -> Int[Array, "64 C"]:
+    """The row or column number of each score, in the register layout of scores."""
     return plgpu.broadcasted_iota(jnp.int32, (ROWS, shape.block), axis, layout=plgpu.Layout.WGMMA)
 
 
-def add_weights(state: Softmax, scores: Float[Array, "64 C"]) -> tuple[Softmax, Float[Array, "64 C"]]:
-    """The state with a block's weights in its denominator and its values shrunk; and the weights in bf16."""
+def add_weights(state: HopperSoftmax, scores: Float[Array, "64 C"]) -> tuple[HopperSoftmax, Float[Array, "64 C"]]:
+    """Add the weights of a block to the denominator and rescale the values. Returns the state and the bf16 weights."""
     top = jnp.maximum(state.top, scores.max(axis=1))
     weights = jnp.exp2(scores - across(top, scores))
     shrink = jnp.exp2(state.top - top)
     denominator = state.denominator * shrink + weights.sum(axis=1)
-    state = Softmax(top, denominator, state.values * across(shrink, state.values))
+    state = HopperSoftmax(top, denominator, state.values * across(shrink, state.values))
     return state, weights.astype(jnp.bfloat16)
 
 
-def silence(shape: Shape, v: Ref, written: jax.Array) -> None:
-    """Overwrite the V of slots that nobody wrote by zeros: a weight of zero does not silence NaN."""
+def silence(shape: HopperShape, v: Ref, written: jax.Array) -> None:
+    """Overwrite V of unwritten slots with zeros: NaN times a weight of zero is NaN."""
     for start in range(0, shape.block, ROWS):
         place = v.at[pl.ds(start, ROWS)]
         tokens = plgpu.broadcasted_iota(jnp.int32, (ROWS, shape.head_dim), 0, layout=plgpu.Layout.WGMMA)
@@ -261,15 +264,15 @@ def launcher(
     warpgroups: int,
     interpret: Any,
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """The kernel as a function of arrays, which returns `results`.
+    """Turn a kernel into a function of arrays that returns `results`.
 
     Args:
-        kernel: gets references to arguments, results and `scratch`, in this order.
-        results: shapes.
+        kernel: takes references to arguments, results and `scratch`, in this order.
+        results: shapes of the results.
         scratch: shared memory and barriers of a thread block.
-        grid: names and sizes of its axes.
-        warpgroups: of a thread block; the axis "warpgroup" tells them apart.
-        interpret: as for `Shape`.
+        grid: names and sizes of the axes of the grid.
+        warpgroups: number of warpgroups in a thread block, numbered by the axis "warpgroup".
+        interpret: as for `HopperShape`.
     """
     launch: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
         kernel,

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -59,7 +60,7 @@ def ragged_attention_tpu(
     Raises:
         NotImplementedError: the pages are not packed, or do not have whole tiles.
     """
-    reason = refusal(pages)
+    reason = refusal(q, pages)
     if reason is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
@@ -107,7 +108,7 @@ def write_and_attend_tpu(
     return call.merged(out, call.chunks(pages)), pages
 
 
-def refusal(pages: KVPages) -> str | None:
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """Why the kernels cannot read such pages; None where they can."""
     if not isinstance(pages, PackedPages):
         return "attention 'tpu' reads packed pages only"
@@ -175,3 +176,39 @@ class _Call:
         out = increments if chunks is None else jnp.where(token < self.plan.num_increments, increments, chunks)
         # Blocks without a request are not visited, and what stands there may be anything.
         return jnp.where(token < self.plan.num_used, out, jnp.zeros_like(out))
+
+
+attend = ragged_attention_tpu
+"""The name that the table of backends expects, as are the next two."""
+
+
+def prepare(
+    q: jax.ShapeDtypeStruct,
+    pages: KVPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+) -> Plan:
+    """The plan of an iteration, in the first layer's pages.
+
+    Raises:
+        NotImplementedError: the pages are refused.
+    """
+    if (reason := refusal(q, pages)) is not None or not isinstance(pages, PackedPages):
+        raise NotImplementedError(reason)
+    return plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks_for(q, pages))
+
+
+def write_and_attend(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    pages: PackedPages,
+    plan: Plan,
+    first_page: Int[Array, ""],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "T H D"], PackedPages]:
+    """`write_and_attend_tpu` for the layer whose pages begin at `first_page`."""
+    return write_and_attend_tpu(q, k, v, pages, plan.of_layer(first_page), scale=scale)

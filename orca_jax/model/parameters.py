@@ -1,23 +1,20 @@
-"""The decoder's parameters by name, as the loaders see them."""
+"""Access to the decoder's parameters by path, for the loaders."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
 
 from orca_jax.config import ModelConfig
 
-type Progress = Callable[[int, int], None]
-"""Called with (parameters loaded, parameters in all) after each."""
-
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
-    """What each parameter holds, by its path "blocks.mlp.up.kernel", in the order of the paths."""
+    """The value of each parameter by its path, such as "blocks.mlp.up.kernel", in the order of paths."""
     return {".".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
 
 
 def with_parameters(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
-    """`state` with other values, by path."""
+    """A copy of `state` with the values replaced, by path."""
     flat = [(path, variable.replace(values[".".join(map(str, path))])) for path, variable in nnx.to_flat_state(state)]
     filled: nnx.State = nnx.from_flat_state(flat)
     return filled
@@ -29,5 +26,5 @@ def stored_shape(path: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, short enough for a list."""
+    """The message of a library's error, shortened for a list of problems."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
