@@ -1,11 +1,17 @@
-"""Write the keys and values of this iteration's tokens to their pages.
+"""Write the keys and values of an iteration's tokens to their pages.
 
-Four implementations, chosen by name. `scatter` is the oracle and the default of packed pages. `tpu` scatters
-increments alone and has a kernel for chunks (`kv_write_tpu.py`). `blocks` is for CPUs, where XLA scatters an element at
-a time: an increment writes one column of a page, a chunk of a prompt page after page. A token larger than all before it
-changes the scale of a quantised page, and so what stands in it already. Such pages are written whole by `blocks`, one
-after the other, and by `pages`, all at once, which is for GPUs: a loop whose trip count is a value makes one wait for
-its host at every turn. `tpu` has a kernel for them (`kv_write_tpu_quantised.py`) that rewrites only what has to change.
+There are four implementations, chosen by name:
+
+    scatter  the oracle, and the default of packed pages
+    tpu      for TPUs: a scatter for increments and a kernel for chunks (`tpu.py`); for quantised pages a kernel
+             that rewrites as little as possible (`tpu_quantised.py`)
+    blocks   for CPUs, where XLA scatters one element at a time: an increment writes one column of a page, a chunk
+             writes page after page
+    pages    for GPUs and quantised pages: all pages at once, since a GPU waits for its host at every pass of a loop
+             with a dynamic trip count
+
+A token larger than all tokens before it changes the scale of a quantised page, and with it the stored values. So
+`blocks` and `pages` write such pages whole.
 """
 
 from collections.abc import Callable
@@ -40,30 +46,32 @@ def write_kv(
     *,
     implementation: str | None = None,
 ) -> KVPages:
-    """The pages with the new tokens in them. Requests are described as for `ragged_attention`; padding is not written.
+    """Write new tokens to their pages, and return the pages. Padding is not written.
+
+    Requests are described as for `ragged_attention`.
 
     Args:
-        pages: to be updated; donated by the caller, so that the update is in place.
+        pages: pages to update; donated by the caller, so that the update is in place.
         k: new keys of all requests, flattened.
         v: new values.
         page_table: pages of each request, as indices into `pages`.
         query_start: first token of each request in `k` and `v`.
         query_len: number of new tokens; 0 for rows without a request.
-        context_len: tokens in the cache after this iteration; the new ones are the last.
-        implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default of layout and type.
+        context_len: tokens in the cache after this iteration; the new ones come last.
+        implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default for the layout and type.
 
     Raises:
-        NotImplementedError: there is no such implementation, or it cannot write such pages.
+        NotImplementedError: the implementation does not exist, or cannot write such pages.
     """
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
     name = implementation or by_default
     if name not in _IMPLEMENTATIONS:
-        raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(_IMPLEMENTATIONS)}")
+        raise NotImplementedError(f"write_kv has no implementation {name!r}; use one of {', '.join(_IMPLEMENTATIONS)}")
     return _IMPLEMENTATIONS[name](pages, k, v, page_table, query_start, query_len, context_len)
 
 
 def default_write(device: jax.Device, pages: KVPages) -> str | None:
-    """The name of the device's own implementation where it can write such pages; None for the layout's default."""
+    """The implementation made for the device, if it can write such pages; None for the default of the layout."""
     if device.platform != "tpu":
         return None
     from orca_jax.kernels.kv_write.tpu import refusal
@@ -74,7 +82,7 @@ def default_write(device: jax.Device, pages: KVPages) -> str | None:
 def _scatter(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Every token to its slot at once. A padding token's page does not exist, and its write is dropped."""
+    """Write all tokens at once, each to its slot. Padding gets a page out of range, so that its write is dropped."""
     if pages.is_quantised:
         raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
     token = jnp.arange(k.shape[0], dtype=jnp.int32)
@@ -85,14 +93,14 @@ def _scatter(
     position = (context_len - query_len)[row] + token - query_start[row]
     page = page_table[row, jnp.where(exists, position // pages.page_size, 0)]
     num_pages = pages.k.shape[0] if isinstance(pages, HeadMajorPages) else pages.kv.shape[0]
-    page = jnp.where(exists, page, num_pages + token)  # unique, as all slots are
-    place = position % pages.page_size
+    page = jnp.where(exists, page, num_pages + token)  # unique, like all other slots
+    slot = position % pages.page_size
 
     if isinstance(pages, PackedPages):
-        return PackedPages(pages.kv.at[page, place].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
+        return PackedPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[page, :, :, place].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+        return old.at[page, :, :, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
     return HeadMajorPages(put(pages.k, k), put(pages.v, v))
 
@@ -100,33 +108,33 @@ def _scatter(
 def _pages(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Every page that gets tokens: read, merged, and written with the others. Places past the last page are dropped."""
+    """Read all pages with new tokens, merge these in, and write the pages together. Invalid pieces are dropped."""
     if not isinstance(pages, PackedPages) or pages.scale is None:
         raise NotImplementedError("write_kv 'pages' writes packed pages that are quantised")
     num_tokens, _, head_dim = k.shape
     count, pieces = cut(pages.page_size, num_tokens, page_table, query_start, query_len, context_len)
-    place = jnp.arange(pages.page_size, dtype=jnp.int32)
-    token = jnp.clip(pieces.token[:, None] + place, 0, num_tokens - 1)  # [M, S]
-    is_old = place < pieces.begin[:, None]
-    is_new = ~is_old & (place < pieces.end[:, None])
+    slot = jnp.arange(pages.page_size, dtype=jnp.int32)
+    token = jnp.clip(pieces.token[:, None] + slot, 0, num_tokens - 1)  # [M, S]
+    is_old = slot < pieces.begin[:, None]
+    is_new = ~is_old & (slot < pieces.end[:, None])
     has_old = is_old[:, :1]
     merged, least = [], []
     old = jax.vmap(lambda page: read_page(pages, page, head_dim))(pieces.page)
     for part, (new, kept) in enumerate(zip((k, v), old, strict=True)):
         tokens = new[token].astype(jnp.float32).transpose(0, 2, 3, 1)  # [M, K, D, S]
-        # What no request wrote may be anything, and must not decide a scale.
+        # Unwritten slots may hold any value, which must not influence a scale.
         kept = jnp.where(is_old[:, None, None], kept, 0.0)
         merged.append(jnp.where(is_new[:, None, None], tokens, kept))
         least.append(jnp.where(has_old, pages.scale[pieces.page, 0, part::2], 0.0))
     piece = jnp.arange(pieces.page.shape[0], dtype=jnp.int32)
-    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)  # unique, as all pages are
+    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)  # unique, like all other pages
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
 def _blocks(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Requests with one token first, a slot each; then the others, a page at a time."""
+    """Write requests with one token first, a slot each; then the other requests, one page at a time."""
     size, head_dim = pages.page_size, k.shape[2]
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
@@ -134,7 +142,7 @@ def _blocks(
         pages = _write_slots(pages, k, v, page_table, query_start, context_len, num_increments)
         if k.shape[0] == 1:
             return pages
-    # The tokens of a page that a request fills in part reach before its first and past its last.
+    # The slice of tokens for a partly filled page may begin before the first token and end past the last.
     padded = [jnp.pad(new, [(size, size), (0, 0), (0, 0)]) for new in (k, v)]
 
     def chunk(row: jax.Array, pages: KVPages) -> KVPages:
@@ -143,7 +151,7 @@ def _blocks(
         def merge_page(index: jax.Array, pages: KVPages) -> KVPages:
             position = index * size + jnp.arange(size, dtype=jnp.int32)
             is_new = (position >= first) & (position < end)
-            # What no request wrote may be anything, and must not decide a scale.
+            # Unwritten slots may hold any value, which must not influence a scale.
             is_kept = (position < first) | (not pages.is_quantised)
             page = page_table[row, index]
             start = size + query_start[row] + index * size - first
@@ -163,15 +171,13 @@ def _blocks(
 def _tpu(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Requests with one token, which are the first rows and tokens, by scatter; then chunks by the kernel. Quantised
-    pages have a kernel for both.
-    """
+    """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
     from orca_jax.kernels.kv_write.tpu import refusal, write_chunks
     from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
-    assert isinstance(pages, PackedPages), "the only layout that is not refused"
+    assert isinstance(pages, PackedPages), "refusal accepts packed pages only"
     cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
     if pages.is_quantised:
         pieces = cut_pages(query_len, context_len)
@@ -181,7 +187,7 @@ def _tpu(
     scattered = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
     if k.shape[0] == 1:
         return scattered
-    assert isinstance(scattered, PackedPages), "as they were"
+    assert isinstance(scattered, PackedPages), "scatter keeps the layout"
     pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
     return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)
 
@@ -189,18 +195,18 @@ def _tpu(
 def _write_slots(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
 ) -> KVPages:
-    """One token of each of the first rows."""
+    """Write the token of each of the first rows."""
     size = pages.page_size
 
     def increment(row: jax.Array, pages: KVPages) -> KVPages:
-        page, place = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
+        page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
         token_k, token_v = (lax.dynamic_index_in_dim(new, query_start[row]) for new in (k, v))
         if isinstance(pages, PackedPages):
-            slot = slots(token_k, token_v, pages.dtype)[:, None]
-            return PackedPages(lax.dynamic_update_slice(pages.kv, slot, (page, place, 0)))
+            token = slots(token_k, token_v, pages.dtype)[:, None]
+            return PackedPages(lax.dynamic_update_slice(pages.kv, token, (page, slot, 0)))
 
         def put(old: jax.Array, token: jax.Array) -> jax.Array:
-            return lax.dynamic_update_slice(old, token.astype(old.dtype)[..., None], (page, 0, 0, place))
+            return lax.dynamic_update_slice(old, token.astype(old.dtype)[..., None], (page, 0, 0, slot))
 
         return HeadMajorPages(put(pages.k, token_k), put(pages.v, token_v))
 
@@ -208,7 +214,7 @@ def _write_slots(
 
 
 def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Array, Array] | None:
-    """The scales that a page has, if it is quantised; zeros where nothing in it counts."""
+    """The scales of a page, or zeros if it has no tokens yet; None if pages are not quantised."""
     scales = page_scales(pages, page)
     if scales is None:
         return None

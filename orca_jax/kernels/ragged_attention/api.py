@@ -16,7 +16,7 @@ from orca_jax.kernels.ragged_attention.reference import ragged_attention_referen
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
 if TYPE_CHECKING:
-    from orca_jax.kernels.ragged_attention.tpu.plan import Plan
+    from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 
 
 def _tpu(*args: Any, **options: Any) -> jax.Array:
@@ -152,7 +152,7 @@ def prepare(
     pages: KVPages,
     requests: RowArrays,
     implementation: str | None = None,
-) -> "RowArrays | Plan":
+) -> "RowArrays | Prepared":
     """What layers need to know of an iteration's requests, so that none of them has to find it out again.
 
     Args:
@@ -182,7 +182,7 @@ def write_and_attend(
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
     pages: KVPages,
-    prepared: "RowArrays | Plan",
+    prepared: "RowArrays | Prepared",
     first_page: Int[Array, ""],
     *,
     scale: float,

@@ -97,7 +97,7 @@ def test_batches_without_races(requests: tuple[tuple[int, int], ...]) -> None:
 
 @pytest.mark.slow
 def test_wide_pages_of_which_two_fit_without_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_write_tpu_quantised, "_BUFFERS", 0)
+    monkeypatch.setattr(kv_write_tpu_quantised, "_BUFFER_BYTES", 0)
     _, grown = check_strictly(case_of("int8", HEADS[0]), SIZES["int8"][1])
     assert grown
 

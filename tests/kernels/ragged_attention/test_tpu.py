@@ -11,11 +11,11 @@ import pytest
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
-from orca_jax.kernels.ragged_attention.tpu.blocks import Blocks, Heads, read_table, rule, write_table
+from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
-TINY = Blocks(
+TINY = BlockSizes(
     increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
 )  # many steps from few tokens
 
@@ -25,7 +25,7 @@ def reference(case: Case) -> np.ndarray:
     return np.asarray(ragged_attention(*arrays, **case.options, implementation="reference"), np.float32)
 
 
-def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
+def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """The kernels' outputs are the oracle's; padding is finite."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
     attend = jax.jit(lambda a: ragged_attention_tpu(*a, **case.options, blocks=blocks, interpret=interpret))
@@ -35,7 +35,7 @@ def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
     assert np.isfinite(actual).all()
 
 
-def check_strictly(case: Case, blocks: Blocks | None) -> None:
+def check_strictly(case: Case, blocks: BlockSizes | None) -> None:
     with strictly() as interpret:
         check(case, interpret, blocks)
 
@@ -49,7 +49,7 @@ def test_short_set(name: str) -> None:
     check(BY_NAME[name], interpret=True)
 
 
-# Blocks that are all of one request, and such as are shared; parts that all queries see between others.
+# BlockSizes that are all of one request, and such as are shared; parts that all queries see between others.
 LONG = Case("long chunks", ((1, 70), (60, 140), (20, 45)), 2, 1, padding_tokens=2, padding_rows=1)
 
 
