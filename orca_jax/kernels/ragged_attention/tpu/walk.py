@@ -54,7 +54,7 @@ class RowScalars:
     def __init__(
         self,
         shape: TpuShape,
-        span: Any,
+        ends: Any,
         first_row: Any,
         end_row: Any,
         start: Any,
@@ -63,7 +63,7 @@ class RowScalars:
         first_page: Any,
     ) -> None:
         self.shape, self.first_page = shape, first_page
-        self.first_block, self.end_block = span[0], span[1]
+        self.first_block, self.end_block = ends[0], ends[1]
         self.first_row, self.end_row = first_row, end_row
         self.start, self.length, self.context = start, length, context
 
