@@ -2,7 +2,7 @@
 
 There are four implementations, chosen by name:
 
-    scatter  the oracle, and the default of packed pages
+    scatter  the oracle, and the default of packed pages (`scatter.py`)
     tpu      for TPUs: a scatter for increments and a kernel for chunks (`tpu.py`); for quantised pages a kernel
              that rewrites as little as possible (`tpu_quantised.py`)
     blocks   for CPUs, where XLA scatters one element at a time: an increment writes one column of a page, a chunk
@@ -15,13 +15,13 @@ A token larger than all tokens before it changes the scale of a quantised page, 
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.backend import Backend, first_backend, named_backend
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
@@ -33,6 +33,7 @@ from orca_jax.kernels.kv_pages import (
     write_pages,
 )
 from orca_jax.kernels.kv_write.pieces import cut
+from orca_jax.kernels.kv_write.scatter import scatter
 
 
 def write_kv(
@@ -65,44 +66,21 @@ def write_kv(
     """
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
     name = implementation or by_default
-    if name not in _IMPLEMENTATIONS:
-        raise NotImplementedError(f"write_kv has no implementation {name!r}; use one of {', '.join(_IMPLEMENTATIONS)}")
-    return _IMPLEMENTATIONS[name](pages, k, v, page_table, query_start, query_len, context_len)
+    rows = page_table, query_start, query_len, context_len
+    if name in _PLAIN:
+        return _PLAIN[name](pages, k, v, *rows)
+    backend = named_backend(BACKENDS, name)
+    if backend is None:
+        known = [*_PLAIN, *(backend.name for backend in BACKENDS)]
+        raise NotImplementedError(f"write_kv has no implementation {name!r}; use one of {', '.join(known)}")
+    written: KVPages = backend.load().write(pages, k, v, *rows)
+    return written
 
 
 def default_write(device: jax.Device, pages: KVPages) -> str | None:
     """The implementation made for the device, if it can write such pages; None for the default of the layout."""
-    if device.platform != "tpu":
-        return None
-    from orca_jax.kernels.kv_write.tpu import refusal
-
-    return "tpu" if refusal(pages) is None else None
-
-
-def _scatter(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
-    """Write all tokens at once, each to its slot. Padding gets a page out of range, so that its write is dropped."""
-    if pages.is_quantised:
-        raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
-    token = jnp.arange(k.shape[0], dtype=jnp.int32)
-    past = (token[:, None] >= query_start + query_len) & (query_len > 0)
-    request = past.sum(axis=1, dtype=jnp.int32)  # requests that end before this token
-    row = jnp.minimum(request, query_len.shape[0] - 1)
-    exists = (request < query_len.shape[0]) & (query_len[row] > 0)
-    position = (context_len - query_len)[row] + token - query_start[row]
-    page = page_table[row, jnp.where(exists, position // pages.page_size, 0)]
-    num_pages = pages.k.shape[0] if isinstance(pages, HeadMajorPages) else pages.kv.shape[0]
-    page = jnp.where(exists, page, num_pages + token)  # unique, like all other slots
-    slot = position % pages.page_size
-
-    if isinstance(pages, PackedPages):
-        return PackedPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[page, :, :, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
-
-    return HeadMajorPages(put(pages.k, k), put(pages.v, v))
+    backend = first_backend(BACKENDS, device, pages)
+    return None if backend is None else backend.name
 
 
 def _pages(
@@ -168,30 +146,6 @@ def _blocks(
     return lax.fori_loop(0 if pages.is_quantised else num_increments, num_requests, chunk, pages)
 
 
-def _tpu(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
-    """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
-    from orca_jax.kernels.kv_write.tpu import refusal, write_chunks
-    from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
-
-    if (reason := refusal(pages)) is not None:
-        raise NotImplementedError(reason)
-    assert isinstance(pages, PackedPages), "refusal accepts packed pages only"
-    cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
-    if pages.is_quantised:
-        pieces = cut_pages(query_len, context_len)
-        return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
-    most = min(k.shape[0], query_len.shape[0])
-    single = jnp.where(query_len == 1, query_len, 0)
-    scattered = _scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
-    if k.shape[0] == 1:
-        return scattered
-    assert isinstance(scattered, PackedPages), "scatter keeps the layout"
-    pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
-    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)
-
-
 def _write_slots(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
 ) -> KVPages:
@@ -222,9 +176,8 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
     return k_scale, v_scale
 
 
-_IMPLEMENTATIONS: dict[str, Callable[..., KVPages]] = {
-    "scatter": _scatter,
-    "tpu": _tpu,
-    "blocks": _blocks,
-    "pages": _pages,
-}
+BACKENDS = (Backend("tpu", "orca_jax.kernels.kv_write.tpu", "tpu"),)
+"""Kernels of single platforms, each the default there. A module has `refusal(pages)` and `write(...)`."""
+
+_PLAIN: dict[str, Callable[..., KVPages]] = {"scatter": scatter, "blocks": _blocks, "pages": _pages}
+"""The implementations for all platforms, in plain XLA."""

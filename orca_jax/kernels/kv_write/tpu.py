@@ -27,8 +27,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, tile_tokens
-from orca_jax.kernels.kv_write.pieces import PagePieces
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, slots, tile_tokens
+from orca_jax.kernels.kv_write.pieces import PagePieces, cut
+from orca_jax.kernels.kv_write.scatter import scatter
+from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 
 _VMEM_LIMIT = 48 << 20
 
@@ -168,3 +170,24 @@ def _kernel(count: Any, *refs: Any, group: int) -> None:
     def end() -> None:
         pl.when(piece >= 1)(lambda: transfers.stored(piece - 1, 1 - buffer))
         transfers.stored(piece, buffer)
+
+
+def write(
+    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
+) -> KVPages:
+    """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
+    if (reason := refusal(pages)) is not None:
+        raise NotImplementedError(reason)
+    assert isinstance(pages, PackedPages), "refusal accepts packed pages only"
+    cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
+    if pages.is_quantised:
+        pieces = cut_pages(query_len, context_len)
+        return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
+    most = min(k.shape[0], query_len.shape[0])
+    single = jnp.where(query_len == 1, query_len, 0)
+    scattered = scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
+    if k.shape[0] == 1:
+        return scattered
+    assert isinstance(scattered, PackedPages), "scatter keeps the layout"
+    pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
+    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)

@@ -1,92 +1,63 @@
-"""One op, several implementations, chosen by name.
+"""Attention of a merged batch: one operation, and the table of its backends.
 
-`reference` is the oracle. Each other implementation is a file of its own here and passes the same case table
-(`cases.py`). One that cannot do a shape raises `NotImplementedError` and says which shapes it can.
+`reference` is the oracle. Every backend passes the same case table (`cases.py`). A module of the table has
+
+    refusal(q, pages)     the reason why it cannot do these shapes, or None
+    attend(...)           the arguments of `ragged_attention` without `implementation`
+
+and, if layers share more than the arrays of the requests or new tokens are written during attention, both of
+
+    prepare(q, pages, page_table, query_start, query_len, context_len)          once per iteration
+    write_and_attend(q, k, v, pages, prepared, first_page, *, scale)            in each layer
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
+from orca_jax.kernels.backend import Backend, first_backend, named_backend
+from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
 from orca_jax.kernels.kv_write import default_write, write_kv
-from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
-from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
-if TYPE_CHECKING:
-    from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
+_HERE = "orca_jax.kernels.ragged_attention"
 
+BACKENDS = (
+    Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
+    Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
+    Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),  # older tensor cores have no bfloat16
+    Backend("xla", f"{_HERE}.xla"),
+    Backend("reference", f"{_HERE}.reference"),
+)
+"""In order of preference: the default of a device is the first that is meant for it and can do the shapes."""
 
-def _tpu(*args: Any, **options: Any) -> jax.Array:
-    """Imports Pallas where it is used: a start on a CPU need not wait for it."""
-    from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
-
-    return ragged_attention_tpu(*args, **options)
-
-
-def _gpu(*args: Any, **options: Any) -> jax.Array:
-    from orca_jax.kernels.ragged_attention.hopper.attention import ragged_attention_gpu
-
-    return ragged_attention_gpu(*args, **options)
-
-
-def _triton(*args: Any, **options: Any) -> jax.Array:
-    from orca_jax.kernels.ragged_attention.triton import ragged_attention_triton
-
-    return ragged_attention_triton(*args, **options)
-
-
-_IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
-    "reference": ragged_attention_reference,
-    "xla": ragged_attention_xla,
-    "tpu": _tpu,
-    "gpu": _gpu,
-    "triton": _triton,
-}
-_PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "triton": "gpu"}  # of implementations that do not run everywhere
 Queries = Float[Array, "T H D"] | jax.ShapeDtypeStruct
-"""Of one device, or their shape."""
-_HOPPER, _AMPERE = 9, 8  # compute capability, its first number
-
-
-def default_implementation(device: jax.Device, q: Queries, pages: KVPages) -> str:
-    """The name that None stands for: the first of the device's implementations that can do these shapes."""
-    if device.platform == "tpu":
-        return _default_of_tpu(pages)
-    if device.platform == "gpu":
-        return default_of_gpu(str(getattr(device, "compute_capability", "")), q, pages)
-    return "xla"
-
-
-def _default_of_tpu(pages: KVPages) -> str:
-    from orca_jax.kernels.ragged_attention.tpu.attention import refusal
-
-    return "tpu" if refusal(pages) is None else "xla"
-
-
-def default_of_gpu(capability: str, q: Queries, pages: KVPages) -> str:
-    """Hopper has kernels of its own; Ampere and later get Triton's, since older tensor cores know no bfloat16.
-
-    Args:
-        capability: CUDA's number, such as "9.0"; devices of others have words.
-        q: queries.
-        pages: K and V.
-    """
-    from orca_jax.kernels.ragged_attention import triton
-    from orca_jax.kernels.ragged_attention.hopper import attention as hopper
-
-    first, _, _ = capability.partition(".")
-    generation = int(first) if first.isdigit() else 0
-    if generation == _HOPPER and hopper.refusal(q, pages) is None:
-        return "gpu"
-    return "triton" if generation >= _AMPERE and triton.refusal(q, pages) is None else "xla"
+"""The queries on one device, or their shape."""
 
 
 def implementations(platform: str | None = None) -> tuple[str, ...]:
-    """Names that `ragged_attention` knows; with a platform, those that run on its devices."""
-    return tuple(name for name in _IMPLEMENTATIONS if platform is None or _PLATFORMS.get(name, platform) == platform)
+    """Names of the backends in order of preference; with a platform, only of those that run on its devices."""
+    return tuple(backend.name for backend in BACKENDS if platform is None or backend.platform in (None, platform))
+
+
+def choose_backend(device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None) -> Backend:
+    """The backend of this name, or the device's default for these shapes if it is None.
+
+    Raises:
+        NotImplementedError: there is no backend of this name.
+    """
+    if implementation is not None:
+        return _named(implementation)
+    backend = first_backend(BACKENDS, device, q, pages)
+    assert backend is not None, "xla runs everywhere and refuses nothing"
+    return backend
+
+
+def _named(name: str) -> Backend:
+    found = named_backend(BACKENDS, name)
+    if found is None:
+        raise NotImplementedError(f"no attention implementation {name!r}; there are {', '.join(implementations())}")
+    return found
 
 
 def ragged_attention(
@@ -106,7 +77,7 @@ def ragged_attention(
 
     Request r has the queries `query_start[r] : query_start[r] + query_len[r]`; they are the last
     `query_len[r]` of its `context_len[r]` tokens, whose K and V already stand in the pages
-    `page_table[r]`. RowArrays come in the order of `query_start`, those with one query first, absent ones
+    `page_table[r]`. Requests come in the order of `query_start`, those with one query first, absent ones
     (`query_len` 0) last.
 
     Args:
@@ -127,14 +98,15 @@ def ragged_attention(
     Raises:
         NotImplementedError: the implementation does not exist or cannot do these shapes.
     """
-    name = implementation or default_implementation(jax.devices()[0], q, pages)
-    if name not in _IMPLEMENTATIONS:
-        raise NotImplementedError(f"no attention implementation {name!r}; there are {', '.join(_IMPLEMENTATIONS)}")
+    backend = _named(implementation) if implementation else choose_backend(jax.devices()[0], q, pages)
     if q.shape[1] % num_kv_heads(pages, q.shape[2]):
         message = f"{q.shape[1]} query heads are not a multiple of {num_kv_heads(pages, q.shape[2])} KV heads"
         raise NotImplementedError(message)
     rows = page_table, query_start, query_len, context_len
-    return _IMPLEMENTATIONS[name](q, pages, *rows, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    out: jax.Array = backend.load().attend(
+        q, pages, *rows, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+    )
+    return out
 
 
 class RowArrays(NamedTuple):
@@ -152,28 +124,21 @@ def prepare(
     pages: KVPages,
     requests: RowArrays,
     implementation: str | None = None,
-) -> "RowArrays | Prepared":
-    """What layers need to know of an iteration's requests, so that none of them has to find it out again.
+) -> Any:
+    """What all layers share about an iteration's requests, computed once: `requests` itself, or the backend's plan.
 
     Args:
-        device: what this is compiled for, here or not.
+        device: the device that the program is compiled for; it may be absent.
         q: shape of the queries on one device.
-        pages: of one device, or their shapes.
-        requests: the iteration's.
-        implementation: of attention; None takes the device's default.
+        pages: pages of one device, or their shapes.
+        requests: the requests of the iteration.
+        implementation: name of the attention backend; None takes the device's default.
 
     Raises:
-        NotImplementedError: the implementation cannot read such pages.
+        NotImplementedError: the backend does not exist or cannot read such pages.
     """
-    name = implementation or default_implementation(device, q, pages)
-    if name != "tpu":
-        return requests
-    from orca_jax.kernels.ragged_attention.tpu.attention import refusal
-    from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
-
-    if (reason := refusal(pages)) is not None or not isinstance(pages, PackedPages):
-        raise NotImplementedError(reason)
-    return plan_attention(q, pages, *requests, blocks_for(q, pages))
+    backend = choose_backend(device, q, pages, implementation).load()
+    return backend.prepare(q, pages, *requests) if hasattr(backend, "prepare") else requests
 
 
 def write_and_attend(
@@ -182,32 +147,32 @@ def write_and_attend(
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
     pages: KVPages,
-    prepared: "RowArrays | Prepared",
+    prepared: Any,
     first_page: Int[Array, ""],
     *,
     scale: float,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T H D"], KVPages]:
-    """What a layer does: put the new K and V into their pages, then attend over these.
+    """The work of one layer: write the new keys and values to their pages, then attend over the pages.
 
-    An implementation that writes on the way does so; before any other comes `write_kv`, in the device's own way.
+    A backend with its own `write_and_attend` does both at once. Otherwise `write_kv` comes first, in the device's
+    default way.
 
     Args:
         device: as for `prepare`, and so is `implementation`.
         q: queries.
         k: new keys of all requests, flattened.
         v: new values.
-        pages: of all layers; donated by the caller, so that the update is in place.
-        prepared: what `prepare` made of the requests.
-        first_page: of this layer.
+        pages: pages of all layers; donated by the caller, so that the update is in place.
+        prepared: the result of `prepare` for the same device, shapes and implementation.
+        first_page: first page of this layer.
         scale: as for `ragged_attention`.
     """
-    if not isinstance(prepared, RowArrays):
-        from orca_jax.kernels.ragged_attention.tpu.attention import write_and_attend_tpu
-
-        assert isinstance(pages, PackedPages), "what was prepared"
-        return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scale=scale)
+    backend = choose_backend(device, q, pages, implementation)
+    module = backend.load()
+    if hasattr(module, "write_and_attend"):
+        done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scale=scale)
+        return done
     rows = prepared._replace(page_table=prepared.page_table + first_page)
-    name = implementation or default_implementation(device, q, pages)
     pages = write_kv(pages, k, v, *rows, implementation=default_write(device, pages))
-    return ragged_attention(q, pages, *rows, scale=scale, implementation=name), pages
+    return ragged_attention(q, pages, *rows, scale=scale, implementation=backend.name), pages

@@ -57,3 +57,11 @@ def _attend(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.einsum("htc,chd->thd", weights, v, precision=jax.lax.Precision.HIGHEST)
+
+
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
+    """None: nothing is refused."""
+
+
+attend = ragged_attention_reference
+"""The name that the table of backends expects."""

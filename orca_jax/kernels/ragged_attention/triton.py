@@ -444,3 +444,7 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     if pages.is_quantised and 2**31 <= pages.kv.size <= 2**32:
         return "attention 'triton' has 32-bit places in 2 to 4 GiB of 8-bit pages; take fewer pages, or more"
     return None
+
+
+attend = ragged_attention_triton
+"""The name that the table of backends expects."""

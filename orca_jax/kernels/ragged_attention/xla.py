@@ -123,3 +123,11 @@ def _attend_block(
 def _ceil_div(a: jax.Array, b: int) -> jax.Array:
     """a / b rounded up."""
     return (a + b - 1) // b
+
+
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
+    """None: nothing is refused."""
+
+
+attend = ragged_attention_xla
+"""The name that the table of backends expects."""

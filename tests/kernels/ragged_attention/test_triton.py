@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 from orca_jax.kernels.kv_pages import KVPages, pages_shape
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
-from orca_jax.kernels.ragged_attention.api import default_of_gpu
+from orca_jax.kernels.ragged_attention.api import choose_backend
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.triton import PARTS, ragged_attention_triton, refusal
 
@@ -115,9 +116,10 @@ HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat
     ],
 )
 def test_which_gpu_gets_which_kernels(capability: str, change: dict[str, Any], expected: str) -> None:
+    device = Mock(jax.Device, platform="gpu", compute_capability=capability)
     case = replace(HOPPERS, **change)
     found = []
-    jax.eval_shape(lambda q, pages: found.append(default_of_gpu(capability, q, pages)), *shapes(case))
+    jax.eval_shape(lambda q, pages: found.append(choose_backend(device, q, pages).name), *shapes(case))
     assert found == [expected]
 
 

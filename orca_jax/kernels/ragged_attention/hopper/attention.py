@@ -117,3 +117,7 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     if q.shape[1] // num_kv_heads(pages, head_dim) > ROWS:
         return f"attention 'gpu' takes at most {ROWS} query heads for each KV head"
     return None
+
+
+attend = ragged_attention_gpu
+"""The name that the table of backends expects."""

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -59,7 +60,7 @@ def ragged_attention_tpu(
     Raises:
         NotImplementedError: the pages are not packed, or do not consist of whole tiles.
     """
-    reason = refusal(pages)
+    reason = refusal(q, pages)
     if reason is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
@@ -109,7 +110,7 @@ def write_and_attend_tpu(
     return call.merged(out, call.chunks(pages)), pages
 
 
-def refusal(pages: KVPages) -> str | None:
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why the kernels cannot read such pages; None if they can."""
     if not isinstance(pages, PackedPages):
         return "attention 'tpu' reads packed pages only"
@@ -177,3 +178,39 @@ class _AttentionCall:
         out = increments if chunks is None else jnp.where(token < self.prepared.num_increments, increments, chunks)
         # Blocks without a request are not visited: their outputs are undefined memory.
         return jnp.where(token < self.prepared.num_used, out, jnp.zeros_like(out))
+
+
+attend = ragged_attention_tpu
+"""The name in the contract of backends, like `prepare` and `write_and_attend`."""
+
+
+def prepare(
+    q: jax.ShapeDtypeStruct,
+    pages: KVPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+) -> Prepared:
+    """Prepare the requests of an iteration for all layers.
+
+    Raises:
+        NotImplementedError: `refusal` does not accept the pages.
+    """
+    if (reason := refusal(q, pages)) is not None or not isinstance(pages, PackedPages):
+        raise NotImplementedError(reason)
+    return plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks_for(q, pages))
+
+
+def write_and_attend(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    pages: PackedPages,
+    prepared: Prepared,
+    first_page: Int[Array, ""],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "T H D"], PackedPages]:
+    """Call `write_and_attend_tpu` for the layer with pages from `first_page` on."""
+    return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scale=scale)

@@ -142,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--num-heads {args.num_heads} is not a multiple of --num-kv-heads {args.num_kv_heads}")
     groups, itemsize = args.num_heads // args.num_kv_heads, jnp.dtype(args.dtype).itemsize
     heads = Heads(jax.devices()[0].device_kind, args.num_kv_heads, groups, args.head_dim, args.page_size, itemsize)
-    if (reason := refusal(jax.eval_shape(lambda: _random_pages(heads, 1)))) is not None:
+    q = jax.ShapeDtypeStruct((1, args.num_heads, args.head_dim), jnp.bfloat16)
+    if (reason := refusal(q, jax.eval_shape(lambda: _random_pages(heads, 1)))) is not None:
         parser.error(reason)
     small = [TuningBatch(2, 1, 2 * args.page_size), TuningBatch(1, 32, 64)]
     full = [TuningBatch(64, 1, 4096), TuningBatch(1, 4096, 4096)]
