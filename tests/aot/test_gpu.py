@@ -2,7 +2,7 @@
 
     ./scripts/test -n 0 -m aot tests/aot/test_gpu.py
 
-takes some 10 minutes on two cores, and brings the table in docs/kernels.md up to date. That shared memory and registers
+takes some 10 minutes on two cores, and updates the table in docs/measured/aot-gpu.md. That shared memory and registers
 suffice is part of compiling.
 """
 
