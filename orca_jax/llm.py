@@ -32,13 +32,13 @@ from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+PromptInput = str | Sequence[int]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _OpenCall:
+class _OfflineCall:
     """The requests of one call: the number of open ones, and the outputs that its caller has not taken yet."""
 
     num_open: int = 0
@@ -49,7 +49,7 @@ class _OpenCall:
 class _OpenRequest:
     """An open request with its output so far."""
 
-    call: _OpenCall
+    call: _OfflineCall
     prompt: str | None
     prompt_ids: tuple[int, ...]
     stream: OutputStream
@@ -129,7 +129,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
@@ -159,7 +159,7 @@ class LLM:
 
     def stream(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: Sequence[int] | None = None,
     ) -> Iterator[RequestOutput]:
@@ -170,7 +170,7 @@ class LLM:
         """
         return self._drain(*self._add(_as_list(prompts), sampling_params, priority))
 
-    def stream_text(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
 
         Raises:
@@ -211,16 +211,16 @@ class LLM:
 
     def _add(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
-    ) -> tuple[_OpenCall, list[str]]:
+    ) -> tuple[_OfflineCall, list[str]]:
         """Add all prompts to the engine, or none of them."""
         self._check_usable()
         self._reap()
         params = _one_for_each(sampling_params, len(prompts))
         urgencies = self._urgencies(priority, len(prompts))
-        call = _OpenCall()
+        call = _OfflineCall()
         added: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
@@ -243,7 +243,7 @@ class LLM:
             raise RequestError(message, param="priority")
         return [Urgency(one) for one in priority]
 
-    def _add_one(self, call: _OpenCall, prompt: Prompt, params: SamplingParams, urgency: Urgency) -> str:
+    def _add_one(self, call: _OfflineCall, prompt: PromptInput, params: SamplingParams, urgency: Urgency) -> str:
         if not isinstance(prompt, str | list | tuple):
             raise RequestError(
                 f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
@@ -262,7 +262,7 @@ class LLM:
         call.num_open += 1
         return request_id
 
-    def _drain(self, call: _OpenCall, ids: list[str]) -> Iterator[RequestOutput]:
+    def _drain(self, call: _OfflineCall, ids: list[str]) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""
 
         def outputs() -> Generator[RequestOutput | None]:
@@ -337,7 +337,7 @@ class LLM:
             raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
@@ -346,7 +346,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         )
     if prompts and all(isinstance(part, int) for part in prompts):
         return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    return list(cast(Sequence[PromptInput], prompts))
 
 
 def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

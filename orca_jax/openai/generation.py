@@ -18,7 +18,7 @@ from orca_jax.link.errors import LinkError, TimedOut
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.schema.answers import FinishReason, PromptDetails, Usage
+from orca_jax.openai.schema.answers import AnswerReason, PromptDetails, Usage
 from orca_jax.request import RequestUpdate, TokenLogprobs
 from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
     choice: int
     text: str
-    reason: FinishReason | None = None
+    reason: AnswerReason | None = None
     ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     calls: Sequence[ToolCall] = ()
@@ -101,7 +101,7 @@ class OpenChoice:
         output = self.output
         before = output.num_tokens
         text = output.push(update.new_ids, update.finish_reason)
-        reason: FinishReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
+        reason: AnswerReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
         calls: Sequence[ToolCall] = ()
         if self._parser is not None:
             text, calls = self._parse(text, is_end=reason is not None)

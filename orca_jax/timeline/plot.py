@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from orca_jax.errors import ConfigError
 from orca_jax.timeline.read import Timeline
-from orca_jax.timeline.spans import COLORS, Kind, Span, request_spans
+from orca_jax.timeline.spans import COLORS, Span, SpanKind, request_spans
 
 Unit = Literal["iterations", "seconds"]
 
-_LABELS: dict[Kind, str] = {
+_LABELS: dict[SpanKind, str] = {
     "chunk": "initiation: the prompt",
     "increment": "increment: one token",
     "repeat": "ended, kept in its batch",
@@ -24,9 +24,13 @@ _LABELS: dict[Kind, str] = {
     "preempted": "preempted",
     "idle": "admitted, not in this iteration",
 }
-_HEIGHTS: dict[Kind, float] = {"waiting": 0.16, "preempted": 0.3, "idle": 0.3}  # in rows; the other kinds have `_FULL`
+_HEIGHTS: dict[SpanKind, float] = {
+    "waiting": 0.16,
+    "preempted": 0.3,
+    "idle": 0.3,
+}  # in rows; the other kinds have `_FULL`
 _FULL = 0.8
-_HATCHES: dict[Kind, str] = {"repeat": "//////"}  # wasted work is shown by a pattern too
+_HATCHES: dict[SpanKind, str] = {"repeat": "//////"}  # wasted work is shown by a pattern too
 _MARKERS = "osD^vP"
 _LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the palette of Okabe and Ito
 _WIDTH = 10.0  # inches
@@ -54,7 +58,7 @@ def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations")
     panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[
         :, 0
     ]
-    kinds: set[Kind] = set()
+    kinds: set[SpanKind] = set()
     for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
         kinds |= _draw_panel(axes, timeline, unit)
         axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
@@ -129,10 +133,10 @@ def _check(timelines: Mapping[str, Timeline]) -> None:
         raise ConfigError("every timeline in a picture needs at least one iteration", param="timelines")
 
 
-def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[Kind]:
+def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[SpanKind]:
     edges = _edges(timeline, unit)
     spans = request_spans(timeline)
-    boxes: dict[Kind, list[Sequence[tuple[float, float]]]] = {}
+    boxes: dict[SpanKind, list[Sequence[tuple[float, float]]]] = {}
     for row, (n, each) in enumerate(spans.items(), 1):
         for span in each:
             if span.kind == "idle" and _is_over(timeline, n, span):
@@ -193,7 +197,7 @@ def _draw_ends(axes: Axes, timeline: Timeline, unit: Unit, numbers: Sequence[int
     axes.plot(places, rows, linestyle="none", marker="D", markersize=3.5, color="black", zorder=4, clip_on=False)
 
 
-def _legend(kinds: set[Kind]) -> list[Patch | Line2D]:
+def _legend(kinds: set[SpanKind]) -> list[Patch | Line2D]:
     """Return an entry for each drawn kind, and one for the ends."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=COLORS[kind], hatch=_HATCHES.get(kind), edgecolor="white", linewidth=0, label=label)

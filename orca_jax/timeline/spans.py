@@ -7,9 +7,9 @@ from typing import Literal
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import Arrival, IterationRecord
 
-Kind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
+SpanKind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
 
-KINDS: dict[Kind, str] = {
+KINDS: dict[SpanKind, str] = {
     "chunk": "initiation: a chunk of the prompt, or recomputed tokens",
     "increment": "increment: one generated token",
     "repeat": "ended, and kept in its batch",
@@ -18,7 +18,7 @@ KINDS: dict[Kind, str] = {
     "idle": "admitted, and not in this iteration",
 }
 
-COLORS: dict[Kind, str] = {  # colour-blind readers can tell them apart
+COLORS: dict[SpanKind, str] = {  # colour-blind readers can tell them apart
     "chunk": "#e69f00",
     "increment": "#0072b2",
     "repeat": "#999999",
@@ -34,7 +34,7 @@ class Span:
 
     first: int
     last: int
-    kind: Kind
+    kind: SpanKind
     start: int = 0  # position of the first token, if there are tokens
     tokens: int = 0
     held: str | None = None  # waiting: the resource that the first waiting request lacks
@@ -44,7 +44,7 @@ def request_spans(timeline: Timeline) -> dict[int, list[Span]]:
     """Return the spans of each request, from its arrival to its end."""
     spans: dict[int, list[Span]] = {n: [] for n in timeline.arrivals}
     coming = deque(sorted(timeline.arrivals.values(), key=lambda arrival: arrival.at))
-    live: dict[int, Kind] = {}  # the state of a request outside of the iteration
+    live: dict[int, SpanKind] = {}  # the state of a request outside of the iteration
     for index, iteration in enumerate(timeline.iterations):
         _update_live(timeline, iteration, coming, live)
         taking_part = _member_spans(iteration, index)
@@ -61,7 +61,9 @@ def request_spans(timeline: Timeline) -> dict[int, list[Span]]:
     return spans
 
 
-def _update_live(timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, Kind]) -> None:
+def _update_live(
+    timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, SpanKind]
+) -> None:
     """Add newly arrived requests, and remove ended ones."""
     while coming and coming[0].at <= iteration.planned:
         live[coming.popleft().n] = "waiting"

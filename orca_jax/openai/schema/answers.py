@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+AnswerReason = Literal["stop", "length", "tool_calls"]
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
 
 
@@ -126,7 +126,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: AnswerReason
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -157,7 +157,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: AnswerReason | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
