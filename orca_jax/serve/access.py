@@ -18,7 +18,6 @@ from orca_jax.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # for probes of load balancers without keys
 OPEN_METHODS = frozenset({"GET", "HEAD"})
-_CALLER = "caller"  # in the state of a call's scope
 _KEY = re.compile(r"[!-~]+")  # characters that a header carries unchanged
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class Access:
     """ASGI middleware: refuses calls without `Authorization: Bearer` and one of `keys`; without keys it accepts all.
 
     It runs before the router, so it also guards routes added later and paths without a route. An accepted call
-    carries the digest of its key, see `caller_of`. The digest reveals nothing about the key.
+    carries the digest of its key in `scope["state"]["caller"]`. The digest reveals nothing about the key.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -46,7 +45,7 @@ class Access:
             if isinstance(caller, ApiError):
                 await caller.response()(scope, receive, send)
             else:
-                scope.setdefault("state", {})[_CALLER] = caller
+                scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> str | ApiError:
@@ -69,12 +68,6 @@ class Access:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, "sha256")
-
-
-def caller_of(scope: Scope) -> str | None:
-    """An id of the caller: the same for all calls with one key while the server runs; None without keys."""
-    caller: str | None = scope["state"].get(_CALLER)
-    return caller
 
 
 def read_keys(config: ServerConfig) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     )
     app.router.redirect_slashes = False  # many clients drop the body of a redirected POST
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
-    return RequestContext(with_cors(Access(app, keys), config), observer)
+    guarded = Access(app, keys) if keys else app
+    return RequestContext(with_cors(guarded, config), observer)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

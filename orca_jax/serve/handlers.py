@@ -12,7 +12,6 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.serve.access import caller_of
 from orca_jax.serve.events import EventStream, Silence
 
 LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
@@ -22,7 +21,8 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
     """Answer a call to one of the endpoints that generate. Raises ApiError."""
     call = await read_request(request, endpoint.parser, service.config.max_body_bytes)
     service.check_model(call.model)
-    job = await endpoint.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
+    state = request.scope["state"]
+    job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
     generation, renderer = Generation(service, job), endpoint.renderer(service.model.tokenizer, job, call)
     if call.stream:
         return EventStream(generation, renderer, call.stream_options)
@@ -45,13 +45,16 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the content-type must be application/json", code="unsupported_media_type")
-    too_large = ApiError(413, f"the body exceeds {max_bytes} bytes (--max-body-bytes)", code="request_too_large")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > max_bytes:
-        raise too_large
+        raise _too_large(max_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise too_large
+            raise _too_large(max_bytes)
     return bytes(body)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body exceeds {max_bytes} bytes (--max-body-bytes)", code="request_too_large")

@@ -24,7 +24,8 @@ class RequestContext:
     """ASGI middleware, the outermost one.
 
     The request id is the client's `x-request-id` if that is well-formed, otherwise a new one. Handlers find it in
-    `scope["state"]["request_id"]`.
+    `scope["state"]["request_id"]`, beside `"caller"`: an id of the API key, the same for all calls with one key while
+    the server runs, and None without keys.
     """
 
     def __init__(self, app: ASGIApp, observer: ServerObserver) -> None:
@@ -36,7 +37,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, caller=None)
         with (
             structlog.contextvars.bound_contextvars(request_id=request_id),
             self._observer.continued_trace(scope["headers"]),
