@@ -1,4 +1,4 @@
-"""Values that a caller of the engine passes and gets: parameters, urgency, updates, outputs."""
+"""Values passed to the engine and returned by it: parameters, urgency, updates, outputs."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,15 +7,15 @@ from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.errors import RequestError
 
-MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
-MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
+MAX_LOGPROBS = 20  # most probable tokens per position of a request; a shape of the compiled sampler
+MAX_LOGIT_BIAS = 300  # ids with a bias in one request; OpenAI's limit, and a shape of the compiled sampler
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 TokenSet = int
 """A set of token ids as the bits of an integer: bit i is id i."""
 
-MAX_PRIORITY = 100  # and its negative: further apart nobody may be, so that nobody waits for ever
+MAX_PRIORITY = 100  # the lowest is its negative; the range bounds the wait of every request
 
 
 class TokenLogprobs(NamedTuple):
@@ -29,34 +29,34 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """What the generated text must match. `kind` says how `value` is read."""
+    """The required structure of the generated text: `kind` defines the meaning of `value`."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar
 
 
 class Constraint(Protocol):
-    """Which ids a request may generate next. It has been told of every id that the request generated so far."""
+    """Ids allowed next in one request; `accept` receives every generated id, in order."""
 
     def allowed(self) -> TokenSet:
-        """The ids that may come next.
+        """The ids allowed next.
 
         Raises:
-            RequestError: it cannot be said; the request then ends with reason "error".
+            RequestError: they cannot be computed; the request then ends with reason "error".
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Take in the id that was generated, which `allowed` held."""
+        """Advance by a generated id, one of those in `allowed`."""
         ...
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request's tokens are chosen and when it ends.
+    """Parameters for the choice of a request's tokens, and for its end.
 
-    The last group is about text, which the engine never sees: a face (`LLM`, the server) turns it into the fields
-    above or handles it, and the engine refuses what is left of it.
+    The last group is about text. The engine has token ids only: `LLM` and the server handle these fields, or convert
+    them into the fields above. The engine refuses `stop` and `bad_words`, and ignores the other two.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -70,17 +70,17 @@ class SamplingParams:
     seed: int | None = None  # None: drawn by the engine
     stop_token_ids: tuple[int, ...] = ()  # end the request, beside the model's own end tokens
     ignore_eos: bool = False  # do not end at the model's end tokens
-    min_tokens: int = 0  # generated tokens before any end token may come
+    min_tokens: int = 0  # generated tokens before an end token is allowed
     presence_penalty: float = 0.0  # taken from the logit of every token generated so far; [-2, 2]
-    frequency_penalty: float = 0.0  # the same, times how often it was generated; [-2, 2]
+    frequency_penalty: float = 0.0  # the same, times the number of its occurrences; [-2, 2]
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and output, multiplies negative; > 0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit; [-100, 100]
-    allowed_token_ids: tuple[int, ...] | None = None  # nothing else is generated, end tokens apart only if listed
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> value added to its logit; [-100, 100]
+    allowed_token_ids: tuple[int, ...] | None = None  # only these are generated, end tokens only if listed
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never generated
-    logprobs: int | None = None  # log probabilities of the generated tokens, and of so many most probable ones
+    logprobs: int | None = None  # log probabilities of generated tokens, and of this number of most probable ones
     prompt_logprobs: int | None = None  # the same for the prompt's tokens from the second on
     cache_salt: str = ""  # computed pages are shared only among requests of one salt
-    structured: StructuredOutput | None = None  # what the text must match; needs a tokenizer behind the engine
+    structured: StructuredOutput | None = None  # structure of the text; needs a tokenizer, as in `LLM` and the server
 
     stop: tuple[str, ...] = ()  # strings that end the request; not part of the text
     include_stop_str_in_output: bool = False  # make them part of it
@@ -173,15 +173,15 @@ def _require(holds: bool, param: str, what: str, got: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What a scheduler's ordering may look at; each looks at one of these, and `fcfs` at none.
+    """Inputs of orderings: `priority`, `fair` and `deadline` read one field each, `fcfs` and `shortest` none.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
 
     priority: int = 0  # lower is sooner
-    tenant: str = ""  # who shares the engine with others; the empty one is a tenant too
-    deadline: float | None = None  # seconds after its arrival; None: it has time
+    tenant: str = ""  # a user or key among those sharing the engine; the empty name is a tenant too
+    deadline: float | None = None  # seconds after its arrival; None: no deadline
 
     def __post_init__(self) -> None:
         holds = _is_int(self.priority) and abs(self.priority) <= MAX_PRIORITY
@@ -195,27 +195,28 @@ DEFAULT_URGENCY = Urgency()
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times of one request in seconds on the engine's clock; a token's time is when it was handed out.
+    """Times of one request in seconds on the engine's clock; a token's time is the time of its delivery.
 
-    They come with its first ids, since whoever hangs up never sees the end, and with its last.
+    The update with the first ids has them, since a disconnected client never receives the end. The last one has them
+    too.
     """
 
     arrival: float
     first_scheduled: float
     first_token: float
-    finished: float  # of the update that brings these times: with the last one, the end
+    finished: float  # of the update with these times: in the last one, the end
 
 
 class RequestUpdate(NamedTuple):
-    """What an iteration brought to one request: handed out by the engine, in ids."""
+    """New results of one request, delivered by the engine: its ids, or its end."""
 
     request_id: str
     new_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with finish_reason "error"
     metrics: RequestMetrics | None = None  # with the first ids, and with "stop" or "length"
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
     num_cached: int = 0  # tokens of the prompt that were not computed again
 
 
@@ -228,7 +229,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None  # the stop string, or the id of `stop_token_ids`, that ended it
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, where asked for
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, if requested
     cumulative_logprob: float | None = None  # their sum
 
 
@@ -241,5 +242,5 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
-    metrics: RequestMetrics | None = None  # None where an error or a stop string ended it
+    metrics: RequestMetrics | None = None  # None if an error or a stop string ended it
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids from the second on
