@@ -115,7 +115,7 @@ class Engine:
         ordering reads `urgency`.
 
         Raises:
-            RequestError: it could never run; `param` names the field and the message says how to change it.
+            RequestError: the request could never run; `param` names the field and the message says how to change it.
         """
         seed = self._seeds.getrandbits(63)
         now = self._clock()
@@ -171,7 +171,7 @@ class Engine:
             self._mask(newest)  # while the layers run
 
     def _record(self, oldest: InFlight) -> None:
-        """Wait for an iteration, and take its results into the pool."""
+        """Wait for an iteration, and record its results in the pool."""
         result = self.executor.collect(oldest.handle)
         self.observer.collected(oldest.plan, result)
         start = time.perf_counter()

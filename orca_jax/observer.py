@@ -19,7 +19,7 @@ class Observer:
         """The engine calls its scheduler now; the selection may be empty."""
 
     def preempted(self, request: Request) -> None:
-        """A request has just lost its row and its pages to the iteration in the making."""
+        """A request has lost its row and its pages to the next iteration."""
 
     def planned(self, held: Held | None) -> None:
         """The next iteration is decided and goes to the executor now; `held` is as in `Selection`."""

@@ -99,8 +99,8 @@ class Constraint(Protocol):
 class SamplingParams:
     """Rules for choosing a request's tokens and for ending it.
 
-    The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields or
-    convert them into the fields above, and the engine refuses a request with one of them still set.
+    The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields, or
+    convert them into the fields above. The engine refuses `stop` and `bad_words`, and ignores the other two.
 
     Raises:
         RequestError: a value is out of range; `param` names it.

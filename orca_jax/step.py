@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
 
-MAX_STOP_IDS = 8  # end tokens that a device can compare with by itself; a shape of the programs of many steps
+MAX_STOP_IDS = 8  # end tokens compared with on the device; a shape of the programs of many steps
 
 NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
 """The error of a request with sound parameters; every other error follows from the request's own parameters."""
@@ -35,7 +35,7 @@ class RowSampling(NamedTuple):
 
     @property
     def has_extras(self) -> bool:
-        """True if the request needs the full sampler, which costs the whole launch some time."""
+        """True if the request needs the full sampler; the whole launch then takes more time."""
         params = self.params
         return has_penalty(params) or bool(params.logit_bias) or params.logprobs is not None
 
@@ -50,7 +50,7 @@ class Member(NamedTuple):
     Pages are sent once: `new_pages` were allocated since the member's last plan and follow the row's first
     `num_old_pages` pages. `sampling` is set when the row has a new holder, also after preemption.
     A member samples only if its last token is the newest of its request; an earlier chunk of a prompt does not.
-    A sampling member with `is_constrained` waits for its set of allowed ids, which `Executor.constrain` passes.
+    A sampling member with `is_constrained` waits for its set of allowed ids, passed by `Executor.constrain`.
 
     `targets` requests log probabilities of known ids: the i-th one given the context up to the member's i-th
     token. They are the following ids, so there are `num_tokens` of them, or one fewer if the member samples.
@@ -85,9 +85,9 @@ class Limit(NamedTuple):
 class MultiStep(NamedTuple):
     """Many iterations of the same members in one dispatch (`--check-in-intervals`).
 
-    Every member processes one token and samples, plainly, and the device feeds the drawn token to the next step. A
-    member ends with one of its `stop_ids` or with logits that are not finite; it stops then, or after its
-    `most_steps`. The dispatch returns after `num_steps` steps, when all members have stopped, or, with
+    Every member processes one token and samples, without extras or constraints. The device feeds the drawn token to
+    the next step. A member ends with one of its `stop_ids` or with logits that are not finite; it stops then, or after
+    its `most_steps`. The dispatch returns after `num_steps` steps, when all members have stopped, or, with
     `stops_early`, when the first one has. Members with `report=False` have the `most_steps` of the whole dispatch.
     """
 
@@ -119,7 +119,7 @@ class StepPlan:
 
     @property
     def has_unknown_context(self) -> bool:
-        """True if the last token of a constrained member is on the device, so that its allowed ids are unknown yet."""
+        """True if the last token of a constrained member is on the device; its allowed ids are then unknown."""
         return any(member.is_constrained and member.last_on_device for member in self.members)
 
 
@@ -154,19 +154,19 @@ class ExecutorStats:
     """Totals since start; an executor owns and updates its own."""
 
     iterations: int = 0
-    launches: int = 0  # device programs run; more than iterations where a plan exceeds the largest bucket
+    launches: int = 0  # device programs run; more than iterations if a plan exceeds the largest bucket
     tokens: int = 0
     padding_tokens: int = 0
     compiles: int = 0
     compiles_while_serving: int = 0
     pack_seconds: float = 0.0
-    dispatch_seconds: float = 0.0  # handing programs to the device, which some backends do synchronously
+    dispatch_seconds: float = 0.0  # time to start device programs; synchronous on some backends
     wait_seconds: float = 0.0
-    idle_seconds: float = 0.0  # for which the device had nothing to do between `submit` and `rest`, at most
+    idle_seconds: float = 0.0  # upper bound of the device's time without work between `submit` and `rest`
 
 
 Handle = object
-"""An iteration in flight. Only its executor looks inside."""
+"""An iteration in flight. Only its executor reads it."""
 
 
 class Executor(Protocol):
@@ -179,19 +179,19 @@ class Executor(Protocol):
         ...
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
-        """Say what the constrained members of a plan may draw, one set for each in the plan's order, none empty.
+        """Send the allowed ids of the constrained members of a plan: one set for each, in the plan's order, none empty.
 
-        Must follow `submit` of a constrained plan before the next one is submitted and before this one is collected;
-        the one before it may be collected first. The layers are already running meanwhile.
+        Must follow `submit` of a constrained plan, before the next `submit` and before `collect` of this plan. The plan
+        before it may be collected first. The layers are already running meanwhile.
         """
         ...
 
     def collect(self, handle: Handle) -> StepResult:
-        """Wait for an iteration; handles are collected in the order of submission."""
+        """Wait for an iteration and return its result; handles are collected in the order of submission."""
         ...
 
     def rest(self) -> None:
-        """Everything is collected and there is no work; until the next plan the device is not idle but not wanted."""
+        """Stop counting idle time until the next plan: everything is collected and there is no work."""
         ...
 
     def close(self) -> None:

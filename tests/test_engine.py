@@ -81,7 +81,7 @@ def test_abort_between_iterations_frees_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["orca", "request_level"])
-def test_one_request_with_bad_logits_harms_nobody(name) -> None:
+def test_a_request_with_bad_logits_harms_no_other(name) -> None:
     lab = Lab(name, override=lambda request_id, length, token: None if (request_id, length) == ("A", 4) else token)
     lab.add("A", 3, 5)
     lab.add("B", 3, 5)
@@ -109,30 +109,30 @@ class Script:
 
     def __init__(self, *sets: int | RequestError) -> None:
         self.sets = list(sets)
-        self.told: list[int] = []
+        self.accepted: list[int] = []
 
     def allowed(self) -> int:
-        tokens = self.sets[len(self.told)]
+        tokens = self.sets[len(self.accepted)]
         if isinstance(tokens, RequestError):
             raise tokens
         return tokens
 
     def accept(self, token_id: int) -> None:
-        self.told.append(token_id)
+        self.accepted.append(token_id)
 
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0)
 
 
 @pytest.mark.parametrize("name", ["orca", "request_level"])
-def test_a_constraint_is_followed_and_told(name) -> None:
+def test_a_constraint_is_followed_and_advanced(name) -> None:
     lab, script = Lab(name), Script(1 << 4 | 1 << 5, 1 << 60, 1 << 7)
     lab.engine.add("A", [1, 2, 3], GREEDY, script)
     lab.add("B", 3, 3)
     lab.run()
     expected = lab.expected([1, 2, 3], GREEDY)
     assert lab.tokens == {"A": [4, 60, 7], "B": expected}, "20 is next; 4 is the first of its set after it"
-    assert script.told == [4, 60], "all but the last, after which nothing is asked"
+    assert script.accepted == [4, 60], "all but the last; no set is needed after it"
 
 
 def test_parameters_and_a_constraint_together() -> None:
@@ -187,14 +187,14 @@ def test_the_time_of_constraints_is_counted() -> None:
     assert lab.engine.stats.schedule_seconds >= 0.03
 
 
-def test_min_tokens_cost_nothing_once_they_are_there() -> None:
+def test_min_tokens_cost_nothing_after_they_are_generated() -> None:
     lab = Lab(eos=[0])
     lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0, min_tokens=2))
     lab.run()
     assert [plan.is_constrained for plan in lab.executor.plans] == [True, True, False, False]
 
 
-def test_a_request_without_constraint_is_never_asked() -> None:
+def test_a_request_without_constraint_needs_no_sets() -> None:
     lab = Lab()
     lab.executor.constrain = None  # type: ignore[assignment, method-assign]
     lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, logit_bias={4: 1.0}, logprobs=1))
@@ -214,7 +214,7 @@ def test_prompt_logprobs_come_with_the_first_ids() -> None:
     assert lab.logprobs == {"A": scores[4:], "B": []}
 
 
-def test_a_rejected_request_disturbs_nobody() -> None:
+def test_a_rejected_request_disturbs_no_other() -> None:
     lab = Lab()
     lab.add("A", 3, 5)
     lab.step()
@@ -241,7 +241,7 @@ def test_seeds_are_drawn_from_the_engines_seed() -> None:
     assert tokens(0)["A"] != tokens(0)["B"]
 
 
-def test_a_seed_of_ones_own() -> None:
+def test_a_seed_of_the_request() -> None:
     lab = Lab(seed=4)
     params = SamplingParams(max_tokens=8, seed=11)
     lab.engine.add("A", [1, 2, 3], params)
@@ -278,7 +278,7 @@ def test_failures_of_the_executor_are_not_swallowed() -> None:
         lab.engine.step()
 
 
-def test_logging_is_off_by_default_and_says_what_ran(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_is_off_by_default_and_lists_iterations(caplog: pytest.LogCaptureFixture) -> None:
     lab = Lab()
     lab.add("A", 2, 2)
     with caplog.at_level(logging.INFO, logger="orca_jax.engine"):

@@ -1,4 +1,4 @@
-"""Build scheduler and pool from settings: scheduler, ordering, length predictor, and the pool they work on."""
+"""Scheduler and pool from settings, with ordering and length predictor."""
 
 from collections.abc import Callable, Mapping
 
@@ -64,14 +64,15 @@ def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
     scorer = load_scorer(directory)
     if scorer.vocab_size != model.vocab_size:
         message = (
-            f"length_predictor {name} knows {scorer.vocab_size} ids, the model has {model.vocab_size}; train another"
+            f"length_predictor {name} is for a vocabulary of {scorer.vocab_size} ids, and the model has "
+            f"{model.vocab_size}; train another one"
         )
         raise ConfigError(message, param="length_predictor")
     return Scored(scorer)
 
 
 def check_settings(config: EngineConfig) -> None:
-    """Refuse numbers that cannot be meant, and settings that do not go together.
+    """Refuse numbers out of range, and settings in conflict.
 
     Raises:
         ConfigError: `param` names the setting.
@@ -131,7 +132,7 @@ def _check_intervals(intervals: tuple[int, ...], config: EngineConfig) -> None:
 def _pool(
     config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, predictor: Predictor
 ) -> RequestPool:
-    """The pool of requests, and the K/V manager in it."""
+    """The pool of requests with its `KVManager`."""
     rows = num_rows(config)
     n_slots = config.n_slots
     kind = SCHEDULERS[config.scheduler]
@@ -148,7 +149,7 @@ def _pool(
 
 
 def num_rows(config: EngineConfig) -> int:
-    """Requests that can hold rows."""
+    """The largest number of requests with rows."""
     return config.max_num_seqs * config.n_workers
 
 

@@ -1,4 +1,4 @@
-"""Thinking: which requests run in the next iteration, and what they hold. Pure Python, no arrays.
+"""Decisions: the requests of the next iteration, and their rows and pages. Pure Python, no arrays.
 
-`pool` owns requests, `kv` owns memory, a scheduler decides, and `planner` writes the decision down as a `StepPlan`.
+`pool` owns requests, `kv` owns memory, a scheduler decides, and `plan` turns the decision into a `StepPlan`.
 """

@@ -1,4 +1,4 @@
-"""What the pool refuses before it takes a request in: what could never run, and what it could not honour."""
+"""Checks of a new request: its prompt, its length, and its parameters."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from orca_jax.sched.kv import KVManager
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise RequestError unless there are ids, and all are the model's."""
+    """Raise RequestError unless the prompt has ids, and all of them are integers within the vocabulary."""
     if not prompt_ids:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
     if set(map(type, prompt_ids)) != {int}:
@@ -20,37 +20,38 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KVManager) -> None:
-    """Raise RequestError unless the request fits into the model's context and the K/V cache."""
+    """Raise RequestError unless the request fits into the model's context and the KV cache."""
     total = num_prompt + max_tokens
     if num_prompt >= max_model_len:
         raise RequestError(
-            f"the prompt has {num_prompt} tokens and the model's context of {max_model_len} has to hold at "
+            f"the prompt has {num_prompt} tokens, and the model's context of {max_model_len} tokens must hold at "
             f"least one generated token too; shorten the prompt to at most {max_model_len - 1} tokens",
             param="prompt",
         )
     if total > max_model_len:
         raise RequestError(
-            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the model's context is "
-            f"{max_model_len}; lower max_tokens to at most {max_model_len - num_prompt}",
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total} tokens, and the model's context "
+            f"is {max_model_len}; lower max_tokens to at most {max_model_len - num_prompt}",
             param="max_tokens",
         )
     if total > kv.capacity:  # it would block the queue for ever
         holds = (
             f"reserves at most n_slots={kv.n_slots}"
             if kv.has_reservations
-            else f"holds {kv.capacity} in {kv.num_pages} pages"
+            else f"holds {kv.capacity} tokens in {kv.num_pages} pages"
         )
         raise RequestError(
-            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache {holds}; ask for "
-            "fewer, or give the server a larger cache",
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total} tokens, and the KV cache {holds}; "
+            "request fewer tokens, or start the engine with a larger KV cache",
             param="max_tokens" if num_prompt < kv.capacity else "prompt",
         )
 
 
 def check_params(params: SamplingParams, constraint: Constraint | None, vocab_size: int) -> None:
-    """Raise RequestError for ids that are not the model's, and for what only a face can do.
+    """Raise RequestError for ids outside the vocabulary, and for parameters about text.
 
-    `include_stop_str_in_output` and `skip_special_tokens` say how a face shows text, and mean nothing here.
+    `LLM` and the server handle text before they call the engine. `include_stop_str_in_output` and
+    `skip_special_tokens` only change their output, and have no effect here.
     """
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
@@ -58,11 +59,11 @@ def check_params(params: SamplingParams, constraint: Constraint | None, vocab_si
     for sequence in params.bad_token_ids:
         _check_ids("bad_token_ids", sequence, vocab_size)
     if params.stop:
-        _refuse("stop", "LLM and the server watch the text for stop strings and abort the request; use stop_token_ids")
+        _refuse("stop", "use stop_token_ids; LLM and the server search the text for stop strings")
     if params.bad_words:
-        _refuse("bad_words", "LLM and the server turn words into ids; use bad_token_ids")
+        _refuse("bad_words", "use bad_token_ids; LLM and the server convert words to ids")
     if params.structured is not None and constraint is None:
-        _refuse("structured", "LLM and the server compile it; give its constraint along with the request")
+        _refuse("structured", "give its constraint along with the request; LLM and the server compile it")
 
 
 def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
@@ -73,5 +74,5 @@ def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _refuse(param: str, mend: str) -> None:
-    raise RequestError(f"{param} is about text, and the engine knows ids only: {mend}", param=param)
+def _refuse(param: str, remedy: str) -> None:
+    raise RequestError(f"{param} is about text, and the engine has token ids only; {remedy}", param=param)

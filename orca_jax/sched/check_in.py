@@ -1,4 +1,4 @@
-"""Check-in intervals: the number of iterations that the device runs before the host checks a request again.
+"""Check-in intervals: the number of iterations on the device between two checks of a request by the host.
 
 An iteration of increments alone needs no decision until a request ends or a new one could be admitted. So the device
 may run many steps by itself. The host checks short requests after each step, medium and long ones every K1 and K2 steps
@@ -34,7 +34,7 @@ class CheckIns:
         return next((k for k in self._intervals if left >= STRETCH * k), 1)
 
     def stretch(self, selection: Selection, kv: KVManager, num_waiting: int) -> Selection:
-        """The same selection for many steps, until the first member is due and as far as pages reach; or unchanged.
+        """The selection extended to many steps, limited by the first member to be due and by free pages; or unchanged.
 
         Args:
             selection: with nothing in flight.
@@ -47,7 +47,7 @@ class CheckIns:
         intervals = [self.interval(choice.request) for choice in choices]
         pairs = list(zip(choices, intervals, strict=True))
         num_steps = max(1, min([interval - choice.request.num_pending for choice, interval in pairs], default=1))
-        num_steps = _payable(choices, num_steps, kv)
+        num_steps = _fitting(choices, num_steps, kv)
         limits = [_limit(choice.request, num_steps, interval) for choice, interval in pairs]
         if num_steps == 1 and all([limit.report for limit in limits]):
             return selection
@@ -69,12 +69,12 @@ def _can_repeat(choice: Choice) -> bool:
 
 
 def _num_left(request: Request) -> int:
-    """Tokens that a request may still generate."""
+    """The rest of a request's `max_tokens`, less the tokens on the device."""
     return request.params.max_tokens - len(request.generated_ids) - request.num_pending
 
 
-def _payable(choices: Sequence[Choice], num_steps: int, kv: KVManager) -> int:
-    """The largest half, quarter, ... of `num_steps` with enough free pages; the pages of one step are always free."""
+def _fitting(choices: Sequence[Choice], num_steps: int, kv: KVManager) -> int:
+    """`num_steps`, or the largest half, quarter, ... with enough free pages; the pages of one step are always free."""
     while num_steps > 1:
         ends = [(c.request.row, c.request.num_computed + min(num_steps, _num_left(c.request))) for c in choices]
         if sum([kv.lacking(row, end) for row, end in ends]) <= kv.num_free_pages:

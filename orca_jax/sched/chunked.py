@@ -1,8 +1,8 @@
 """A token budget for each iteration: increments first, prompts in chunks, pages on demand.
 
-Iteration-level scheduling as it became after the paper. Algorithm 1 admits a prompt of any length into an iteration,
-and all other members wait for it. Here an iteration processes at most `token_budget` tokens, which bounds the wait of
-a running request for its next token. Nothing is reserved: when pages run out, the least urgent requests are preempted
+Iteration-level scheduling as developed after the paper. Algorithm 1 admits a prompt of any length into an iteration,
+and all other members wait for it. Here an iteration processes at most `token_budget` tokens. This bounds the wait of a
+running request for its next token. Nothing is reserved: when pages run out, the least urgent requests are preempted,
 and compute their tokens again later.
 """
 
@@ -23,14 +23,14 @@ class ChunkedScheduler:
 
     At least one request always makes progress. The most urgent request is never preempted: it may take the pages of
     all others, and it fits alone, or the pool would have refused it. While a running request lacks pages, no request
-    is admitted, so that it does not compete with newcomers for ever.
+    is admitted; otherwise it could compete with newcomers for ever.
 
     Args:
-        max_bs: requests that run at once.
+        max_bs: the largest number of running requests.
         token_budget: tokens of an iteration, at least `max_bs`.
         ordering: the order of urgency.
         depth: iterations in flight; 2 overlaps the host's work on one with the device's work on the other.
-        watermark: pages that stay free when a request is admitted beside others, for their next tokens.
+        watermark: pages to keep free when a request is admitted beside others, for their next tokens.
         check_ins: makes plans of many steps when all members generate; needs a `depth` of 1.
     """
 
@@ -59,7 +59,6 @@ class ChunkedScheduler:
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
-        """Make one."""
         intervals = settings.check_in_intervals
         return cls(
             settings.max_bs,
@@ -87,7 +86,7 @@ class ChunkedScheduler:
         return selection if self.check_ins is None else self._stretch(selection, self.check_ins, pool)
 
     def may_return(self, request: Request) -> bool:
-        """Always: a token is delivered as soon as its iteration has returned."""
+        """Always true: a token is delivered as soon as its iteration has returned."""
         return True
 
     def _stretch(self, selection: Selection, check_ins: CheckIns, pool: RequestPool) -> Selection:
@@ -102,27 +101,27 @@ class ChunkedScheduler:
         """Choose waiting requests as far as rows, budget and pages reach; returns their number."""
         if num_rows <= 0 or not draft.budget or len(pool) == len(pool.running):
             return 0
-        promised = sum([draft.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
-        spare = draft.free - max(0, promised - draft.taken)
+        lacking = sum([draft.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
+        spare = draft.free - max(0, lacking - draft.taken)
         admitted = 0
         for request in self.ordering.waiting(pool):
             if admitted == num_rows or not draft.budget:
                 break
             found = pool.cached_pages(request)
-            price = draft.kv.num_kept(found) + draft.kv.lacking(None, request.num_tokens) - len(found)
+            num_pages = draft.kv.num_kept(found) + draft.kv.lacking(None, request.num_tokens) - len(found)
             is_alone = not pool.running and not draft.choices
-            if price + (0 if is_alone else self.watermark) > spare:
+            if num_pages + (0 if is_alone else self.watermark) > spare:
                 break  # and not `continue`, or a long request could wait for ever
             size = min(request.num_tokens - len(found) * draft.kv.page_size, draft.budget)
-            draft.choose(request, size, price)
-            spare -= price
+            draft.choose(request, size, num_pages)
+            spare -= num_pages
             admitted += 1
         return admitted
 
 
 @dataclass(slots=True)
 class _SelectionBuilder:
-    """A selection in the making."""
+    """A selection under construction, with the tokens and pages left for it."""
 
     kv: KVManager
     ordering: Ordering  # counts every choice
@@ -159,7 +158,7 @@ class _SelectionBuilder:
         self.choose(request, size, pages)
 
     def held(self, num_free_rows: int) -> Held:
-        """The reason why the first waiting request stays out; a full batch comes before a spent budget and pages."""
+        """The reason for not admitting the first waiting request: no row, else a spent budget, else too few pages."""
         if num_free_rows + len(self.preempted) <= 0:
             return "rows"
         return "pages" if self.budget else "budget"

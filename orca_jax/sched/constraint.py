@@ -1,4 +1,4 @@
-"""Which ids a request may generate next, by its parameters; grammars come from outside, by the same protocol."""
+"""Constraints on the next id of a request, made of its parameters; a grammar is passed in as a further one."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -22,13 +22,13 @@ def all_tokens(vocab_size: int) -> TokenSet:
 def build_constraint(
     params: SamplingParams, end_ids: Collection[int], vocab_size: int, outer: Constraint | None = None
 ) -> Constraint | None:
-    """What a request may generate, all its parameters and `outer` together; None if they allow everything.
+    """Combine `outer` and the constraints of all parameters; returns None if they allow every id.
 
     Args:
-        params: `min_tokens`, `allowed_token_ids` and `bad_token_ids` count.
-        end_ids: the ids that end the request.
-        vocab_size: ids are below it.
-        outer: a constraint that stands beside the parameters, such as a grammar.
+        params: `min_tokens`, `allowed_token_ids` and `bad_token_ids` are read.
+        end_ids: the end tokens of the request.
+        vocab_size: all ids are below it.
+        outer: a constraint beside the parameters, such as a grammar.
     """
     everything = all_tokens(vocab_size)
     parts: list[Constraint] = [] if outer is None else [outer]
@@ -44,58 +44,56 @@ def build_constraint(
 
 
 def after(constraint: Constraint, token_id: int) -> Constraint | None:
-    """What is left of a constraint when `token_id` was generated: itself, or None when it forbids nothing any more."""
+    """Advance a constraint by a generated id; returns the constraint, or None if it forbids nothing from now on."""
     constraint.accept(token_id)
     return None if isinstance(constraint, MinTokens | AllOf) and constraint.is_over else constraint
 
 
 class AllowedTokens:
-    """Always the same set."""
+    """A fixed set of allowed ids."""
 
     def __init__(self, tokens: TokenSet) -> None:
         self._tokens = tokens
 
     def allowed(self) -> TokenSet:
-        """The set."""
         return self._tokens
 
     def accept(self, token_id: int) -> None:
-        """Nothing follows from it."""
+        """Does nothing: the set is fixed."""
 
 
 class MinTokens:
-    """No end of the request before `count` ids were generated."""
+    """Forbids end tokens until `count` ids are generated."""
 
     def __init__(self, count: int, tokens: TokenSet) -> None:
         self._left = count
-        self._tokens = tokens  # all that do not end the request
+        self._tokens = tokens  # all ids except end tokens
 
     @property
     def is_over(self) -> bool:
-        """Whether enough were generated."""
+        """True if enough ids are generated."""
         return self._left <= 0
 
     def allowed(self) -> TokenSet:
-        """All ids but the end tokens."""
+        """All ids except the end tokens."""
         return self._tokens
 
     def accept(self, token_id: int) -> None:
-        """One more."""
         self._left -= 1
 
 
 class BadSequences:
-    """Sequences that are never generated: the last id of one is forbidden where the others of it stand already."""
+    """Forbids sequences of ids: the last id of a sequence is not allowed directly after the others."""
 
     def __init__(self, sequences: Iterable[Sequence[int]], everything: TokenSet) -> None:
         single = token_set(ids[0] for ids in sequences if len(ids) == 1)
         self._base = everything & ~single
         self._longer = [(list(ids[:-1]), 1 << ids[-1]) for ids in sequences if len(ids) > 1]
         self._longest = max((len(begin) for begin, _ in self._longer), default=0)
-        self._recent: list[int] = []  # as many of the generated ids as a beginning may have
+        self._recent: list[int] = []  # the last generated ids, as many as the longest beginning has
 
     def allowed(self) -> TokenSet:
-        """All ids that do not complete a sequence."""
+        """All ids except those completing a sequence."""
         tokens = self._base
         for begin, last in self._longer:
             if self._recent[-len(begin) :] == begin:
@@ -103,24 +101,23 @@ class BadSequences:
         return tokens
 
     def accept(self, token_id: int) -> None:
-        """It may continue a sequence."""
         if self._longest:
             self._recent = [*self._recent, token_id][-self._longest :]
 
 
 class AllOf:
-    """What several constraints allow at once."""
+    """The intersection of several constraints."""
 
     def __init__(self, parts: Sequence[Constraint]) -> None:
         self._parts = list(parts)
 
     @property
     def is_over(self) -> bool:
-        """Whether no part is left."""
+        """True if no part is left."""
         return not self._parts
 
     def allowed(self) -> TokenSet:
-        """The intersection, which may be empty."""
+        """The intersection of the sets; it may be empty."""
         first, *rest = self._parts
         tokens = first.allowed()
         for part in rest:
@@ -128,5 +125,5 @@ class AllOf:
         return tokens
 
     def accept(self, token_id: int) -> None:
-        """Tell each part, and forget those that are over."""
+        """Advance each part, and drop those without further effect."""
         self._parts = [part for part in self._parts if after(part, token_id) is not None]

@@ -28,7 +28,6 @@ class OrcaScheduler:
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
-        """Make one."""
         return cls(settings.max_bs, settings.n_workers)
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
@@ -51,5 +50,5 @@ class OrcaScheduler:
         return Selection(batch, held=held)  # 28
 
     def may_return(self, request: Request) -> bool:
-        """Always: a token is delivered as soon as its iteration has returned."""
+        """Always true: a token is delivered as soon as its iteration has returned."""
         return True

@@ -1,4 +1,4 @@
-"""From a selection to a plan: admission, pages and ids, once for all schedulers."""
+"""Plans made of selections: admission, pages and ids, once for all schedulers."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from orca_jax.step import Member, RowSampling, StepPlan
 
 
 def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: float) -> StepPlan:
-    """Give the chosen requests what they need for one iteration, and write down their work.
+    """Admit newcomers, allocate pages, and list the work of each member of one iteration.
 
     Args:
         iteration: number of the plan.
@@ -19,7 +19,7 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     """
     choices, multi_step = selection.choices, selection.multi_step
     newcomers = [choice.request for choice in choices if choice.request.row is None]
-    for request in newcomers:  # all of them before any page is allocated: a newcomer may share that page
+    for request in newcomers:  # all before any allocation: it could take a cached page of the next newcomer
         pool.admit(request, now)
     new_ids = {request.request_id for request in newcomers}
     steps = [1] * len(choices) if multi_step is None else [limit.most_steps for limit in multi_step.limits]

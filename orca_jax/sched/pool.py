@@ -1,4 +1,4 @@
-"""The request pool: every live request, from its arrival until its last token was handed out."""
+"""The request pool: every live request, from its arrival until the delivery of its last token."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,28 +16,28 @@ from orca_jax.sched.results import advance, append, member_results, update_of
 from orca_jax.step import StepPlan, StepResult
 
 NOTHING_ALLOWED = (
-    "no token could follow: what min_tokens, allowed_token_ids, bad_token_ids and the structure of the output allow "
-    "has no id in common"
+    "no token could follow: no id is allowed by min_tokens, allowed_token_ids, bad_token_ids and the structure of the "
+    "output together; relax one of them"
 )
 
 
 class RequestPool:
-    """Owns requests in order of arrival, and is the only one to change them.
+    """Owns requests in order of arrival. Only the pool changes them, in part through `results`.
 
-    A request's life: `add`, `admit` (a row and a reservation), then for each iteration `launch`, `allowed` where it is
-    constrained, and `record`, and `deliver`, which hands out what it generated and, at its end, gives back what it
-    held. `abort` may come at any time.
+    A request's life: `add`, `admit` (a row and a reservation), then for each iteration `start`, `allowed` if it is
+    constrained, `record` and `deliver`. `deliver` returns its new tokens, and at its end releases its row, slots and
+    pages. `abort` is possible at any time.
 
-    Iterating yields live requests in order of arrival, lazily: a scheduler that stops early never looks at the
-    thousands that wait behind.
+    Iterating yields live requests in order of arrival, lazily: a scheduler may stop early, without reading thousands
+    of waiting requests.
 
     Args:
-        kv: rows, slots and pages; the pool gives them back when a request leaves.
+        kv: rows, slots and pages; the pool releases them when a request leaves.
         vocab_size: prompt ids are below it.
-        max_model_len: prompt and generated tokens of one request at most.
+        max_model_len: the largest number of prompt and generated tokens of one request.
         eos_token_ids: the model's end tokens.
-        reuses_prefixes: requests begin with the pages of others whose prompts begin alike.
-        predictor: guesses how long each request will run; None for the client's bound.
+        reuses_prefixes: True if requests begin with cached pages of equal prefixes.
+        predictor: predicts the output length of each request; None for the client's bound.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class RequestPool:
         self.kv = kv
         self.predictor = predictor or ClientBound()
         self.reuses_prefixes = reuses_prefixes
-        self.running: dict[str, Request] = {}  # those with a row, in the order in which they got it
+        self.running: dict[str, Request] = {}  # requests with a row, in order of admission
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._eos_ids = frozenset(eos_token_ids)
         self._all_tokens = all_tokens(vocab_size)
         self._live: OrderedDict[str, Request] = OrderedDict()
-        self._undelivered: dict[str, Request] = {}  # has new ids or an end that nobody was told of
-        self.num_arrived = 0  # requests that were ever taken in
+        self._undelivered: dict[str, Request] = {}  # requests with new ids or an end
+        self.num_arrived = 0  # requests ever added
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
-        self.num_cache_queries = 0  # prompt tokens of all requests that were admitted
-        self.num_cache_hits = 0  # of these, tokens whose pages were found
+        self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
+        self.num_cache_hits = 0  # of these, tokens in pages of the prefix cache
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._live.values())
@@ -73,11 +73,11 @@ class RequestPool:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits, runs, or has an update that was not handed out."""
+        """True if a request waits, runs, or has an undelivered update."""
         return bool(self._live or self._undelivered)
 
     def arrived_since(self, count: int) -> Iterator[Request]:
-        """The live requests but the first `count` that ever arrived, latest first: nobody before them is looked at."""
+        """The live requests after the first `count` arrivals, latest first; earlier requests are not read."""
         return takewhile(lambda request: request.arrival_index >= count, reversed(self._live.values()))
 
     def add(
@@ -91,14 +91,14 @@ class RequestPool:
         constraint: Constraint | None = None,
         urgency: Urgency = DEFAULT_URGENCY,
     ) -> Request:
-        """Take a request in at the end of the queue.
+        """Enqueue a request.
 
-        `seed` is used where `params.seed` is None; `arrival` is in seconds on the engine's clock. `constraint` holds
-        beside what the parameters forbid, belongs to this request from now on, and is what `params.structured` needs.
-        `urgency` is for the scheduler's ordering.
+        `seed` is used if `params.seed` is None; `arrival` is in seconds on the engine's clock. `constraint` acts
+        together with the parameters and belongs to this request from now on; `params.structured` requires one. The
+        scheduler's ordering reads `urgency`.
 
         Raises:
-            RequestError: it could never run; `param` names the field, and nothing has changed.
+            RequestError: the request could never run; `param` names the field, and the pool is unchanged.
         """
         if request_id in self._live or request_id in self._undelivered:
             raise RequestError(f"a request with id {request_id!r} is already in the pool", param="request_id")
@@ -124,10 +124,10 @@ class RequestPool:
         return request
 
     def abort(self, request_id: str) -> bool:
-        """End a request now, or, if it is in flight, when that iteration is collected.
+        """End a request now, or, if it is in flight, when its iterations are recorded.
 
-        Its last update says "abort" and carries no ids. Returns False if no such request is live, which is no
-        error: it may have ended a moment ago.
+        Its last update has the reason "abort" and no ids. Returns False if the request is not live, or is aborted
+        already. This is not an error: it may have ended a moment ago.
         """
         request = self._live.get(request_id)
         if request is None or request.aborted:
@@ -138,7 +138,7 @@ class RequestPool:
         return True
 
     def admit(self, request: Request, now: float) -> None:
-        """Give a waiting request a row, the slots it may need where slots are reserved, and the pages found for it."""
+        """Give a waiting request a row, a reservation (with `n_slots`), and its pages in the prefix cache."""
         request.row = row = self.kv.acquire_row()
         self.running[request.request_id] = request
         if self.kv.has_reservations:
@@ -155,17 +155,17 @@ class RequestPool:
             self.num_cache_hits += request.num_computed
 
     def cached_pages(self, request: Request) -> Sequence[int]:
-        """Pages with which a waiting request could begin; at least one token is left to be computed."""
+        """Cached pages for the beginning of a waiting request; at least one token is left to compute."""
         if not self.reuses_prefixes or not may_read(request):
             return ()
         size = self.kv.page_size
         return self.kv.find(digests_of(request, size, (request.num_tokens - 1) // size))
 
     def preempt(self, request: Request) -> None:
-        """Take row and pages from a running request, which waits again and computes its tokens anew.
+        """Take row and pages from a running request. It waits again, and later computes its tokens again.
 
-        It may be in flight: the device works in the order of submission, so nobody can write into its pages before.
-        Tokens that were left on the device are lost there, and drawn again from the same seed.
+        It may be in flight: the device runs plans in the order of submission, so a new holder writes into the pages
+        later. Tokens kept on the device are lost, and are drawn again from the same seed.
         """
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
@@ -177,21 +177,22 @@ class RequestPool:
             request.num_pending = 0
 
     def start(self, request: Request, num_computed: int, is_sampling: bool) -> None:
-        """Mark a request as running: the next plan brings it to `num_computed` tokens (lines 6-7)."""
+        """Mark a request as running; the next plan computes its tokens up to `num_computed` (lines 6-7)."""
         request.state = State.RUNNING
         request.in_flight += 1
         request.num_pending += is_sampling
         request.num_computed = num_computed
 
     def allowed(self, plan: StepPlan) -> list[TokenSet]:
-        """What the constrained members of a plan may draw, never empty; for `Executor.constrain`.
+        """The allowed ids of the constrained members of a plan, no set empty; for `Executor.constrain`.
 
-        A request for which that cannot be said may draw anything, and ends with reason "error" when it comes back.
+        If a request's set is empty or cannot be computed, it may draw any id. It then ends with reason "error", when
+        the iteration is recorded.
         """
         return [self._allowed(self._live[member.request_id]) for member in plan.members if member.is_constrained]
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what an iteration brought (lines 11-13 of Algorithm 1)."""
+        """Record the results of an iteration (lines 11-13 of Algorithm 1)."""
         for each in member_results(plan, result):
             request = self._live[each.member.request_id]
             advance(request, each)
@@ -211,7 +212,7 @@ class RequestPool:
                 self._remember(request, request.row)
 
     def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
-        """Hand out what may be handed out; requests that ended give back what they hold (lines 13-14) and leave."""
+        """Return the updates allowed by `may_return`; ended requests release rows and pages (lines 13-14) and leave."""
         updates = []
         kept = {}
         for request_id, request in self._undelivered.items():
@@ -226,7 +227,7 @@ class RequestPool:
         """Assert that requests, rows, slots and pages agree. For tests; O(live requests + pages).
 
         Raises:
-            AssertionError: with what does not add up.
+            AssertionError: the message names the inconsistency.
         """
         self.kv.check_integrity()
         previous = -1
@@ -253,7 +254,7 @@ class RequestPool:
 
     def _allowed(self, request: Request) -> TokenSet:
         if request.finish_reason is not None or request.constraint is None:
-            return self._all_tokens  # known since the submission only: it has ended, or may draw anything from here on
+            return self._all_tokens  # since the submission it has ended, or its constraint is over
         try:
             tokens = request.constraint.allowed() & self._all_tokens
         except RequestError as error:
@@ -269,7 +270,7 @@ class RequestPool:
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """The one way out of the pool."""
+        """Remove a request, and release its row, slots and pages. No request leaves in another way."""
         assert request.state is not State.FINISHED and not request.in_flight, f"{request.request_id} cannot leave now"
         if request.row is not None:
             self._vacate(request, request.row)
@@ -277,7 +278,7 @@ class RequestPool:
         del self._live[request.request_id]
 
     def _vacate(self, request: Request, row: int) -> None:
-        """Undo `admit`."""
+        """Release the row, slots and pages of a request."""
         self.kv.free(row)
         if self.kv.has_reservations:
             self.kv.release(row)
@@ -286,7 +287,7 @@ class RequestPool:
         del self.running[request.request_id]
 
     def _remember(self, request: Request, row: int) -> None:
-        """Let others find the pages that are full of ids which the host knows."""
+        """Add full pages to the prefix cache, as far as their ids are known to the host."""
         size = self.kv.page_size
         if request.num_computed < (request.num_remembered + 1) * size:
             return  # nearly always
@@ -302,6 +303,6 @@ class RequestPool:
             self.predictor.observe(request)
         if update.finish_reason not in (None, "abort"):  # an aborted request has left already
             request.has_ended = True
-            if not request.in_flight:  # else it leaves when that iteration is back
+            if not request.in_flight:  # else it leaves when that iteration is recorded
                 self._leave(request)
         return update

@@ -1,7 +1,7 @@
-"""How long will a request really run? Nobody knows; these guess, when it arrives.
+"""Predictions of output lengths, made when requests arrive.
 
-Orderings and check-in intervals read the guess from `Request.predicted_output`. It decides who goes first and how often
-one looks, never what is generated: a wrong guess costs time and nothing else.
+Orderings and check-in intervals read the prediction in `Request.predicted_output`. It changes the order of requests and
+the times of checks, never their tokens: a wrong prediction costs time and nothing else.
 """
 
 from bisect import bisect_left, insort
@@ -12,61 +12,60 @@ from typing import Protocol
 
 from orca_jax.sched.request import Request
 
-WINDOW = 256  # lengths that are remembered of each class
-ENOUGH = 16  # of them, before anybody believes them
+WINDOW = 256  # lengths remembered in each class
+ENOUGH = 16  # lengths in a class before their quantile is used
 
 
 class Predictor(Protocol):
-    """Guesses from what is known at arrival, and may learn from requests that have ended."""
+    """Predicts from the data known at arrival, and may learn from ended requests."""
 
     name: str
 
     def predict(self, request: Request) -> float:
-        """Tokens that a new request will generate in all, from 1 to its `max_tokens`."""
+        """The predicted number of generated tokens of a new request, from 1 to its `max_tokens`."""
         ...
 
     def observe(self, request: Request) -> None:
-        """A request has ended by itself, or at its `max_tokens`; its generated ids are all there."""
+        """Learn from a request with all its generated ids; it ended by itself or at its `max_tokens`."""
         ...
 
 
 class ClientBound:
-    """What the client said: `max_tokens`. The only one that is never too low."""
+    """Predicts `max_tokens`, the client's bound. Only this prediction is never too low."""
 
     name = "bound"
 
     def predict(self, request: Request) -> float:
-        """The client's bound."""
         return float(request.params.max_tokens)
 
     def observe(self, request: Request) -> None:
-        """Learns nothing."""
+        """Does nothing: the bound does not depend on other requests."""
 
 
 class RunningQuantiles:
-    """A quantile of the last lengths of requests whose prompts were about as long; the median, unless told otherwise.
+    """Predicts a quantile of the latest lengths of requests with prompts of similar length; by default the median.
 
-    A class holds prompts of `2**k` to `2**(k+1) - 1` tokens. Until `enough` of it have ended, the client's bound holds.
-    A request that was cut off at its `max_tokens` counts as that long, though it wanted more; one that a stop string of
-    the text ended is never seen, since the engine takes that for an abort.
+    A class holds prompts of `2**k` to `2**(k+1) - 1` tokens. Until `enough` of its requests have ended, the client's
+    bound is the prediction. A request cut off at its `max_tokens` counts with that length. A request ended by a stop
+    string of the text is not observed, since the engine sees an abort.
 
-    Memory: two numbers for each of at most `window` lengths in each class, and there are at most 31 classes below
-    2^31 tokens.
+    Memory: two numbers for each length, at most `window` lengths in each class, and at most 31 classes below 2^31
+    tokens.
 
     Args:
-        quantile: the share of lengths that are at most as long as the guess (nearest rank), in (0, 1].
-        window: lengths of each class that count, the latest.
-        enough: of them, before the guess is believed.
+        quantile: the share of lengths not above the prediction (nearest rank), in (0, 1].
+        window: the number of latest lengths kept in each class.
+        enough: the number of lengths in a class before their quantile is used.
     """
 
     name = "quantiles"
 
     def __init__(self, quantile: float = 0.5, *, window: int = WINDOW, enough: int = ENOUGH) -> None:
-        assert 0 < quantile <= 1 and 1 <= enough <= window, "no such quantile, or one that is never believed"
+        assert 0 < quantile <= 1 and 1 <= enough <= window, "quantile must be in (0, 1], and enough from 1 to window"
         self._quantile = quantile
         self._window = window
         self._enough = enough
-        self._seen: dict[int, tuple[deque[int], list[int]]] = {}  # class -> lengths as they came, and sorted
+        self._seen: dict[int, tuple[deque[int], list[int]]] = {}  # class -> lengths in order of observation, and sorted
 
     def predict(self, request: Request) -> float:
         """The quantile of the prompt's class, at most the client's bound."""
@@ -77,7 +76,7 @@ class RunningQuantiles:
         return float(min(ordered[ceil(self._quantile * len(ordered)) - 1], most))
 
     def observe(self, request: Request) -> None:
-        """Count its length, and forget the oldest of its class where there are too many."""
+        """Add the request's length, and drop the oldest one of its class if there are too many."""
         came, ordered = self._seen.setdefault(_class_of(request), (deque(), []))
         length = len(request.generated_ids)
         came.append(length)
@@ -87,11 +86,11 @@ class RunningQuantiles:
 
 
 class Oracle:
-    """Lengths that are known beforehand, by request id: for experiments, and for replays of what has happened.
+    """Predicts lengths known beforehand, by request id: for experiments, and for replays of earlier runs.
 
     Args:
-        lengths: tokens; every request that will come is there.
-        name: where they come from.
+        lengths: request id -> tokens, for every request to come.
+        name: the source of the lengths.
     """
 
     def __init__(self, lengths: Mapping[str, float], name: str = "oracle") -> None:
@@ -99,19 +98,19 @@ class Oracle:
         self._lengths = lengths
 
     def predict(self, request: Request) -> float:
-        """What is known. Raises KeyError for a request of which nothing is."""
+        """The known length, between 1 and the client's bound. Raises KeyError for an unknown request."""
         return _within(self._lengths[request.request_id], request)
 
     def observe(self, request: Request) -> None:
-        """Learns nothing."""
+        """Does nothing: all lengths are known."""
 
 
 class Scored:
-    """Whatever a function says of the prompt, such as a model that was trained on earlier requests.
+    """Predicts by a function of the prompt, such as a model trained on earlier requests.
 
     Args:
         score: prompt ids -> tokens. It is called once for each request, in the engine's thread, and must be quick.
-        name: what the function is.
+        name: a name of the function.
     """
 
     def __init__(self, score: Callable[[Sequence[int]], float], name: str = "learned") -> None:
@@ -119,11 +118,11 @@ class Scored:
         self._score = score
 
     def predict(self, request: Request) -> float:
-        """The function's word, between 1 and the client's bound."""
+        """The function's value, between 1 and the client's bound."""
         return _within(self._score(request.prompt_ids), request)
 
     def observe(self, request: Request) -> None:
-        """Learns nothing: it was trained before."""
+        """Does nothing: the function was trained before."""
 
 
 def _class_of(request: Request) -> int:

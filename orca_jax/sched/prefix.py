@@ -1,4 +1,4 @@
-"""Digests of what pages contain: a chain, so that equal digests mean equal tokens from the first one on."""
+"""Digests of pages, in a chain: equal digests mean equal tokens from the first one on."""
 
 import sys
 from array import array
@@ -12,8 +12,8 @@ from orca_jax.step import has_penalty
 def digests_of(request: Request, page_size: int, num_pages: int) -> Sequence[bytes]:
     """Digests of a request's first `num_pages` full pages; computed once, and kept with the request.
 
-    The chain starts from the request's salt, so that requests with different salts never find each other's pages, not
-    even by how quickly an answer comes. SHA-256, since ids may be chosen by somebody who wants a collision.
+    The chain starts from the request's salt. So requests with different salts never find each other's pages, and
+    response times reveal nothing about them. SHA-256, since a client may choose ids to make digests collide.
     """
     digests = request.page_digests
     while len(digests) < num_pages:
@@ -25,10 +25,10 @@ def digests_of(request: Request, page_size: int, num_pages: int) -> Sequence[byt
 
 
 def may_read(request: Request) -> bool:
-    """Whether a request may begin with pages that another one wrote.
+    """True if a request may begin with pages of another one.
 
-    Prompt log probabilities need every position computed, and penalties count ids on the device, in a history that
-    only computing fills.
+    Prompt log probabilities need every position computed. Penalties count ids in a history on the device; only
+    computed tokens are in it.
     """
     return request.params.prompt_logprobs is None and not has_penalty(request.params)
 

@@ -7,7 +7,7 @@ from orca_jax.request import DEFAULT_URGENCY, Constraint, FinishReason, Sampling
 
 
 class State(Enum):
-    """The states of Algorithm 1, and the end."""
+    """The states of a request in Algorithm 1, and its end."""
 
     INITIATION = "initiation"  # prompt tokens are still to be processed
     RUNNING = "running"  # member of an iteration in flight
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def max_total(self) -> int:
-        """The paper's `max_tokens`: the most slots that the request can need."""
+        """The paper's `max_tokens`: the largest number of slots of the request."""
         return len(self.prompt_ids) + self.params.max_tokens
 
     def ids_from(self, start: int, count: int) -> list[int]:

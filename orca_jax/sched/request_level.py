@@ -14,9 +14,9 @@ class RequestLevelScheduler:
 
     - Up to `max_bs` waiting requests, in order of arrival and within `n_slots`, become a batch; no request joins later.
     - The first iteration takes as many tokens from every member as the shortest prompt has; the rest of the longer
-      prompts follows one token per iteration, where shorter members already generate (section 6.2).
-    - A member that ended keeps its place and its cost: it repeats its last token, and the result is dropped.
-    - Nothing returns before the whole batch has ended, except for aborted members, which leave at once.
+      prompts follows one token per iteration, while shorter members already generate (section 6.2).
+    - An ended member keeps its place and its cost: it repeats its last token, and the result is dropped.
+    - No token is delivered before the whole batch has ended. Only aborted members leave at once.
     """
 
     has_reservations: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class RequestLevelScheduler:
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
-        """Make one; raises ConfigError if `n_workers` is not 1."""
+        """Make a scheduler. Raises ConfigError if `n_workers` is not 1."""
         return cls(settings.max_bs, settings.n_workers)
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:

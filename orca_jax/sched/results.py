@@ -1,4 +1,4 @@
-"""The results of an iteration, member by member: what they change in a request, and the update that it makes."""
+"""The results of an iteration, member by member: the changes of each request, and its update."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -67,7 +67,7 @@ def advance(request: Request, result: MemberResult) -> None:
 
 
 def append(request: Request, result: MemberResult) -> None:
-    """Append the reported ids of a running request, which may end with the last one."""
+    """Append the reported ids to a running request; the last one may end it."""
     *earlier, last = result.run or ()
     for token in earlier:
         _append(request, token, None)
@@ -77,7 +77,7 @@ def append(request: Request, result: MemberResult) -> None:
 
 
 def update_of(request: Request, now: float) -> RequestUpdate:
-    """The update with everything not delivered yet; it counts as delivered then.
+    """The update with everything not delivered yet; from then on it counts as delivered.
 
     Args:
         request: has new ids, or has ended.
@@ -108,7 +108,7 @@ def update_of(request: Request, now: float) -> RequestUpdate:
 
 
 def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) -> None:
-    """Keep the scores of the prompt's ids, except those that an earlier iteration returned already."""
+    """Keep the scores of the prompt's ids, except those returned by an earlier iteration."""
     assert len(scores) == len(member.targets), f"{len(member.targets)} targets and {len(scores)} scores"
     num_known = len(request.prompt_logprobs) - member.start
     assert num_known >= 0, f"{request.request_id}: scores are missing before position {member.start}"
@@ -121,7 +121,7 @@ def _append(request: Request, token: int, logprobs: TokenLogprobs | None) -> Non
         return
     request.generated_ids.append(token)
     if request.params.logprobs is not None:
-        assert logprobs is not None, f"{request.request_id} asked for logprobs, the result has none"
+        assert logprobs is not None, f"{request.request_id} requested logprobs, and the result has none"
         request.logprobs.append(logprobs)
     if token in request.stop_ids:
         request.finish_reason = "stop"

@@ -1,4 +1,4 @@
-"""The contract of a scheduler: it decides which requests run next, and nothing else."""
+"""The contract of a scheduler: it selects the requests of the next iteration, and does nothing else."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
@@ -17,7 +17,7 @@ budget is spent, its pages or slots are not free, or a whole batch has to end fi
 class Choice(NamedTuple):
     """A request of the next iteration, and the number of its tokens to process.
 
-    A request that has ended but keeps its place repeats its last processed tokens.
+    An ended request may keep its place; it then repeats its last processed tokens.
     """
 
     request: Request
@@ -34,7 +34,7 @@ class Selection(NamedTuple):
 
 
 class SchedulerSettings(NamedTuple):
-    """Settings for every kind of scheduler; each reads those that it has a use for."""
+    """Settings for every kind of scheduler; each kind reads some of them."""
 
     max_bs: int
     n_workers: int
@@ -46,7 +46,7 @@ class SchedulerSettings(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Decides. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`.
+    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`.
 
     The class variables are its traits; other parts read them instead of comparing names.
     """
@@ -61,13 +61,13 @@ class Scheduler(Protocol):
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> "Scheduler":
-        """Make one; raises ConfigError for a setting that this kind cannot have."""
+        """Make a scheduler. Raises ConfigError for a setting beyond its abilities."""
         ...
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """Decide. Changes neither `pool` nor `kv`."""
+        """Select the requests of the next iteration. Changes neither `pool` nor `kv`."""
         ...
 
     def may_return(self, request: Request) -> bool:
-        """True if the tokens that a request has generated may be delivered now."""
+        """True if the new tokens of a request may be delivered now."""
         ...

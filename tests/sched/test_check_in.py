@@ -9,22 +9,22 @@ from tests.sched.test_properties import EOS
 STEPPED = Shape(depth=1, reuses_prefixes=False, budget=8, intervals=(2, 4))  # from 8 and 16 tokens to go
 
 TABLE = {
-    "a long request is looked at every 4 iterations, a medium one every 2, and the last ones one by one": (
+    "a long request is checked every 4 iterations, a medium one every 2, and at the end after each": (
         {"max_bs": 1, "shape": STEPPED},
         [("A", 3, 20)],
         ["A3", "4x A1", "2x A1", "2x A1", "2x A1", "2x A1", *["A1"] * 7],
     ),
-    "the short one is told after each, and the long one keeps its tokens until it is due": (
+    "a short request is reported after each, and a long one keeps its tokens until it is due": (
         {"max_bs": 2, "shape": STEPPED},
         [("A", 2, 17), ("B", 2, 4)],
         ["A2 B2", "1x A1~ B1", "1x A1~ B1", "1x A1~ B1", "A1", *["2x A1"] * 3, *["A1"] * 6],
     ),
-    "somebody waits for a row": (
+    "a request waits for a row": (
         {"max_bs": 1, "shape": STEPPED},
         [("A", 2, 9), ("B", 2, 1)],
         ["A2", "2!x A1", *["A1"] * 6, "B2"],
     ),
-    "a prompt's chunk is no repetition, and everybody is told": (
+    "a chunk of a prompt is not repeated, and every member is reported": (
         {"max_bs": 2, "shape": STEPPED},
         [("A", 2, 18), ("B", 9, 1)],
         ["A2 B6-", "A1 B3", "4x A1", *["2x A1"] * 3, *["A1"] * 6],
@@ -43,7 +43,7 @@ def test_by_hand(case: str) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_whoever_ends_first_lets_the_next_one_in(waits: bool) -> None:
+def test_the_first_end_admits_the_next_request(waits: bool) -> None:
     """If no request waits, the other members continue without the ended one; otherwise the device stops."""
 
     def ends_at_third(request_id: str, length: int, token: int) -> int:
@@ -83,7 +83,7 @@ def test_logits_that_are_not_finite_end_a_request_within_its_repetitions() -> No
     ],
     ids=["logprobs", "constrained", "penalty", "bias", "many ends"],
 )
-def test_what_the_device_cannot_do_alone_is_not_repeated(params: SamplingParams) -> None:
+def test_requests_that_need_the_host_are_not_repeated(params: SamplingParams) -> None:
     lab = Lab(max_bs=2, shape=STEPPED)
     lab.engine.add("A", [1, 2], params)
     lab.add("B", 2, 40)
@@ -94,7 +94,7 @@ def test_what_the_device_cannot_do_alone_is_not_repeated(params: SamplingParams)
     assert any(plan.multi_step is not None for plan in lab.executor.plans)
 
 
-def test_what_was_not_told_is_drawn_again_after_a_preemption() -> None:
+def test_unreported_tokens_are_drawn_again_after_a_preemption() -> None:
     lab = Lab(max_bs=2, shape=STEPPED)
     params = SamplingParams(max_tokens=20, temperature=1, seed=3)
     lab.engine.add("A", [1, 2, 3], params)
@@ -108,7 +108,7 @@ def test_what_was_not_told_is_drawn_again_after_a_preemption() -> None:
     assert lab.tokens["A"] == lab.expected([1, 2, 3], params)
 
 
-def test_no_further_than_pages_reach() -> None:
+def test_steps_end_when_pages_run_out() -> None:
     """Ten pages of two tokens. After 9 and 8 tokens, two more steps of both would take eleven pages."""
     lab = Lab(max_bs=2, page_size=2, max_model_len=20, shape=STEPPED._replace(num_pages=10))
     lab.add("A", 3, 17)

@@ -23,7 +23,7 @@ TABLE = {
         [("A", 3, 4), ("B", 7, 2)],
         ["A3 B1-", "A1 B3-", "A1 B3", "A1 B1"],
     ),
-    "a long prompt runs in chunks, and a later one joins what it leaves": (
+    "a long prompt runs in chunks, and a later one joins the last chunk": (
         {"max_bs": 3, "shape": shaped(budget=5)},
         [("A", 12, 1), ("B", 2, 1)],
         ["A5-", "A5-", "A2 B2"],
@@ -38,12 +38,12 @@ TABLE = {
         [("A", 2, 3), ("B", 2, 1)],
         ["A2", "A1", "A1", "B2"],
     ),
-    "the later one gives way where pages run out, and computes its tokens again": (
+    "the later one is preempted when pages run out, and computes its tokens again": (
         {"max_bs": 2, "page_size": 2, "shape": shaped(budget=8, num_pages=4)},
         [("A", 3, 4), ("B", 3, 4)],
         ["A3 B3", "A1 B1", "A1", "A1", "B5", "B1"],
     ),
-    "admission looks at the pages of the whole prompt": (
+    "admission counts the pages of the whole prompt": (
         {"max_bs": 2, "page_size": 2, "shape": shaped(budget=4, num_pages=4)},
         [("A", 6, 2), ("B", 3, 1)],
         ["A4-", "A2", "A1", "B3"],
@@ -119,7 +119,7 @@ def test_prefixes_are_reused() -> None:
     "changes",
     [{"cache_salt": "other"}, {"prompt_logprobs": 0}, {"presence_penalty": 1.0}, {"repetition_penalty": 2.0}],
 )
-def test_what_reads_no_pages_of_others(changes: dict) -> None:
+def test_requests_that_read_no_pages_of_others(changes: dict) -> None:
     lab = Lab(max_bs=1, page_size=2, shape=shaped(reuses_prefixes=True))
     for request_id, params in {"A": SamplingParams(max_tokens=1), "B": SamplingParams(max_tokens=1, **changes)}.items():
         lab.engine.add(request_id, [1, 2, 3, 4, 5], params)
@@ -157,7 +157,7 @@ MANY = settings(max_examples=200, deadline=None)
 @MANY
 @given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES)
 def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
-    pages = -(-shape.num_pages // page_size)  # 1.0 to 1.5 times what one request may need
+    pages = -(-shape.num_pages // page_size)  # 1.0 to 1.5 times the largest need of one request
     lab = Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages))
     select = lab.scheduler.inner.select
 

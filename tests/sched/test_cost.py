@@ -12,10 +12,10 @@ from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 
-LOOKED_AT = ("row", "in_flight", "state", "arrival_index")
+FIELDS = ("row", "in_flight", "state", "arrival_index")
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int) -> int:
+def num_reads(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int) -> int:
     """The number of reads of requests' fields in three selections over a batch of 4, after all arrivals."""
     pool = RequestPool(KVManager(num_pages, 16, num_rows), vocab_size=9, max_model_len=64)
     scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), depth=2)
@@ -29,7 +29,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: 
 
     select(0)
     with monkeypatch.context() as patched:
-        for field in LOOKED_AT:
+        for field in FIELDS:
             slot = getattr(Request, field)
 
             def read(self: Request, slot=slot, field=field):
@@ -47,5 +47,5 @@ def looks(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: 
 def test_thousands_that_wait_cost_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int
 ) -> None:
-    few, many = (looks(monkeypatch, name, num_pages, num_rows, number) for number in (10, 5000))
+    few, many = (num_reads(monkeypatch, name, num_pages, num_rows, number) for number in (10, 5000))
     assert 0 < many <= few + 8

@@ -27,7 +27,7 @@ def test_sizes_are_positive(param: str) -> None:
     assert caught.value.param == param
 
 
-def test_every_promise_can_be_paid() -> None:
+def test_pages_cover_every_reservation() -> None:
     KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=26)  # 8 * 4 == 26 + 2 * 3
     with pytest.raises(ConfigError, match="at most 26 or raise num_pages to 9") as caught:
         KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=27)
@@ -53,7 +53,7 @@ def test_pages_come_as_tokens_are_written() -> None:
     kv.check_integrity()
 
 
-def test_giving_back_restores_the_start() -> None:
+def test_release_restores_the_start() -> None:
     kv, row = holding(slots=10)
     kv.allocate(row, 10)
     kv.free(row)
@@ -64,7 +64,7 @@ def test_giving_back_restores_the_start() -> None:
     again = kv.acquire_row()
     kv.reserve(again, 12)
     assert again == row
-    assert list(kv.allocate(again, 12)) == [0, 1, 2], "what was used last is used first"
+    assert list(kv.allocate(again, 12)) == [0, 1, 2], "the page used last is reused first"
 
 
 def test_misuse_is_noticed() -> None:
@@ -101,7 +101,7 @@ DAMAGE: dict[str, tuple[Callable[[KVManager, int], object], str]] = {
     "too much reserved": (lambda kv, row: setattr(kv, "n_slots", 9), "12 of 9 slots"),
     "held row among the free": (lambda kv, row: kv._free_rows.append(row), "free and held rows differ"),
     "lost row": (lambda kv, row: kv._held.__setitem__(row, False), "free and held rows differ"),
-    "pages beyond the reservation": (lambda kv, row: kv._slots_of_row.__setitem__(row, 4), "pays for 1"),
+    "pages beyond the reservation": (lambda kv, row: kv._slots_of_row.__setitem__(row, 4), "covers 1"),
     "reservation without a row": (lambda kv, row: kv._slots_of_row.__setitem__(1, 4), "free row 1 reserves"),
     "pages without a row": (lambda kv, row: kv._pages_of_row[1].append(7), "free row 1 holds pages"),
 }

@@ -1,4 +1,4 @@
-"""Submit, abort, step, preempt and reuse in any order: the pool and the KV cache's manager stay consistent."""
+"""Submit, abort, step, preempt and reuse in any order: pool and KV manager stay consistent."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "lab"):
             return
         self.lab.run()
-        assert set(self.lab.ends) == set(self.wanted), "everybody gets one end"
+        assert set(self.lab.ends) == set(self.wanted), "every request gets one end"
         for request_id, (prompt, params) in self.wanted.items():
             tokens, expected = self.lab.tokens[request_id], self.lab.expected(prompt, params)
             if self.lab.ends[request_id].finish_reason == "abort":

@@ -135,15 +135,15 @@ def test_cohorts_of_a_pipeline_never_merge() -> None:
 class CountingPool(RequestPool):
     """Counts the requests read by schedulers."""
 
-    looked_at = 0
+    num_read = 0
 
     def __iter__(self) -> Iterator[Request]:
         for request in super().__iter__():
-            self.looked_at += 1
+            self.num_read += 1
             yield request
 
 
-def test_ten_thousand_waiting_requests_are_not_looked_at() -> None:
+def test_ten_thousand_waiting_requests_are_not_read() -> None:
     kv = KVManager(num_pages=100, page_size=4, num_rows=2, n_slots=100)
     pool = CountingPool(kv, vocab_size=10, max_model_len=64)
     for number in range(10_000):
@@ -151,4 +151,4 @@ def test_ten_thousand_waiting_requests_are_not_looked_at() -> None:
     engine = Engine(ToyExecutor(10, 100, 4, 2), OrcaScheduler(max_bs=2), pool)
     for _ in range(9):
         engine.step()
-    assert pool.looked_at == 9 * 3, "two that run and the one that ends the search"
+    assert pool.num_read == 9 * 3, "two that run and the one that ends the search"

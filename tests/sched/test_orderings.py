@@ -41,10 +41,10 @@ def urgency(text: str) -> Urgency:
 
 # Requests as `id urgency prompt+generated`, in order of arrival before the first step -> iterations.
 BY_HAND = {
-    "fcfs looks at nothing": ("fcfs", 1, "A p9 1+1, B ann 1+1, C d1 1+1", "A1|B1|C1"),
+    "fcfs reads no urgency": ("fcfs", 1, "A p9 1+1, B ann 1+1, C d1 1+1", "A1|B1|C1"),
     "the lowest priority first": ("priority", 1, "A p1 1+2, B p0 1+1, C p-1 1+1", "C1|B1|A1|A1"),
     "one class in order of arrival": ("priority", 1, "A p2 1+1, B p1 1+1, C p2 1+1, D p1 1+1", "B1|D1|A1|C1"),
-    "who runs is not interrupted, but gives up its pages": (
+    "a running request is not interrupted, but gives up its pages": (
         "priority",
         2,
         "A p1 6+4, B p0 6+4",
@@ -90,7 +90,7 @@ def test_by_hand(case: str) -> None:
         *(({"deadline": value}, "deadline") for value in (0, -1.0, float("nan"), float("inf"), "1")),
     ],
 )
-def test_what_cannot_be_meant(changes: dict, param: str) -> None:
+def test_values_out_of_range(changes: dict, param: str) -> None:
     with pytest.raises(RequestError, match=param) as caught:
         Urgency(**changes)
     assert caught.value.param == param
@@ -118,7 +118,7 @@ class Watched(Lab):
             selection = select(pool, kv)
             chosen = [choice.request for choice in selection.choices]
             newcomers = [request for request in chosen if request.row is None]
-            assert newcomers == waiting[: len(newcomers)], "somebody was overtaken"
+            assert newcomers == waiting[: len(newcomers)], "a request was overtaken"
             for victim in selection.preempted:
                 behind = running[running.index(victim) :]
                 assert all(r in chosen or r in selection.preempted for r in behind if live(r)), (
@@ -148,7 +148,7 @@ SIZES = {"max_bs": st.integers(1, 5), "page_size": st.integers(1, 4), "shape": S
 @pytest.mark.parametrize("name", KEYS)
 @MANY
 @given(arrivals=PLAIN_ARRIVALS, **SIZES)
-def test_nobody_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
+def test_no_request_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
     """Every newcomer is the first waiting request; the last running one is preempted first; tokens are the same."""
     serve(Watched(name, max_bs, page_size, shape), arrivals)
 
@@ -163,7 +163,7 @@ def test_nobody_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, s
         (EarliestDeadline, Urgency(deadline=50), Urgency(deadline=1), 49),
     ],
 )
-def test_nobody_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bound: float) -> None:
+def test_no_request_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bound: float) -> None:
     """One row, and more urgent requests than it can serve: those that arrive after the bound are served later."""
     lab = Lab(max_bs=1, shape=ONE._replace(ordering=ordering))
     lab.add("patient", 1, 1, patient)
@@ -178,7 +178,7 @@ def test_nobody_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bou
     assert "patient" in lab.ends
     before = [arrivals[request_id] - arrival for request_id in lab.ends if request_id != "patient"]
     assert all(late <= bound for late in before)
-    assert len(before) >= bound / 5, "they do come first until then: a step takes four seconds here"
+    assert len(before) >= bound / 5, "until then the hurried ones come first: a step takes four seconds here"
 
 
 class Said(ClientBound):
@@ -275,12 +275,12 @@ def flooded(ordering) -> int:
     return max(abs(ann - bob) for ann, bob in served(lab, tenants) if max(ann, bob) < total - 16)
 
 
-def test_a_flood_does_not_drown_others() -> None:
+def test_many_earlier_requests_of_a_tenant_do_not_starve_others() -> None:
     assert flooded(FairShare) <= 16, "two rows of at most eight tokens: counters start equal, so the bound is once that"
-    assert flooded(FirstComeFirstServed) > 100, "else this shows nothing"
+    assert flooded(FirstComeFirstServed) > 100, "otherwise this test shows nothing"
 
 
-def test_idling_saves_nothing_up() -> None:
+def test_an_idle_tenant_saves_nothing_up() -> None:
     """Bob arrives after much service of ann's requests. From then on they take turns; ann need not wait."""
     lab = Lab(max_bs=1, shape=ONE._replace(ordering=FairShare))
     tenants = {}
@@ -295,7 +295,7 @@ def test_idling_saves_nothing_up() -> None:
     assert "".join(tenants[batch[:-1]][0] for batch in lab.batches) == "a" * 25 + "ba" * 15 + "b" * 5
 
 
-def test_names_that_nobody_uses_again_are_forgotten() -> None:
+def test_unused_names_are_forgotten() -> None:
     ordering = FairShare(max_idle=10)
     lab = Lab(max_bs=2, shape=ONE._replace(ordering=lambda: ordering))
     for number in range(500):
@@ -316,8 +316,8 @@ def test_thousands_wait(name: str) -> None:
     first = next(iter(ordering.waiting(pool)))
     start = time.perf_counter()
     for _ in range(2000):
-        assert next(iter(ordering.waiting(pool))) is first, "looking takes nothing away"
-    assert time.perf_counter() - start < 2, "it would be some ten seconds if each looked at all"
+        assert next(iter(ordering.waiting(pool))) is first, "reading removes nothing"
+    assert time.perf_counter() - start < 2, "about ten seconds if each read all requests"
     for number in range(10_000):
         pool.abort(str(number))
     last = pool.add("last", [1], params, seed=0, arrival=11.0)
@@ -325,7 +325,7 @@ def test_thousands_wait(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["priority", "deadline", "fair"])
-def test_who_gives_up_at_the_end_of_the_line_is_dropped(name: str) -> None:
+def test_aborted_requests_at_the_end_of_the_queue_are_dropped(name: str) -> None:
     """Under load the end of the queue may never be reached, and its requests hold prompts."""
     ordering = ORDERINGS[name]()
     pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)

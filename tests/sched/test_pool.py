@@ -45,7 +45,7 @@ def run_once(pool: RequestPool, request: Request, token: int, finite: bool = Tru
         ([1] * 21, 1, "prompt", "n_slots=20"),
     ],
 )
-def test_what_can_never_run_is_rejected(prompt, max_tokens: int, param: str, message: str) -> None:
+def test_requests_that_can_never_run_are_rejected(prompt, max_tokens: int, param: str, message: str) -> None:
     pool = pool_of(n_slots=20)
     with pytest.raises(RequestError, match=message) as caught:
         add(pool, prompt=prompt, max_tokens=max_tokens)
@@ -54,12 +54,12 @@ def test_what_can_never_run_is_rejected(prompt, max_tokens: int, param: str, mes
     assert not pool.has_work
 
 
-def test_what_just_fits_is_taken() -> None:
+def test_a_request_that_just_fits_is_accepted() -> None:
     add(pool_of(n_slots=40), prompt=[0] * 31, max_tokens=1)
     add(pool_of(n_slots=20), prompt=[9] * 10, max_tokens=10)
 
 
-def test_ids_are_unique_among_the_living() -> None:
+def test_ids_are_unique_among_live_requests() -> None:
     pool = pool_of()
     request = add(pool, max_tokens=1)
     with pytest.raises(RequestError, match="already") as caught:
@@ -72,7 +72,7 @@ def test_ids_are_unique_among_the_living() -> None:
     add(pool)
 
 
-def test_an_aborted_id_is_taken_until_its_end_was_handed_out() -> None:
+def test_an_aborted_id_is_in_use_until_its_end_is_delivered() -> None:
     pool = pool_of()
     add(pool)
     pool.abort("a")
@@ -141,7 +141,7 @@ def test_logits_that_are_not_finite_end_one_request() -> None:
     assert pool.kv.num_held_rows == 0
 
 
-def test_updates_wait_until_they_may_go() -> None:
+def test_updates_wait_until_they_may_return() -> None:
     pool = pool_of()
     request = add(pool, max_tokens=2)
     run_once(pool, request, 4)
@@ -152,7 +152,7 @@ def test_updates_wait_until_they_may_go() -> None:
     assert pool.has_work
     [update] = pool.deliver(lambda _: True, 5.0)
     assert update.new_ids == (4, 5)
-    assert update.metrics is not None and update.metrics.first_token == 5.0, "when it was handed out"
+    assert update.metrics is not None and update.metrics.first_token == 5.0, "the time of its delivery"
     assert not pool.has_work
 
 
@@ -162,7 +162,7 @@ def test_abort_of_a_waiting_request() -> None:
     assert pool.abort("a")
     assert len(pool) == 0 and pool.has_work
     assert not pool.abort("a"), "once"
-    assert not pool.abort("nobody")
+    assert not pool.abort("unknown")
     [update] = pool.deliver(lambda _: True, 3.0)
     assert (update.request_id, update.new_ids, update.finish_reason, update.metrics) == ("a", (), "abort", None)
     assert not pool.has_work
@@ -233,7 +233,7 @@ def test_parameters_that_cannot_be_honoured_are_rejected(fields: dict, param: st
     assert not pool.has_work
 
 
-def test_how_text_is_shown_is_no_matter_of_the_engine() -> None:
+def test_the_engine_ignores_how_text_is_shown() -> None:
     add(pool_of(), include_stop_str_in_output=True, skip_special_tokens=False)
 
 
@@ -275,20 +275,22 @@ def score_of(number: int) -> TokenLogprobs:
     return TokenLogprobs(-float(number), number)
 
 
-def test_log_probabilities_go_out_with_their_ids() -> None:
+def test_log_probabilities_are_delivered_with_their_ids() -> None:
     pool = pool_of()
     request = add(pool, max_tokens=3, logprobs=0)
-    told = []
+    delivered = []
     for iteration, held in enumerate([False, True, False]):
         plan = make_plan(
             iteration, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0
         )
         pool.record(plan, StepResult(iteration, [4 + iteration], [True], [score_of(iteration)]))
-        told += [(u.new_ids, u.logprobs, u.prompt_logprobs) for u in pool.deliver(lambda _, held=held: not held, 3.0)]
-    assert told == [((4,), (score_of(0),), None), ((5, 6), (score_of(1), score_of(2)), None)]
+        delivered += [
+            (u.new_ids, u.logprobs, u.prompt_logprobs) for u in pool.deliver(lambda _, held=held: not held, 3.0)
+        ]
+    assert delivered == [((4,), (score_of(0),), None), ((5, 6), (score_of(1), score_of(2)), None)]
 
 
-def test_members_that_want_no_log_probabilities_get_none() -> None:
+def test_log_probabilities_are_delivered_only_on_request() -> None:
     pool = pool_of()
     requests = [add(pool, "a", max_tokens=1), add(pool, "b", max_tokens=1, logprobs=1)]
     plan = make_plan(0, Selection([Choice(request, 3) for request in requests]), pool, now=2.0)
@@ -342,7 +344,7 @@ def test_a_prompt_of_one_id_has_no_scores() -> None:
     assert update.prompt_logprobs == ()
 
 
-def test_sets_are_asked_for_where_a_member_samples() -> None:
+def test_sets_are_computed_only_for_sampling_members() -> None:
     pool = pool_of()
     free = add(pool, "a", prompt=[1, 2, 3])
     bound = add(pool, "b", prompt=[1, 2, 3], allowed_token_ids=(4, 5))

@@ -63,12 +63,12 @@ def test_memory_is_bounded_and_guesses_too(ends: list[tuple[int, int]], max_toke
 
 
 @pytest.mark.parametrize(("said", "expected"), [(0.2, 1.0), (-3.0, 1.0), (17.5, 17.5), (1000.0, 100.0)])
-def test_what_others_say_is_kept_within_bounds(said: float, expected: float) -> None:
+def test_predictions_are_kept_within_bounds(said: float, expected: float) -> None:
     assert Scored(lambda prompt_ids: said * len(prompt_ids)).predict(request(1)) == expected
     assert Oracle({"r": said}).predict(request()) == expected
 
 
-def test_a_score_sees_the_prompt() -> None:
+def test_a_score_reads_the_prompt() -> None:
     assert Scored(lambda prompt_ids: 3.0 * sum(prompt_ids)).predict(request(7)) == 21
 
 
@@ -79,7 +79,7 @@ def test_some_learn_nothing(predictor: Predictor) -> None:
     assert predictor.predict(request()) == before
 
 
-def test_the_pool_asks_once_and_tells_of_ends() -> None:
+def test_the_pool_predicts_once_and_reports_ends() -> None:
     """A is cut off after four tokens and B after two. C was aborted: the predictor does not observe it."""
     lab = Lab(max_bs=2, shape=Shape(reuses_prefixes=False))
     lab.pool.predictor = RunningQuantiles(enough=2)

@@ -104,7 +104,7 @@ def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
         if step >= 40 and not lab.engine.has_work:
             break
     lab.run(limit=0)
-    assert sorted(lab.ends) == sorted(str(number) for number in range(len(arrivals))), "everybody gets one end"
+    assert sorted(lab.ends) == sorted(str(number) for number in range(len(arrivals))), "every request gets one end"
     for number, arrival in enumerate(arrivals):
         check_end(lab, str(number), arrival)
 
@@ -134,7 +134,7 @@ def stop_ids(params: SamplingParams) -> set[int]:
 
 
 def check_rules(tokens: list[int], params: SamplingParams) -> None:
-    """Check the promises of parameters, independent of the oracle."""
+    """Check the effects of parameters, independent of the oracle."""
     assert not stop_ids(params) & set(tokens[: params.min_tokens]), "an end before min_tokens"
     assert params.allowed_token_ids is None or set(tokens) <= set(params.allowed_token_ids)
     for bad in params.bad_token_ids:
@@ -145,15 +145,15 @@ def check_logprobs(lab: Lab, request_id: str, arrival: Arrival) -> None:
     """Check both kinds against the scores of the whole text: they do not depend on chunks, batches or seeds."""
     tokens, params = lab.tokens[request_id], arrival.params
     whole, num_prompt = [*arrival.prompt, *tokens], len(arrival.prompt)
-    told, told_of_prompt = lab.logprobs[request_id], lab.prompt_logprobs.get(request_id, [])
+    reported, reported_of_prompt = lab.logprobs[request_id], lab.prompt_logprobs.get(request_id, [])
     if params.logprobs is None:
-        assert told == []
+        assert reported == []
     else:
-        assert told == toy_score(whole, params.logprobs, vocab_size=VOCAB)[num_prompt - 1 :]
+        assert reported == toy_score(whole, params.logprobs, vocab_size=VOCAB)[num_prompt - 1 :]
     if params.prompt_logprobs is None or not tokens:
-        assert told_of_prompt == []
+        assert reported_of_prompt == []
     else:
-        assert told_of_prompt == [tuple(toy_score(arrival.prompt, params.prompt_logprobs, vocab_size=VOCAB))]
+        assert reported_of_prompt == [tuple(toy_score(arrival.prompt, params.prompt_logprobs, vocab_size=VOCAB))]
 
 
 def in_order_of_arrival(lab: Lab) -> list[Request]:
@@ -185,7 +185,7 @@ class NeverHeldBack(Lab):
             choices = selection.choices
             chosen = [choice.request.request_id for choice in choices]
             idle = [request for request in pool if request.state is not State.RUNNING]
-            assert chosen == [request.request_id for request in idle][: len(chosen)], "a prefix, so nobody starves"
+            assert chosen == [request.request_id for request in idle][: len(chosen)], "a prefix, so no request starves"
             assert len(chosen) <= self.max_bs
             if len(chosen) < self.max_bs:
                 left = idle[len(chosen) :]
@@ -211,7 +211,7 @@ def check_request_level(lab: Lab) -> None:
     for before, after in zip(lab.executor.plans, lab.executor.plans[1:], strict=False):
         old = {member.request_id for member in before.members}
         new = {member.request_id for member in after.members}
-        assert new <= old or not new & old, "somebody joined a running batch"
+        assert new <= old or not new & old, "a request joined a running batch"
 
 
 @MANY

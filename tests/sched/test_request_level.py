@@ -44,7 +44,7 @@ def test_three_lengths() -> None:
     assert lab.batches == ["A1- B1 C1-", "A1- B1 C1-", "A1- B1- C1", "A1 B1- C1"]
 
 
-def test_nothing_is_handed_out_before_the_batch_ends() -> None:
+def test_no_token_is_delivered_before_the_batch_ends() -> None:
     lab = lab_of()
     lab.add("A", 1, 1)
     lab.add("B", 1, 3)
@@ -92,7 +92,7 @@ def test_aborted_members_leave_at_once() -> None:
     lab.run()
 
 
-def test_when_the_longest_member_is_aborted_the_others_come_back() -> None:
+def test_when_the_longest_member_is_aborted_the_others_return() -> None:
     """B has ended and is kept only for A: without A there is no iteration to run."""
     lab = lab_of()
     lab.add("A", 2, 9)

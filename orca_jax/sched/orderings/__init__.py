@@ -1,1 +1,1 @@
-"""In which order `chunked` considers requests (`--scheduling-policy`): a file for each, a protocol in `base`."""
+"""Orders of requests for `chunked` (`--scheduling-policy`): one file for each, and their protocol in `base`."""

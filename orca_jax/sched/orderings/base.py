@@ -1,4 +1,4 @@
-"""What every ordering is: it says who comes first, and nothing else."""
+"""The contract of an ordering: it sorts requests by urgency, and does nothing else."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -9,34 +9,34 @@ from orca_jax.sched.request import Request
 
 
 class Ordering(Protocol):
-    """Most urgent first. An ordering reads the pool and changes nothing in it; what it remembers is its own.
+    """Sorts requests, the most urgent first. It reads the pool without changing it, and may have state of its own.
 
-    The order of two running requests never changes, so that two which do not fit together cannot take each other's
-    pages for ever. Each ordering says who may overtake whom, so that nobody waits for ever either.
+    The order of two running requests never changes. Otherwise two requests too large to run together could take
+    each other's pages for ever. Each ordering bounds overtaking, so that no request waits for ever.
     """
 
     name: str
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
-        """The requests that hold rows; whoever comes last is preempted first."""
+        """The requests with rows; the last one is preempted first."""
         ...
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """The requests that could get a row, lazily, for there may be thousands.
+        """The requests able to get a row, lazily, since there may be thousands.
 
-        Not those whose last token is still on the device: they were preempted a moment ago, and come back later.
+        A preempted request is not among them while an iteration of it is in flight.
         """
         ...
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """The request was chosen to process so many tokens; a newcomer still has no row."""
+        """Count `num_tokens` tokens chosen for a request; a newcomer has no row yet."""
         ...
 
 
 def is_idle(request: Request) -> bool:
-    """Whether a request could get a row now."""
+    """True if a request could get a row now."""
     return request.row is None and not request.in_flight
 
 
 by_arrival: Callable[[Request], int] = attrgetter("arrival_index")
-"""The key of the order of arrival."""
+"""Sort key for the order of arrival."""

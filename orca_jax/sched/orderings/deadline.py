@@ -1,4 +1,4 @@
-"""Whoever must be done first comes first."""
+"""Order by deadline, the earliest first."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,15 +7,15 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 
 PATIENCE = 600.0
-"""Seconds after its arrival at which a request without a deadline should be done."""
+"""The deadline of a request without one, in seconds after its arrival."""
 
 
 class EarliestDeadline:
-    """The earliest deadline first; a request without one counts as if it had one `PATIENCE` seconds after its arrival.
+    """The earliest deadline first; without one, a request has a deadline `PATIENCE` seconds after its arrival.
 
-    A request is overtaken by nobody that arrives after its deadline, so nobody waits for ever: neither for those in a
-    hurry, nor, without a deadline, for those with one. The order does not give up those that will be late; whoever set
-    a deadline ends the request then.
+    A request is never overtaken by requests arriving after its deadline. So no request waits for ever: neither behind
+    urgent requests nor, without a deadline, behind those with one. The order does not drop late requests; the caller
+    that set a deadline ends its request then.
     """
 
     name = "deadline"
@@ -24,15 +24,13 @@ class EarliestDeadline:
         self._queue = WaitingQueue(_deadline)
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
-        """By deadline."""
         return sorted(pool.running.values(), key=self._queue.rank)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """By deadline."""
         return self._queue.walk(pool)
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Changes nothing."""
+        """Does nothing: deadlines do not depend on service."""
 
 
 def _deadline(request: Request) -> float:

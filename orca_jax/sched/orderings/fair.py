@@ -1,4 +1,4 @@
-"""Every tenant gets the same number of tokens, as long as it wants them."""
+"""Fair order: all tenants with waiting requests get the same number of tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace, nlargest
@@ -8,26 +8,26 @@ from orca_jax.sched.orderings.queue import ArrivalCursor
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 
-_SPARE = 64  # entries that mean nothing any more, before anybody looks for them
+_SPARE = 64  # outdated entries allowed before they are removed
 
 
 class FairShare:
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI '24).
 
-    Each tenant has a counter of the tokens that iterations processed for it: prompts and generated ones alike, pages
-    that were found cost nothing, and what is computed again after a preemption costs again. The next newcomer is the
-    first request of the waiting tenant with the least counter. A tenant that comes back after idling starts at least
-    at the counter at which a newcomer was last admitted, which no waiting tenant is below: nobody saves up its share.
+    Each tenant has a counter of the tokens processed for it in iterations, prompt and generated ones alike. Pages found
+    in the prefix cache cost nothing. Tokens computed again after a preemption cost again. The next newcomer is the
+    first request of the waiting tenant with the lowest counter. A tenant saves up nothing while it has no requests:
+    when it returns, its counter starts at least at the counter of the last admission. No waiting tenant is below it.
 
-    The bound: while two tenants both have a request that could get a row, what they were served since then differs by
-    at most `2 * U`, where U is what all rows can hold of one tenant: `max_num_seqs` times the tokens of its longest
-    request. For a tenant's counter exceeds the least one only by what was admitted when it was the least.
+    The bound: while two tenants both have a request able to get a row, their service since then differs by at most
+    `2 * U`. U is the largest number of tokens of one tenant in all rows: `max_num_seqs` times the tokens of its longest
+    request. The reason: a tenant's counter exceeds the lowest one only by tokens admitted while it was the lowest.
 
-    Running requests stay in order of arrival, or two tenants could take each other's pages for ever.
+    Running requests stay in order of arrival; otherwise two tenants could take each other's pages for ever.
 
     Args:
-        max_idle: tenants without requests whose counters are remembered, the highest of them. A forgotten one starts
-            like a new one, so that names that nobody uses again cost no memory.
+        max_idle: the number of remembered counters of tenants without requests, the highest ones. A forgotten tenant
+            starts like a new one, so unused names cost no memory.
     """
 
     name = "fair"
@@ -36,17 +36,16 @@ class FairShare:
         self._max_idle = max_idle
         self._served: dict[str, int] = {}  # the counters, in tokens
         self._floor = 0  # the counter of the tenant that was last admitted, before it was charged
-        self._queues: dict[str, list[tuple[int, Request]]] = {}  # heaps by arrival, of those who could get a row
-        self._turns: list[tuple[int, int, str]] = []  # a heap of (counter, an arrival, tenant) as they once were
+        self._queues: dict[str, list[tuple[int, Request]]] = {}  # heaps by arrival, of requests able to get a row
+        self._turns: list[tuple[int, int, str]] = []  # a heap of (counter, an arrival, tenant), maybe outdated
         self._num_queued = 0  # requests in all queues, those that left while they waited included
         self._cursor = ArrivalCursor()
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
-        """By arrival."""
         return sorted(pool.running.values(), key=by_arrival)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """Of the least served tenant the first, as counters are when it is asked for."""
+        """The first request of the least served tenant, repeatedly; counters are read when a request is taken."""
         for request in self._cursor.news(pool):
             self._join(request)
         if self._num_queued + len(self._turns) > 4 * len(pool) + _SPARE:
@@ -56,7 +55,6 @@ class FairShare:
         return self._walk()
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Count."""
         tenant = request.urgency.tenant
         served = self._served.get(tenant, self._floor)
         if request.row is None:
@@ -67,7 +65,7 @@ class FairShare:
         while self._turns:
             counter, arrival, tenant = self._turns[0]
             queue = self._queues[tenant]
-            if counter < self._served[tenant]:  # counters only grow, so the least of the old ones is looked at first
+            if counter < self._served[tenant]:  # counters only grow: an outdated entry is too low, never too high
                 heapreplace(self._turns, (self._served[tenant], arrival, tenant))
             elif not queue:
                 heappop(self._turns)
@@ -80,7 +78,7 @@ class FairShare:
                     yield request
 
     def _join(self, request: Request) -> None:
-        """Put a request into its tenant's queue, which may have been empty."""
+        """Enqueue a request at its tenant, and the tenant if it had no queue."""
         tenant = request.urgency.tenant
         if tenant not in self._queues:
             self._queues[tenant] = []
@@ -90,7 +88,7 @@ class FairShare:
         self._num_queued += 1
 
     def _tidy(self) -> None:
-        """Drop requests that have left, and queues that are empty, before their turn comes."""
+        """Drop ended requests and empty queues before their turn."""
         queues = self._queues.values()
         waiting = [entry for queue in queues for entry in queue if entry[1].state is not State.FINISHED]
         self._queues.clear()
@@ -100,7 +98,7 @@ class FairShare:
             self._join(request)
 
     def _forget(self, pool: RequestPool) -> None:
-        """Drop the counters of tenants that are idle, but the highest."""
+        """Drop the counters of idle tenants, except the highest ones."""
         live = {request.urgency.tenant for request in pool} | self._queues.keys()
         idle = nlargest(self._max_idle, self._served.keys() - live, key=self._served.__getitem__)
         self._served = {tenant: self._served[tenant] for tenant in (*live, *idle)}

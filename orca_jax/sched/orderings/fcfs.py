@@ -8,17 +8,15 @@ from orca_jax.sched.request import Request
 
 
 class FirstComeFirstServed:
-    """The order of arrival, as in the paper; a preempted request keeps its place. Nobody is ever overtaken."""
+    """The order of arrival, as in the paper; a preempted request keeps its place. No request is ever overtaken."""
 
     name = "fcfs"
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
-        """By arrival."""
         return sorted(pool.running.values(), key=by_arrival)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """By arrival."""
         return (request for request in pool if is_idle(request))
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Changes nothing."""
+        """Does nothing: arrivals do not depend on service."""

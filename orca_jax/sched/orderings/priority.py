@@ -1,4 +1,4 @@
-"""What the caller calls urgent comes first, within bounds."""
+"""Order by the caller's priority, with bounded overtaking."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,16 +7,16 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 
 SECONDS_PER_STEP = 10.0
-"""By how much later a request counts as arrived, for each step of its priority."""
+"""Seconds added to the arrival of a request for each step of its priority."""
 
 
 class Priority:
-    """The lowest priority first, as in vLLM, and one class in order of arrival; but waiting makes more urgent.
+    """The lowest priority first, as in vLLM, and one priority in order of arrival; but waiting raises urgency.
 
-    A request counts as if it had arrived `SECONDS_PER_STEP` later for each step of its priority. So it is overtaken by
-    a request of a priority that is k steps lower only if that one arrives within `k * SECONDS_PER_STEP` after it, and
-    by nobody that arrives later: with `request.MAX_PRIORITY` that is 2000 seconds at most. vLLM's own order has no
-    such bound, and a stream of urgent requests keeps all others waiting for ever.
+    The key is the arrival plus `SECONDS_PER_STEP` for each step of priority. So a request is overtaken by a request of
+    a priority k steps lower only if the latter arrives within `k * SECONDS_PER_STEP` after it, and never by a request
+    arriving later. With `request.MAX_PRIORITY` the bound is 2000 seconds. vLLM's own order has no such bound: a stream
+    of urgent requests keeps all others waiting for ever.
     """
 
     name = "priority"
@@ -25,12 +25,10 @@ class Priority:
         self._queue = WaitingQueue(lambda request: request.arrival + SECONDS_PER_STEP * request.urgency.priority)
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
-        """By the same key."""
         return sorted(pool.running.values(), key=self._queue.rank)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """By arrival, moved by priority."""
         return self._queue.walk(pool)
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Changes nothing."""
+        """Does nothing: priorities do not depend on service."""

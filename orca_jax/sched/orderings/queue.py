@@ -11,19 +11,19 @@ _SPARE = 64  # entries of requests that have left, before they are removed
 
 
 class ArrivalCursor:
-    """Finds requests to enqueue: those that arrived, and those that wait again.
+    """Finds requests to enqueue: new arrivals, and requests waiting again.
 
     The cost does not depend on the number of waiting requests. The owner of a queue enqueues `news`, and calls `took`
-    for each request that it dequeues. A dequeued request is news again as soon as it waits again: either it was not
+    for each dequeued request. A dequeued request is news again as soon as it waits again: either it was not
     admitted, or it ran and was preempted.
     """
 
     def __init__(self) -> None:
         self._taken: list[Request] = []  # at most those that ran at the last poll, or were dequeued since
-        self._num_seen = 0  # of all requests that ever arrived
+        self._num_seen = 0  # of all arrivals ever
 
     def news(self, pool: RequestPool) -> list[Request]:
-        """Live requests that could get a row and are in no queue; each is returned once."""
+        """Live requests able to get a row and not in a queue; each is returned once."""
         arrived = [request for request in pool.arrived_since(self._num_seen) if is_idle(request)]
         self._num_seen = pool.num_arrived
         back = [request for request in self._taken if is_idle(request) and request.state is not State.FINISHED]
@@ -31,14 +31,14 @@ class ArrivalCursor:
         return back + arrived[::-1]
 
     def took(self, request: Request) -> None:
-        """Note that a request was dequeued."""
+        """Record a request as dequeued."""
         self._taken.append(request)
 
 
 class WaitingQueue:
-    """A heap of waiting requests with a fixed key; a selection costs O(log n) whatever the backlog.
+    """A heap of waiting requests with a fixed key; a selection costs O(log n), with n waiting requests.
 
-    A request that left while it waited is removed when its turn comes, or when there are many such requests.
+    A request that left while it waited is removed at its turn, or when there are many of them.
 
     Args:
         key: seconds; the least comes first, and the first to arrive among equals.
@@ -54,7 +54,7 @@ class WaitingQueue:
         return self._key(request), request.arrival_index
 
     def walk(self, pool: RequestPool) -> Iterator[Request]:
-        """The requests that could get a row, in order. Only one walk at a time."""
+        """The requests able to get a row, in order. Only one walk at a time."""
         for request in self._cursor.news(pool):
             heappush(self._heap, (*self.rank(request), request))
         if len(self._heap) > 2 * len(pool) + _SPARE:

@@ -1,4 +1,4 @@
-"""Whoever will be done soonest comes first, within bounds."""
+"""Order by predicted output, the shortest first, with bounded overtaking."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,20 +7,20 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 
 SECONDS_PER_TOKEN = 0.5
-"""By how much later a request counts as arrived, for each token that it is predicted to generate."""
+"""Seconds added to the arrival of a request for each token of its predicted output."""
 
 
 class ShortestFirst:
-    """The least predicted output first, as `Request.predicted_output` says; but waiting makes more urgent.
+    """The lowest `Request.predicted_output` first; but waiting raises urgency.
 
-    A request counts as if it had arrived `SECONDS_PER_TOKEN` later for each token that it is predicted to generate. So
-    one of p tokens is overtaken by one of q only if that arrives within `SECONDS_PER_TOKEN * (p - q)` after it, and by
-    nobody that arrives `SECONDS_PER_TOKEN * (p - 1)` after it or later: since p is at most the client's `max_tokens`, a
-    caller knows what its own bound may cost it. Plain shortest-first has no such bound.
+    The key is the arrival plus `SECONDS_PER_TOKEN` for each predicted token. So a request of p tokens is overtaken by
+    one of q tokens only if the latter arrives within `SECONDS_PER_TOKEN * (p - q)` after it. It is never overtaken by a
+    request arriving `SECONDS_PER_TOKEN * (p - 1)` after it or later. p is at most the client's `max_tokens`, so a
+    caller can compute the bound from its own parameters. Plain shortest-first has no such bound.
 
-    The place never changes, so a request that runs is as far back as its whole output, not what is left of it: two that
-    do not fit together could else take each other's pages for ever. Nobody is interrupted for a shorter one; the order
-    says who is admitted, and who gives pages up where they run out. Prompts do not count: they are processed in chunks
+    The key never changes: the whole output of a running request counts, not the rest of it. Otherwise two requests
+    too large to run together could take each other's pages for ever. No request is interrupted for a shorter one;
+    the order decides admission, and preemption when pages run out. Prompts do not count: they are processed in chunks
     beside the increments of all others.
     """
 
@@ -30,12 +30,10 @@ class ShortestFirst:
         self._queue = WaitingQueue(lambda request: request.arrival + SECONDS_PER_TOKEN * request.predicted_output)
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
-        """By the same key."""
         return sorted(pool.running.values(), key=self._queue.rank)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """By arrival, moved by the predicted output."""
         return self._queue.walk(pool)
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Changes nothing."""
+        """Does nothing: predictions do not depend on service."""
