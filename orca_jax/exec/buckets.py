@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from orca_jax.step import Member
 
-FEW_PLACES = 8
+_MIN_WIDTH = 8
 """Places of the smallest samplers."""
 
 _FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-_LEAST_PLACES = 64
+_MIN_LARGEST_WIDTH = 64
 
 
 def default_buckets(largest: int) -> tuple[int, ...]:
@@ -28,15 +28,15 @@ def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
     return buckets[bisect_left(buckets, num_tokens)]
 
 
-def num_places(num_rows: int) -> int:
+def sampler_width(num_rows: int) -> int:
     """B, the places of the largest samplers: one for each row, and enough that a prompt is scored in few launches."""
-    return max(num_rows, _LEAST_PLACES)
+    return max(num_rows, _MIN_LARGEST_WIDTH)
 
 
-def sampler_places(num_rows: int) -> tuple[int, ...]:
+def sampler_widths(num_rows: int) -> tuple[int, ...]:
     """Places of the plain samplers, each twice the one before: unembedding 64 rows takes GPT-2 twice as long as 16."""
-    largest = num_places(num_rows)
-    sizes = [FEW_PLACES]
+    largest = sampler_width(num_rows)
+    sizes = [_MIN_WIDTH]
     while 2 * sizes[-1] < largest:
         sizes.append(2 * sizes[-1])
     return (*sizes, largest)

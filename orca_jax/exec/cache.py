@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, DType, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.exec.buckets import num_places
+from orca_jax.exec.buckets import sampler_width
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 
@@ -108,5 +108,5 @@ def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_mode
     counts of tokens, and what drawing gathers and orders), and the history of all rows.
     """
     activations = 4 * num_tokens * (8 * model.embed_dim + 3 * model.mlp_dim + 4 * model.num_heads * model.head_dim)
-    logits = 4 * num_places(num_rows) * model.vocab_size
+    logits = 4 * sampler_width(num_rows) * model.vocab_size
     return activations + 10 * logits + 4 * num_rows * max_model_len

@@ -79,7 +79,7 @@ class JaxExecutor:
             last_token=self._put(np.zeros(config.num_rows, np.int32)),
             unreported=self._put(np.zeros((config.num_rows, config.max_steps), np.int32)),
         )
-        self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_places}
+        self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_widths}
         self._idle = IdleWatch()
         self._num_in_flight = 0
         self._counter = CompileCounter()
@@ -100,7 +100,7 @@ class JaxExecutor:
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
         if self.config.max_steps > 1 and self._rows.num_unreported.any():
             handle.unreported = self._state.unreported
-        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.places[-1]):
+        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1]):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
             if handle.is_complete or not launch.is_constrained(plan):
@@ -167,7 +167,7 @@ class JaxExecutor:
         assert self._num_in_flight == 1, "a plan of many steps with others in flight"
         start = time.perf_counter()
         bucket = bucket_for(self.config.buckets, len(plan.members))
-        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.places[-1])
+        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1])
         vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
         draws = pack_draws(kept, self._rows, draws_layout(bucket))
         limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
@@ -224,27 +224,27 @@ class JaxExecutor:
         is_full = (
             bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
         )
-        places = bucket_for(shapes.full_places if is_full else shapes.places, number)
-        draws = pack_draws(launch.kept, rows, shapes.draws_layouts[places])
-        extras = pack_extras(launch.kept, rows, shapes.extras_layouts[places]) if is_full else None
-        mask = pack_masks(masks, places, shapes.num_columns) if masks else None
+        width = bucket_for(shapes.full_widths if is_full else shapes.widths, number)
+        draws = pack_draws(launch.kept, rows, shapes.draws_layouts[width])
+        extras = pack_extras(launch.kept, rows, shapes.extras_layouts[width]) if is_full else None
+        mask = pack_masks(masks, width, shapes.num_columns) if masks else None
         packed = time.perf_counter()
-        launch.drawn = self._run_sampler(places, launch.hidden, draws, extras, mask)
+        launch.drawn = self._run_sampler(width, launch.hidden, draws, extras, mask)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
 
     def _run_sampler(
-        self, places: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
+        self, width: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
     ) -> Drawn:
         shapes, state = self._shapes, self._state
         plain = shapes.unembedding, state.last_token, hidden, draws
         self._idle.begin()
         if extras is None:
-            kind = kind_of_draws(draws, shapes.draws_layouts[places]) if len(shapes.kinds) > 1 else "plain"
-            last_token, drawn = self.programs[kind, places](*plain)
+            kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else "plain"
+            last_token, drawn = self.programs[kind, width](*plain)
         else:
-            masks = self._no_masks[places] if mask is None else mask
-            last_token, drawn = self.programs["full", places](*plain, state.history, extras, masks)
+            masks = self._no_masks[width] if mask is None else mask
+            last_token, drawn = self.programs["full", width](*plain, state.history, extras, masks)
         self._state = DeviceState(state.pages, state.history, last_token, state.unreported)
         result: Drawn = drawn
         self._idle.handed_over(drawn.tokens)
@@ -260,16 +260,16 @@ class JaxExecutor:
         vector = np.zeros(shapes.layouts[bucket].size, np.int32)
         shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
         launch = Launch.of_nothing(self._run_layers(bucket, vector))
-        for places in shapes.places:
-            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[places])
-            view = shapes.draws_layouts[places].views(draws)
+        for width in shapes.widths:
+            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
+            view = shapes.draws_layouts[width].views(draws)
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
-                jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, None, None))
-        for places in shapes.full_places:
-            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[places])
-            extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[places])
-            jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, extras, None))
+                jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, None, None))
+        for width in shapes.full_widths:
+            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
+            extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
+            jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, extras, None))
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self.stats.compiles

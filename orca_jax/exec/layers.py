@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
-from orca_jax.exec.buckets import num_places
+from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
@@ -55,7 +55,7 @@ def make_forward(
     ) -> tuple[KVPages, jax.Array, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
         pages, history, hidden = layers(weights, pages, history, batch, first_ids(batch, last_token))
-        hidden = jnp.pad(hidden, ((0, num_places(config.num_rows) - layout.num_kept), (0, 0)))
+        hidden = jnp.pad(hidden, ((0, sampler_width(config.num_rows) - layout.num_kept), (0, 0)))
         return pages, history, hidden
 
     return forward

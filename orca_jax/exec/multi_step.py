@@ -190,10 +190,10 @@ def run_steps(iterate: Iterate, batch: Batch, draws: Draws, limits: Limits, stat
     return lax.while_loop(continues, step, state)
 
 
-def nothing_yet(num_places: int) -> ManyDrawn:
+def nothing_yet(width: int) -> ManyDrawn:
     """The result before the first step."""
-    none = jnp.zeros(num_places, bool)
-    return ManyDrawn(jnp.zeros((), jnp.int32), jnp.zeros(num_places, jnp.int32), none, ~none)
+    none = jnp.zeros(width, bool)
+    return ManyDrawn(jnp.zeros((), jnp.int32), jnp.zeros(width, jnp.int32), none, ~none)
 
 
 def _moved(batch: Batch, offset: Int[Array, " T"]) -> Batch:

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, Int32
 from numpy.typing import NDArray
 
-from orca_jax.exec.buckets import Segment, num_places
+from orca_jax.exec.buckets import Segment, sampler_width
 from orca_jax.exec.rows import RowTable
 from orca_jax.step import Member
 
@@ -91,7 +91,7 @@ class Layout:
     @property
     def num_kept(self) -> int:
         """K: tokens to keep at most, bounded by the places of the largest sampler and by the tokens."""
-        return min(self.num_tokens, num_places(self.num_rows))
+        return min(self.num_tokens, sampler_width(self.num_rows))
 
     @cached_property
     def vector(self) -> VectorLayout:

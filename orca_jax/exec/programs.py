@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
-from orca_jax.exec.buckets import bucket_for, sampler_places
+from orca_jax.exec.buckets import bucket_for, sampler_widths
 from orca_jax.exec.compile import Progress, compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
@@ -26,7 +26,7 @@ from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("multi_step", bucket), ("full", places) or (a kind of plain samplers, places)."""
+"""("layers", bucket), ("multi_step", bucket), ("full", width) or (a kind of plain samplers, width)."""
 
 
 class DeviceState(NamedTuple):
@@ -50,8 +50,8 @@ class Programs:
     Attributes:
         weights, unembedding: flat parameters, the first arguments of the programs.
         layouts: of each bucket.
-        places: of each sampler, from the smallest to the largest.
-        full_places: of the full samplers.
+        widths: of each sampler, from the smallest to the largest.
+        full_widths: of the full samplers.
         kinds: of plain samplers.
         num_columns: V, the padded vocabulary.
     """
@@ -65,11 +65,11 @@ class Programs:
         self._unembed, self.unembedding = flatten_module(decoder.unembedding)
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
-        self.places = sampler_places(config.num_rows)
-        self.full_places = self.places[0], self.places[-1]
+        self.widths = sampler_widths(config.num_rows)
+        self.full_widths = self.widths[0], self.widths[-1]
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
-        self.draws_layouts = {places: draws_layout(places) for places in self.places}
-        self.extras_layouts = {places: extras_layout(places) for places in self.full_places}
+        self.draws_layouts = {width: draws_layout(width) for width in self.widths}
+        self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = self.unembedding[0].shape[0]
 
     def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
@@ -81,10 +81,10 @@ class Programs:
         """Every program, traced."""
         config = self._config
         lowered = {("layers", bucket): self._lower_layers(bucket, state) for bucket in config.buckets}
-        for places in self.places:
-            lowered |= {(kind, places): self._lower_sampler(kind, places, state) for kind in self.kinds}
-        for places in self.full_places:
-            lowered["full", places] = self._lower_sampler("full", places, state)
+        for width in self.widths:
+            lowered |= {(kind, width): self._lower_sampler(kind, width, state) for kind in self.kinds}
+        for width in self.full_widths:
+            lowered["full", width] = self._lower_sampler("full", width, state)
         if config.max_steps > 1:
             most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
             sizes = [size for size in config.buckets if size <= most]
@@ -101,17 +101,17 @@ class Programs:
         vector = self._abstract((layout.size,))
         return program.lower(self.weights, state.pages, state.history, state.last_token, vector)
 
-    def _lower_sampler(self, name: Kind | Literal["full"], places: int, state: DeviceState) -> jax.stages.Lowered:
+    def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
-        sampler = make(self._unembed, places, self._model.vocab_size, self._mesh)
+        sampler = make(self._unembed, width, self._model.vocab_size, self._mesh)
         program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
-        shape = self.places[-1], self._model.embed_dim
+        shape = self.widths[-1], self._model.embed_dim
         hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
-        draws = self._abstract((self.draws_layouts[places].size,))
+        draws = self._abstract((self.draws_layouts[width].size,))
         plain = self.unembedding, state.last_token, hidden, draws
         if name != "full":
             return program.lower(*plain)
-        extras, mask = self.extras_layouts[places].size, (places, self.num_columns // WORD)
+        extras, mask = self.extras_layouts[width].size, (width, self.num_columns // WORD)
         return program.lower(*plain, state.history, self._abstract((extras,)), self._abstract(mask))
 
     def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:

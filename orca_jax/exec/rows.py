@@ -23,7 +23,7 @@ class RowTable:
         self.num_rows = num_rows
         self.page_table = np.zeros((rows, num_pages), np.int32)
         self.sampling: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
-            name: np.full((rows, *column.width), column.neutral, column.dtype) for name, column in COLUMNS.items()
+            name: np.full((rows, *column.shape), column.neutral, column.dtype) for name, column in COLUMNS.items()
         }
         self.stop_ids = np.full((rows, MAX_STOP_IDS), NO_ID, np.int32)
         self.num_unreported = np.zeros(rows, np.int32)  # tokens on the device that no result has carried

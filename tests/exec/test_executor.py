@@ -84,7 +84,7 @@ def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
         if kind == "layers":
             assert alias >= cache_bytes + history_bytes, f"bucket {size} does not alias cache and history"
         else:
-            assert alias >= 4 * 4, f"the {kind} sampler of {size} places does not alias the last tokens"
+            assert alias >= 4 * 4, f"the {kind} sampler of width {size} does not alias the last tokens"
         assert temp < cache_bytes / MODEL.num_layers, f"{kind} {size} has temporary memory like a layer's cache"
 
 
@@ -99,11 +99,11 @@ def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, p
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs of XLA:CPU")
 def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
     """`top_k` is a selection only if no other operation is merged with it; a sort takes twenty times as long."""
-    for (kind, places), program in executor.programs.items():
+    for (kind, size), program in executor.programs.items():
         text = program.as_text() or ""
         assert kind == "layers" or "TopK" in text
-        widths = [int(width) for width in re.findall(r"\(f32\[\d+,(\d+)\][^()]*\) sort\(", text)]
-        assert all(width < MODEL.vocab_size for width in widths), f"the {kind} sampler of {places} places sorts"
+        sorted_columns = [int(number) for number in re.findall(r"\(f32\[\d+,(\d+)\][^()]*\) sort\(", text)]
+        assert all(number < MODEL.vocab_size for number in sorted_columns), f"the {kind} sampler of width {size} sorts"
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -29,8 +29,8 @@ def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Bat
     return Batch(*(np.asarray(array) for array in layout.unpack(jnp.asarray(vector)))), kept
 
 
-def draws_of(kept: Kept, rows: RowTable, num_places: int) -> Draws:
-    layout = draws_layout(num_places)
+def draws_of(kept: Kept, rows: RowTable, width: int) -> Draws:
+    layout = draws_layout(width)
     row, parameters = unpack_draws(layout, jnp.asarray(pack_draws(kept, rows, layout)))
     return Draws(np.asarray(row), SamplingParameters(*(np.asarray(array) for array in parameters)))
 

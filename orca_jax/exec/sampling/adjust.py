@@ -61,14 +61,16 @@ def _penalise(
     return logits - jnp.where(generated > 0, extras.presence[:, None], 0.0)
 
 
-def _count(context: Context, num_prompt: Int[Array, " B"], first: Int[Array, ""], width: int) -> Int[Array, "B 2 N"]:
-    """How often each of `width` tokens stands in the prompt and in what was generated.
+def _count(
+    context: Context, num_prompt: Int[Array, " B"], first: Int[Array, ""], num_columns: int
+) -> Int[Array, "B 2 N"]:
+    """How often each of `num_columns` tokens stands in the prompt and in what was generated.
 
     Walks the history in strides up to the longest context, so that the work follows real lengths.
     """
-    places, longest = context.row.shape[0], context.history.shape[1]
+    width, longest = context.row.shape[0], context.history.shape[1]
     stride = min(_STRIDE, longest)
-    place = jnp.arange(places)[:, None]
+    place = jnp.arange(width)[:, None]
 
     def count(step: Int[Array, ""], counts: Int[Array, "B 2 N"]) -> Int[Array, "B 2 N"]:
         start = jnp.minimum(step * stride, longest - stride)  # the last stride overlaps the one before
@@ -76,21 +78,21 @@ def _count(context: Context, num_prompt: Int[Array, " B"], first: Int[Array, ""]
         position = start + jnp.arange(stride)
         counts_here = (position >= step * stride) & (position < context.length[:, None])
         is_generated = (position >= num_prompt[:, None]).astype(jnp.int32)
-        column = jnp.where(counts_here, _column(ids, first, width), width)
+        column = jnp.where(counts_here, _column(ids, first, num_columns), num_columns)
         return counts.at[place, is_generated, column].add(1, mode="drop")
 
     steps = (jnp.max(context.length) + stride - 1) // stride
-    counts: Array = lax.fori_loop(0, steps, count, jnp.zeros((places, 2, width), jnp.int32))
+    counts: Array = lax.fori_loop(0, steps, count, jnp.zeros((width, 2, num_columns), jnp.int32))
     return counts
 
 
-def _column(ids: Int[Array, "B M"], first: Int[Array, ""], width: int) -> Int[Array, "B M"]:
-    """Columns of ids on this shard; those of other shards become `width`, which scatters drop."""
+def _column(ids: Int[Array, "B M"], first: Int[Array, ""], num_columns: int) -> Int[Array, "B M"]:
+    """Columns of ids on this shard; those of other shards become `num_columns`, which scatters drop."""
     column = ids - first
-    return jnp.where((column >= 0) & (column < width), column, width)
+    return jnp.where((column >= 0) & (column < num_columns), column, num_columns)
 
 
-def _allowed(mask: Int[Array, "B W"], first: Int[Array, ""], width: int) -> Bool[Array, "B N"]:
+def _allowed(mask: Int[Array, "B W"], first: Int[Array, ""], num_columns: int) -> Bool[Array, "B N"]:
     """This shard's columns of the mask; a shard may begin within a word."""
     bits = (mask[:, :, None] >> jnp.arange(WORD, dtype=mask.dtype)) & 1
-    return lax.dynamic_slice_in_dim(bits.reshape(mask.shape[0], -1), first, width, axis=1) != 0
+    return lax.dynamic_slice_in_dim(bits.reshape(mask.shape[0], -1), first, num_columns, axis=1) != 0

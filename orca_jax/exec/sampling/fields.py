@@ -47,7 +47,7 @@ class Column(NamedTuple):
     value: Callable[[RowSampling], ArrayLike]
     dtype: DTypeLike = np.float32
     neutral: float = 0  # the value of rows without a request and of unused places
-    width: tuple[int, ...] = ()  # () for a number
+    shape: tuple[int, ...] = ()  # () for a number
 
 
 def _seed_halves(sampling: RowSampling) -> Any:
@@ -76,9 +76,9 @@ EXTRA_COLUMNS: Mapping[str, Column] = {
     "repetition": Column(lambda row: row.params.repetition_penalty, neutral=1),
     "num_prompt": Column(lambda row: row.num_prompt, np.int32),
     "bias_id": Column(
-        lambda row: _padded_bias(list(row.params.logit_bias), np.int32), np.int32, width=(MAX_LOGIT_BIAS,)
+        lambda row: _padded_bias(list(row.params.logit_bias), np.int32), np.int32, shape=(MAX_LOGIT_BIAS,)
     ),
-    "bias": Column(lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32), width=(MAX_LOGIT_BIAS,)),
+    "bias": Column(lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32), shape=(MAX_LOGIT_BIAS,)),
 }
 """Fields of `Extras` that come from the row; only launches with extras send them."""
 

@@ -22,19 +22,19 @@ class Draws(NamedTuple):
     parameters: SamplingParameters
 
 
-def draws_layout(num_places: int) -> VectorLayout:
+def draws_layout(width: int) -> VectorLayout:
     """The layout of the vector that every launch sends."""
-    return _layout(("row", *SamplingParameters._fields), PLAIN_COLUMNS, num_places)
+    return _layout(("row", *SamplingParameters._fields), PLAIN_COLUMNS, width)
 
 
-def extras_layout(num_places: int) -> VectorLayout:
+def extras_layout(width: int) -> VectorLayout:
     """The layout of the vector that only launches with extras send."""
-    return _layout(Extras._fields, EXTRA_COLUMNS, num_places)
+    return _layout(Extras._fields, EXTRA_COLUMNS, width)
 
 
-def _layout(names: Sequence[str], columns: Mapping[str, Column], num_places: int) -> VectorLayout:
+def _layout(names: Sequence[str], columns: Mapping[str, Column], width: int) -> VectorLayout:
     """Names without a column are integers, one for each place."""
-    shapes = {name: (num_places, *(columns[name].width if name in columns else ())) for name in names}
+    shapes = {name: (width, *(columns[name].shape if name in columns else ())) for name in names}
     return VectorLayout(shapes, frozenset(name for name, column in columns.items() if column.dtype == np.float32))
 
 
@@ -80,15 +80,15 @@ def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.
     return vector
 
 
-def pack_masks(masks: Sequence[TokenSet | None], num_places: int, num_columns: int) -> NDArray[np.int32]:
+def pack_masks(masks: Sequence[TokenSet | None], width: int, num_columns: int) -> NDArray[np.int32]:
     """Sets of ids as words `[B, V / 32]`; None allows everything, and so do unused places.
 
     Args:
         masks: of the places in use.
-        num_places: B.
+        width: B.
         num_columns: V, a multiple of 32.
     """
-    words = np.full((num_places, num_columns // WORD), -1, np.int32)
+    words = np.full((width, num_columns // WORD), -1, np.int32)
     everything = (1 << num_columns) - 1
     for place, allowed in enumerate(masks):
         if allowed is not None:

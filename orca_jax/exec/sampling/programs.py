@@ -45,27 +45,27 @@ def plain_kinds(platform: str) -> tuple[Kind, ...]:
 
 
 def make_plain_sampler(
-    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh, *, kind: Kind = "plain"
+    unembed: Unembed, width: int, vocab_size: int, mesh: Mesh, *, kind: Kind = "plain"
 ) -> Callable[[Weights, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Drawn]]:
     """`(weights, last_token [R], hidden, draws) -> (last_token, drawn)`; `last_token` is updated in place.
 
-    Of the hidden vectors the first `num_places` are used.
+    Of the hidden vectors the first `width` are used.
 
     Args:
         unembed: makes the unembedding from its weights.
-        num_places: B.
+        width: B.
         vocab_size: tokens that exist.
         mesh: of the weights.
         kind: the features that its places may use.
     """
-    layout = draws_layout(num_places)
+    layout = draws_layout(width)
 
     def plain_sampler(
         weights: Weights, last_token: jax.Array, hidden: jax.Array, vector: jax.Array
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws = unpack_draws(layout, vector)
-            logits = unembed(weights).scores(hidden[:num_places])
+            logits = unembed(weights).scores(hidden[:width])
             tokens, finite = sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh, kind=kind)
             drawn = Drawn(tokens, finite)
             return _keep(last_token, draws, drawn), drawn
@@ -74,10 +74,10 @@ def make_plain_sampler(
 
 
 def make_full_sampler(
-    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh
+    unembed: Unembed, width: int, vocab_size: int, mesh: Mesh
 ) -> Callable[..., tuple[jax.Array, Drawn]]:
     """`(weights, last_token, hidden, draws, history [R, L], extras, mask [B, V / 32]) -> (last_token, drawn)`."""
-    layout, more = draws_layout(num_places), extras_layout(num_places)
+    layout, more = draws_layout(width), extras_layout(width)
 
     def full_sampler(
         weights: Weights,
@@ -90,7 +90,7 @@ def make_full_sampler(
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws, extras = unpack_draws(layout, vector), Extras(**more.unpack(extras_vector))
-            logits = unembed(weights).scores(hidden[:num_places])
+            logits = unembed(weights).scores(hidden[:width])
             context = Context(history, draws.row, draws.parameters.position)
             drawn = sample_full(logits, draws.parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh)
             return _keep(last_token, draws, drawn), drawn
