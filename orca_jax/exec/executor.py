@@ -1,8 +1,8 @@
 """The executor: runs plans on a mesh of devices, each launch by programs compiled at start.
 
-The host picks the sampler of each launch: by the number of kept tokens, by the features that their rows use, and, on
-devices that would wait for the host at a branch, by the kind of draws. Everything that lives on the device between
-iterations is donated from program to program.
+The host picks the sampler of each launch by the number of kept tokens and by the features used by their rows. If
+branches make the devices wait for the host (on GPUs), the kind of draws decides too. All arrays staying on the device
+between iterations are donated from program to program.
 """
 
 import time
@@ -38,13 +38,13 @@ class JaxHandle:
 
     plan: StepPlan
     launches: list[Launch]
-    is_complete: bool  # False: `constrain` has yet to start the samplers that wait for it
+    is_complete: bool  # False until `constrain` has started the samplers waiting for it
     many: ManyDrawn | None = None  # of a plan of many steps; it has no launches
     unreported: jax.Array | None = None  # with `many`, or if earlier plans left tokens of any row on the device
 
     @property
     def newest(self) -> Pending:
-        """The array that is ready when the iteration is done."""
+        """The array computed last. When it is ready, the iteration is done."""
         return self.launches[-1].newest if self.many is None else cast(Pending, self.many.num_steps)
 
 
@@ -54,9 +54,9 @@ class JaxExecutor:
     Args:
         decoder: parameters on the devices of `mesh`.
         model: of the decoder.
-        config: shapes; they decide the finite set of programs.
+        config: shapes, for the finite set of programs.
         mesh: with a tensor axis.
-        progress: called after each compiled program with the number done and the number of all.
+        progress: called after each compiled program with the number compiled so far and the total.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class JaxExecutor:
         self.stats.compiles = self._counter.count
 
     def submit(self, plan: StepPlan) -> JaxHandle:
-        """Pack and launch an iteration; returns before the device is done."""
+        """Pack and launch an iteration, without waiting for the device."""
         self._idle.look()
         self._rows.update(plan.members)
         self.stats.iterations += 1
@@ -108,9 +108,9 @@ class JaxExecutor:
         return handle
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
-        """Start the samplers that waited for the allowed ids of the constrained members."""
+        """Start the samplers waiting for the allowed ids of the constrained members."""
         assert isinstance(handle, JaxHandle), "a handle of another executor"
-        assert not handle.is_complete, "a plan that is not constrained, or was already"
+        assert not handle.is_complete, "the plan is not constrained, or has been constrained already"
         members = handle.plan.members
         constrained = [index for index, member in enumerate(members) if member.is_constrained]
         sets = dict(zip(constrained, allowed, strict=True))
@@ -185,7 +185,7 @@ class JaxExecutor:
         return JaxHandle(plan, [], is_complete=True, many=many, unreported=self._state.unreported)
 
     def _read(self, handle: JaxHandle) -> StepResult:
-        """Wait for results, including those that earlier plans left on the device."""
+        """Wait for results, including those left on the device by earlier plans."""
         plan, rows = handle.plan, self._rows
         if handle.unreported is None:
             return read_results(plan, handle.launches, self._model.vocab_size)
@@ -205,7 +205,7 @@ class JaxExecutor:
     def _run_layers(self, bucket: int, vector: np.ndarray) -> jax.Array:
         state = self._state
         self._idle.begin()
-        # A program takes an array of the host in a tenth of the time that `jax.device_put` takes before it.
+        # Passing a host array to the program takes a tenth of the time of a `jax.device_put` before it.
         pages, history, hidden = self.programs["layers", bucket](
             self._shapes.weights, state.pages, state.history, state.last_token, vector
         )
@@ -216,7 +216,7 @@ class JaxExecutor:
         return result
 
     def _draw(self, launch: Launch, masks: Sequence[TokenSet | None]) -> None:
-        """Start the smallest and simplest sampler that serves a launch; none if no token is kept."""
+        """Start the smallest and simplest sampler sufficient for a launch, or none if no token is kept."""
         if not launch.kept.members:
             return
         start = time.perf_counter()
@@ -255,7 +255,7 @@ class JaxExecutor:
         return jax.device_put(array, self._replicated)
 
     def _warm_up(self) -> None:
-        """Run an iteration without requests, so that lazy start-up work happens now; nothing is written."""
+        """Run an iteration without requests to get lazy start-up work done; nothing is written."""
         shapes, bucket = self._shapes, self.config.buckets[0]
         vector = np.zeros(shapes.layouts[bucket].size, np.int32)
         shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows

@@ -1,7 +1,7 @@
 """The programs of an executor: the finite set of shapes, and their lowering and compilation at start.
 
-A launch runs two programs: the layers, one program for each bucket, and a sampler, of which there are a few. A plan of
-many steps runs one program, layers and sampler in a loop.
+A launch runs two programs: the layers, compiled once for each bucket, and one of a few samplers. A plan of many steps
+runs one program, layers and sampler in a loop.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ ProgramName = tuple[str, int]
 
 
 class DeviceState(NamedTuple):
-    """The arrays that stay on the device between iterations, donated from program to program."""
+    """Arrays staying on the device between iterations, donated from program to program."""
 
     pages: KVPages
     history: jax.Array  # [R, L] ids of each row's context by position
     last_token: jax.Array  # [R]
-    unreported: jax.Array  # [R, K] tokens of plans of many steps that no result has carried
+    unreported: jax.Array  # [R, K] tokens of plans of many steps, in no result yet
 
 
 class Programs:
@@ -44,13 +44,13 @@ class Programs:
     Args:
         decoder: parameters on the devices of `mesh`.
         model: of the decoder.
-        config: shapes; they decide the finite set of programs.
+        config: shapes, for the finite set of programs.
         mesh: with a tensor axis.
 
     Attributes:
         weights, unembedding: flat parameters, the first arguments of the programs.
         layouts: of each bucket.
-        widths: of each sampler, from the smallest to the largest.
+        widths: of the samplers, ascending.
         full_widths: of the full samplers.
         kinds: of plain samplers.
         num_columns: V, the padded vocabulary.
@@ -78,7 +78,7 @@ class Programs:
         return compile_all(self._lower(state), options, progress)
 
     def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
-        """Every program, traced."""
+        """Trace and lower every program."""
         config = self._config
         lowered = {("layers", bucket): self._lower_layers(bucket, state) for bucket in config.buckets}
         for width in self.widths:

@@ -1,7 +1,7 @@
-"""The table of sampling fields: it makes the columns of the row table, the packed vectors, and the traced tuples.
+"""The table of sampling fields: it defines the columns of the row table, the packed vectors, and the traced tuples.
 
-To add a number: a line in `SamplingParameters` or `Extras`, a row in a table below, and the arithmetic in `draw.py` or
-`adjust.py`. The order of the traced tuple is the order of its vector.
+To add a number, add a field to `SamplingParameters` or `Extras`, a row to a table below, and the arithmetic to
+`draw.py` or `adjust.py`. The fields of a traced tuple are in the order of its vector.
 """
 
 from collections.abc import Callable, Mapping

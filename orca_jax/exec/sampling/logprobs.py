@@ -13,17 +13,17 @@ from orca_jax.request import MAX_LOGPROBS, TokenLogprobs
 
 
 class TopLogprobs(NamedTuple):
-    """Log probabilities of each place: the first column is the scored token, the others the most probable ones."""
+    """Log probabilities of each place: the scored token in the first column, then the most probable ones."""
 
     ids: Int[Array, "B K"]  # the first column holds the token's rank
     logprobs: Float[Array, "B K"]
 
 
 def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], axis: str) -> TopLogprobs:
-    """Log probability and rank of one token of each row, and of the most probable ones; from N of the columns.
+    """Log probability and rank of one token of each row, and the most probable tokens, from N of the columns.
 
     Args:
-        logits: as the model gave them, minus infinity for tokens that do not exist.
+        logits: of the model, unchanged but for minus infinity in the columns of padding.
         chosen: the tokens to score.
         axis: the mesh axis of the columns.
     """
@@ -53,7 +53,7 @@ def no_scores(width: int) -> TopLogprobs:
 
 
 class LogprobReader:
-    """The values on the host, one place at a time."""
+    """Log probabilities on the host, read one place at a time."""
 
     def __init__(self, top: TopLogprobs, vocab_size: int) -> None:
         self._ids: Sequence[Sequence[int]] = np.asarray(top.ids).tolist()
