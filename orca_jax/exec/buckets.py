@@ -51,9 +51,9 @@ class Segment(NamedTuple):
 def launches(members: Sequence[Member], largest: int, most_scored: int) -> Iterator[list[Segment]]:
     """Cut an iteration into device launches of at most `largest` tokens each.
 
-    Algorithm 1 puts no bound on the tokens of an iteration, but compiled shapes are finite. If a member
-    does not fit in a launch, the next one continues with its tokens, and reads the keys and values written before.
-    Members with one token come first in each launch. The attention kernels depend on this order.
+    Algorithm 1 puts no bound on the tokens of an iteration, but compiled shapes are finite. If a member does
+    not fit in a launch, the next one continues with its tokens, and reads the keys and values written before. Members
+    with one token come first in each launch. The attention kernels depend on this order.
 
     Members with targets get launches of their own, of at most `most_scored` tokens (the largest width of a sampler),
     because every token there goes through the sampler.
@@ -84,7 +84,7 @@ def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Ite
 
 
 def _increments_first(launch: list[Segment]) -> list[Segment]:
-    """Move a single token left by a cut before the chunks of several. Only the last segment can be such a token."""
+    """Put a segment of one token before longer ones. A cut can leave one at the end only."""
     if launch[-1].size > 1 or launch[-2:][0].size == 1:
         return launch
     return sorted(launch, key=lambda segment: segment.size > 1)

@@ -84,7 +84,7 @@ def compile_one(lowered: jax.stages.Lowered, options: Mapping[str, bool]) -> jax
     except jax.errors.JaxRuntimeError as error:
         if not options or "No such compile option" not in str(error):
             raise
-        logger.warning("this version of XLA does not support %s; compiled without", ", ".join(options))
+        logger.warning("this version of XLA does not support %s; compiled without it", ", ".join(options))
         return lowered.compile()
 
 

@@ -49,7 +49,7 @@ def sample(
         parameters: of each row.
         vocab_size: the number of tokens.
         mesh: with a tensor axis that divides the columns.
-        kind: of all rows; the program supports no other draws.
+        kind: draws of all rows; the program supports no others.
 
     Returns:
         Token ids, and True for each row with finite logits only. The id of another row has no meaning.
