@@ -234,19 +234,19 @@ def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tok
     penalty = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, repetition_penalty=5.0)
     prompts = [job.prompt for job in greedy_jobs(name)[0]]
     for engine in make_engine(name, program_cache, max_num_batched_tokens=batch_tokens):
-        told = run_updates(engine, [Job(prompt, params, at_step=i) for i, prompt in enumerate(prompts)])
+        updates = run_updates(engine, [Job(prompt, params, at_step=i) for i, prompt in enumerate(prompts)])
         penalised = run(engine, [Job(prompt, penalty) for prompt in prompts])
     for i, prompt in enumerate(prompts):
         logits = expected[f"logits_{i}"]
         reference = log_softmax(logits)
-        of_prompt = told[i][0].prompt_logprobs
+        of_prompt = updates[i][0].prompt_logprobs
         assert of_prompt is not None
         for position, entry in enumerate(of_prompt):
             line = reference[position]
             assert entry.logprob == pytest.approx(line[prompt[position + 1]], abs=1e-4)
             assert entry.top_logprobs == pytest.approx(np.sort(line)[::-1][:2], abs=1e-4)
         assert len(of_prompt) == len(prompt) - 1
-        first = told[i][0].logprobs[0]
+        first = updates[i][0].logprobs[0]
         assert (first.rank, first.top_ids[0]) == (1, int(reference[-1].argmax()))
         assert first.top_logprobs == pytest.approx(np.sort(reference[-1])[::-1][:3], abs=1e-4)
         changed = logits[-1].copy()  # RepetitionPenaltyLogitsProcessor

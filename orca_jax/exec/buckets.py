@@ -1,4 +1,4 @@
-"""Buckets: the few token counts T that programs are compiled for. Nothing else is padded."""
+"""Shapes of programs: buckets (the token counts T of the layers), widths of samplers, and the cut into launches."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -6,15 +6,13 @@ from typing import NamedTuple
 
 from orca_jax.step import Member
 
-FEW_PLACES = 8
-"""Places of the smallest samplers."""
-
+_MIN_WIDTH = 8  # of the smallest samplers
 _FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-_LEAST_PLACES = 64
+_MIN_LARGEST_WIDTH = 64
 
 
 def default_buckets(largest: int) -> tuple[int, ...]:
-    """Token counts up to `largest`, a third to a half apart, so that at most a third of a large bucket is padding."""
+    """Token counts up to `largest`, a third to a half apart. So at most a third of a large bucket is padding."""
     sizes = set(_FINE)
     size = _FINE[-1]
     while size < largest:
@@ -24,26 +22,26 @@ def default_buckets(largest: int) -> tuple[int, ...]:
 
 
 def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
-    """The smallest bucket that holds `num_tokens`, which the largest must."""
+    """The smallest bucket of `num_tokens` or more. `num_tokens` must not exceed the largest one."""
     return buckets[bisect_left(buckets, num_tokens)]
 
 
-def num_places(num_rows: int) -> int:
-    """B, the places of the largest samplers: one for each row, and enough that a prompt is scored in few launches."""
-    return max(num_rows, _LEAST_PLACES)
+def sampler_width(num_rows: int) -> int:
+    """B of the largest samplers: one place for each row, and enough places to score a prompt in few launches."""
+    return max(num_rows, _MIN_LARGEST_WIDTH)
 
 
-def sampler_places(num_rows: int) -> tuple[int, ...]:
-    """Places of the plain samplers, each twice the one before: unembedding 64 rows takes GPT-2 twice as long as 16."""
-    largest = num_places(num_rows)
-    sizes = [FEW_PLACES]
+def sampler_widths(num_rows: int) -> tuple[int, ...]:
+    """Widths of the plain samplers, doubled up to the largest: unembedding 64 rows takes GPT-2 twice as long as 16."""
+    largest = sampler_width(num_rows)
+    sizes = [_MIN_WIDTH]
     while 2 * sizes[-1] < largest:
         sizes.append(2 * sizes[-1])
     return (*sizes, largest)
 
 
 class Segment(NamedTuple):
-    """Consecutive tokens of one member: `size` from its token `offset` on."""
+    """Consecutive tokens of one member: `size` of them, the first at `offset`."""
 
     member: int  # index in the plan
     offset: int
@@ -53,12 +51,12 @@ class Segment(NamedTuple):
 def launches(members: Sequence[Member], largest: int, most_scored: int) -> Iterator[list[Segment]]:
     """Cut an iteration into device launches of at most `largest` tokens each.
 
-    Algorithm 1 puts no bound on the tokens of an iteration, but compiled shapes are finite. A member that does not
-    fit in a launch goes on in the next, which sees the K and V that the first one wrote. Members with one token
-    come first in each launch, as the attention kernels want them.
+    Algorithm 1 puts no bound on the tokens of an iteration, but compiled shapes are finite. If a member does
+    not fit in a launch, the next one continues with its tokens, and reads the keys and values written before. Members
+    with one token come first in each launch. The attention kernels depend on this order.
 
-    Members with targets get launches of their own, of at most `most_scored` tokens: every token there goes through
-    the sampler, which has no more places.
+    Members with targets get launches of their own, of at most `most_scored` tokens (the largest width of a sampler),
+    because every token there goes through the sampler.
     """
     scored = [index for index, member in enumerate(members) if member.targets]
     if not scored:
@@ -86,7 +84,7 @@ def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Ite
 
 
 def _increments_first(launch: list[Segment]) -> list[Segment]:
-    """A chunk that was cut may have left a single token behind chunks of several: only the last can stand wrong."""
+    """Put a segment of one token before longer ones. A cut can leave one at the end only."""
     if launch[-1].size > 1 or launch[-2:][0].size == 1:
         return launch
     return sorted(launch, key=lambda segment: segment.size > 1)

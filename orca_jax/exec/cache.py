@@ -1,4 +1,4 @@
-"""The K/V cache: how many pages fit, and the pages themselves, sharded over heads."""
+"""The KV cache: the number of pages for a given memory, and the pages themselves, sharded over heads."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, DType, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.exec.buckets import num_places
+from orca_jax.exec.buckets import sampler_width
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 
-_CPU_SHARE = 0.5  # of the free memory: a computer has other things to do
+_CPU_SHARE = 0.5  # of the free memory; other programs need the rest
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
@@ -24,24 +24,24 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
 
 
 def cache_spec(cache: CacheConfig) -> KVPages:
-    """How the pages are split over the mesh: by heads."""
+    """Partition of the pages over the mesh: by heads."""
     return pages_spec(cache.layout, MESH_AXES["kv_heads"], jnp.dtype(cache.dtype))
 
 
 def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
-    """The pages of all layers, without memory."""
+    """Shapes of the pages of all layers; no memory is allocated."""
     dtype = jnp.dtype(cache.dtype)
     num_pages = model.num_layers * cache.num_pages
     return pages_shape(cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, dtype)
 
 
 def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: int) -> int:
-    """Bytes that the cache may take on all devices together.
+    """Bytes available to the cache on all devices together.
 
     Args:
-        devices: of the mesh; the weights lie there already.
-        utilization: share of an accelerator's memory that this process may use in all.
-        workspace: bytes that the largest program needs beside weights and cache, on one device.
+        devices: of the mesh, with the weights already loaded.
+        utilization: share of an accelerator's memory for this process in all.
+        workspace: bytes of the largest program beside weights and cache, on one device.
     """
     if devices[0].platform == "cpu":
         return int((_free_host_memory() - workspace) * min(utilization, _CPU_SHARE))
@@ -53,28 +53,28 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: in
 def size_cache(
     model: ModelConfig, *, page_size: int, dtype: DType, memory: int, num_rows: int, max_model_len: int
 ) -> CacheConfig:
-    """As many pages as memory holds, and no more than all rows at full length can use.
+    """Size the cache to as many pages as fit in `memory`, but no more than all rows at full length can use.
 
     Raises:
-        ConfigError: not even one request of full length fits, in its own pages and the part pages of other rows.
+        ConfigError: not even one request of full length fits beside a partly filled page of each row.
     """
     pages_per_row = -(-max_model_len // page_size)
-    # Every row at full length, and the part pages that reservations leave unused (see KVManager).
+    # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
     useful = -(-num_rows * (max_model_len + page_size - 1) // page_size)
     fitting = memory // page_bytes(model, page_size, dtype)
     if fitting < pages_per_row + num_rows:
         needed = (pages_per_row + num_rows) * page_bytes(model, page_size, dtype)
         raise ConfigError(
-            f"{memory / 2**30:.2f} GiB are free for K/V, and one request of max_model_len={max_model_len} beside "
-            f"{num_rows} rows needs {needed / 2**30:.2f} GiB; lower max_model_len, max_num_seqs or page_size, or "
-            f"raise gpu_memory_utilization",
+            f"{memory / 2**30:.2f} GiB are free for the KV cache, but one request of "
+            f"max_model_len={max_model_len} beside {num_rows} rows needs {needed / 2**30:.2f} GiB; lower "
+            f"max_model_len, max_num_seqs or page_size, or raise gpu_memory_utilization",
             param="max_model_len",
         )
     return CacheConfig(min(fitting, useful), page_size, dtype)
 
 
 def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:
-    """The pages, uninitialised: attention reads no slot before it was written, and memory is used as it is touched."""
+    """Allocate the pages, uninitialised: attention reads only written slots, and untouched memory costs nothing."""
     shapes = cache_shape(model, cache)
     sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
     create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
@@ -83,7 +83,7 @@ def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPage
 
 
 def allocate_history(num_rows: int, max_model_len: int, mesh: Mesh) -> jax.Array:
-    """Ids of each row's context by position, `[R, L]`, on every device; penalties are counted from it.
+    """Allocate the history on every device: the ids of each row's context by position, `[R, L]`, for penalties.
 
     It takes 4 R L bytes: 256 KiB for 64 rows of 1,024 tokens, 32 MiB for 256 rows of 32,768.
     """
@@ -94,7 +94,7 @@ def allocate_history(num_rows: int, max_model_len: int, mesh: Mesh) -> jax.Array
 
 
 def _free_host_memory() -> int:
-    """Bytes that programs can still take without swapping."""
+    """Bytes available to programs without swapping."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -102,11 +102,11 @@ def _free_host_memory() -> int:
 
 
 def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int) -> int:
-    """An upper estimate of what programs need beside weights and cache on one device.
+    """An upper estimate of the memory of programs beside weights and cache, in bytes on one device.
 
-    One layer's float32 activations, the copies of logits that the full sampler makes (as they were and changed,
-    counts of tokens, and what drawing gathers and orders), and the history of all rows.
+    It includes one layer's float32 activations, the history of all rows, and the full sampler's copies of the logits:
+    original and changed ones, counts of tokens, and the gathered and ordered ones of a draw.
     """
     activations = 4 * num_tokens * (8 * model.embed_dim + 3 * model.mlp_dim + 4 * model.num_heads * model.head_dim)
-    logits = 4 * num_places(num_rows) * model.vocab_size
+    logits = 4 * sampler_width(num_rows) * model.vocab_size
     return activations + 10 * logits + 4 * num_rows * max_model_len

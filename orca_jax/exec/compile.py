@@ -1,4 +1,4 @@
-"""Compilation: all of it at start, kept on disk, and counted afterwards."""
+"""Compilation of all programs at start, kept on disk. Compilations after start are counted."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ _THREADS = 4
 
 
 class CompileCounter:
-    """Counts the programs that XLA compiled or fetched from its cache, in the whole process, while it is open."""
+    """Counts programs compiled by XLA or fetched from its cache, in the whole process, until it is closed."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,16 +35,14 @@ class CompileCounter:
             logger.debug("compiled in %.2f s", duration_secs)
 
     def close(self) -> None:
-        """Stop counting."""
         monitoring.unregister_event_duration_listener(self._on_event)
 
 
 @contextmanager
 def compile_cache(directory: str | None) -> Iterator[None]:
-    """Keep compiled programs in `directory` within this block, small and quick ones too.
+    """Keep compiled programs in `directory` within this block, including small and quick ones.
 
-    The settings are JAX's own and belong to the process; they are put back so that a user's other programs
-    keep theirs.
+    The settings are JAX's own and belong to the process. They are restored at the end for the user's other programs.
     """
     if directory is None:
         yield
@@ -66,34 +64,34 @@ def compile_cache(directory: str | None) -> Iterator[None]:
 def _configure(settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
-    # JAX looks at the directory once; without this a second engine in the process would not be heard.
+    # JAX reads the directory only once; without this the directory of a second engine would be ignored.
     jax_cache.reset_cache()
 
 
 def compiler_options(device_kind: str) -> dict[str, bool]:
-    """What XLA is told where it compiles for such devices.
+    """Options of XLA for one kind of device.
 
-    TPU7x would multiply bfloat16 from tiles of 16 rows, while arrays lie in tiles of 8: every iteration would begin
-    with a copy of all layers' weights, and hold it to the end. Told not to, it reads weights as they lie.
+    By default TPU7x multiplies bfloat16 from tiles of 16 rows, while arrays are stored in tiles of 8: every iteration
+    would begin with a copy of all layers' weights, and hold it to the end. With the option off, no copy is made.
     """
     return {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if device_kind == "TPU7x" else {}
 
 
 def compile_one(lowered: jax.stages.Lowered, options: Mapping[str, bool]) -> jax.stages.Compiled:
-    """Compile a program; without the options, and a warning, where the compiler does not know them any more."""
+    """Compile a program. If the compiler no longer supports the options, compile without them and log a warning."""
     try:
         return lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
         if not options or "No such compile option" not in str(error):
             raise
-        logger.warning("compiled without %s, which this version of XLA does not know", ", ".join(options))
+        logger.warning("this version of XLA does not support %s; compiled without it", ", ".join(options))
         return lowered.compile()
 
 
 def compile_all[K: Hashable](
     lowered: Mapping[K, jax.stages.Lowered], options: Mapping[str, bool], progress: Progress
 ) -> dict[K, jax.stages.Compiled]:
-    """Compile programs, several at a time: XLA works outside Python's lock."""
+    """Compile programs, several at a time: XLA does not hold Python's lock."""
     programs: dict[K, jax.stages.Compiled] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         compiled = threads.map(lambda item: (item[0], compile_one(item[1], options)), lowered.items())
@@ -104,7 +102,7 @@ def compile_all[K: Hashable](
 
 
 def memory_of(program: jax.stages.Compiled) -> tuple[int, int]:
-    """Bytes that a program's results share with its arguments, and bytes of temporary memory, on one device."""
+    """Bytes shared by a program's results and arguments, and bytes of temporary memory, on one device."""
     analysis = program.memory_analysis()
-    assert analysis is not None, "the backend tells no memory analysis"
+    assert analysis is not None, "the backend has no memory analysis"
     return int(analysis.alias_size_in_bytes), int(analysis.temp_size_in_bytes)

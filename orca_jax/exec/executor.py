@@ -1,8 +1,8 @@
 """The executor: runs plans on a mesh of devices, each launch by programs compiled at start.
 
-The host picks the sampler of each launch: by the number of kept tokens, by the features that their rows use, and, on
-devices that would wait for the host at a branch, by the kind of draws. Everything that lives on the device between
-iterations is donated from program to program.
+The host picks the sampler of each launch by the number of kept tokens and by the features used by their rows. If
+branches make the devices wait for the host (on GPUs), the kind of draws decides too. All arrays staying on the device
+between iterations are donated from program to program.
 """
 
 import time
@@ -39,13 +39,13 @@ class JaxHandle:
 
     plan: StepPlan
     launches: list[Launch]
-    is_complete: bool  # False: `constrain` has yet to start the samplers that wait for it
+    is_complete: bool  # False until `constrain` has started the samplers waiting for it
     many: ManyDrawn | None = None  # of a plan of many steps; it has no launches
     unreported: jax.Array | None = None  # with `many`, or if earlier plans left tokens of any row on the device
 
     @property
     def newest(self) -> Pending:
-        """The array that is ready when the iteration is done."""
+        """The array computed last. When it is ready, the iteration is done."""
         return self.launches[-1].newest if self.many is None else cast(Pending, self.many.num_steps)
 
 
@@ -55,9 +55,9 @@ class JaxExecutor:
     Args:
         decoder: parameters on the devices of `mesh`.
         model: of the decoder.
-        config: shapes; they decide the finite set of programs.
+        config: shapes, for the finite set of programs.
         mesh: with a tensor axis.
-        progress: called after each compiled program with the number done and the number of all.
+        progress: called after each compiled program with the number compiled so far and the total.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class JaxExecutor:
             last_token=self._put(np.zeros(config.num_rows, np.int32)),
             unreported=self._put(np.zeros((config.num_rows, config.max_steps), np.int32)),
         )
-        self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_places}
+        self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_widths}
         self._idle = IdleWatch()
         self._num_in_flight = 0
         self._counter = CompileCounter()
@@ -91,7 +91,7 @@ class JaxExecutor:
         self.stats.compiles = self._counter.count
 
     def submit(self, plan: StepPlan) -> JaxHandle:
-        """Pack and launch an iteration; returns before the device is done."""
+        """Pack and launch an iteration, without waiting for the device."""
         self._idle.look()
         self._rows.update(plan.members)
         self.stats.iterations += 1
@@ -101,7 +101,7 @@ class JaxExecutor:
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
         if self.config.max_steps > 1 and self._rows.num_unreported.any():
             handle.unreported = self._state.unreported
-        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.places[-1]):
+        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1]):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
             if handle.is_complete or not launch.is_constrained(plan):
@@ -109,9 +109,9 @@ class JaxExecutor:
         return handle
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
-        """Start the samplers that waited for the allowed ids of the constrained members."""
+        """Start the samplers waiting for the allowed ids of the constrained members."""
         assert isinstance(handle, JaxHandle), "a handle of another executor"
-        assert not handle.is_complete, "a plan that is not constrained, or was already"
+        assert not handle.is_complete, "the plan is not constrained, or has been constrained already"
         members = handle.plan.members
         constrained = [index for index, member in enumerate(members) if member.is_constrained]
         sets = dict(zip(constrained, allowed, strict=True))
@@ -168,7 +168,7 @@ class JaxExecutor:
         assert self._num_in_flight == 1, "a plan of many steps with others in flight"
         start = time.perf_counter()
         bucket = bucket_for(self.config.buckets, len(plan.members))
-        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.places[-1])
+        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1])
         vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
         draws = pack_draws(kept, self._rows, draws_layout(bucket))
         limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
@@ -186,7 +186,7 @@ class JaxExecutor:
         return JaxHandle(plan, [], is_complete=True, many=many, unreported=self._state.unreported)
 
     def _read(self, handle: JaxHandle) -> StepResult:
-        """Wait for results, including those that earlier plans left on the device."""
+        """Wait for results, including those left on the device by earlier plans."""
         plan, rows = handle.plan, self._rows
         if handle.unreported is None:
             return read_results(plan, handle.launches, self._model.vocab_size)
@@ -206,7 +206,7 @@ class JaxExecutor:
     def _run_layers(self, bucket: int, vector: np.ndarray) -> jax.Array:
         state = self._state
         self._idle.begin()
-        # A program takes an array of the host in a tenth of the time that `jax.device_put` takes before it.
+        # Passing a host array to the program takes a tenth of the time of a `jax.device_put` before it.
         pages, history, hidden = self.programs["layers", bucket](
             self._shapes.weights, state.pages, state.history, state.last_token, vector
         )
@@ -217,7 +217,7 @@ class JaxExecutor:
         return result
 
     def _draw(self, launch: Launch, masks: Sequence[TokenSet | None]) -> None:
-        """Start the smallest and simplest sampler that serves a launch; none if no token is kept."""
+        """Start the smallest and simplest sampler sufficient for a launch, or none if no token is kept."""
         if not launch.kept.members:
             return
         start = time.perf_counter()
@@ -225,27 +225,27 @@ class JaxExecutor:
         is_full = (
             bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
         )
-        places = bucket_for(shapes.full_places if is_full else shapes.places, number)
-        draws = pack_draws(launch.kept, rows, shapes.draws_layouts[places])
-        extras = pack_extras(launch.kept, rows, shapes.extras_layouts[places]) if is_full else None
-        mask = pack_masks(masks, places, shapes.num_columns) if masks else None
+        width = bucket_for(shapes.full_widths if is_full else shapes.widths, number)
+        draws = pack_draws(launch.kept, rows, shapes.draws_layouts[width])
+        extras = pack_extras(launch.kept, rows, shapes.extras_layouts[width]) if is_full else None
+        mask = pack_masks(masks, width, shapes.num_columns) if masks else None
         packed = time.perf_counter()
-        launch.drawn = self._run_sampler(places, launch.hidden, draws, extras, mask)
+        launch.drawn = self._run_sampler(width, launch.hidden, draws, extras, mask)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
 
     def _run_sampler(
-        self, places: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
+        self, width: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
     ) -> Drawn:
         shapes, state = self._shapes, self._state
         plain = shapes.unembedding, state.last_token, hidden, draws
         self._idle.begin()
         if extras is None:
-            kind = kind_of_draws(draws, shapes.draws_layouts[places]) if len(shapes.kinds) > 1 else "plain"
-            last_token, drawn = self.programs[kind, places](*plain)
+            kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else "plain"
+            last_token, drawn = self.programs[kind, width](*plain)
         else:
-            masks = self._no_masks[places] if mask is None else mask
-            last_token, drawn = self.programs["full", places](*plain, state.history, extras, masks)
+            masks = self._no_masks[width] if mask is None else mask
+            last_token, drawn = self.programs["full", width](*plain, state.history, extras, masks)
         self._state = DeviceState(state.pages, state.history, last_token, state.unreported)
         result: Drawn = drawn
         self._idle.handed_over(drawn.tokens)
@@ -256,21 +256,21 @@ class JaxExecutor:
         return jax.device_put(array, self._replicated)
 
     def _warm_up(self) -> None:
-        """Run an iteration without requests, so that lazy start-up work happens now; nothing is written."""
+        """Run an iteration without requests to get lazy start-up work done; nothing is written."""
         shapes, bucket = self._shapes, self.config.buckets[0]
         vector = np.zeros(shapes.layouts[bucket].size, np.int32)
         shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
         launch = Launch.of_nothing(self._run_layers(bucket, vector))
-        for places in shapes.places:
-            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[places])
-            view = shapes.draws_layouts[places].views(draws)
+        for width in shapes.widths:
+            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
+            view = shapes.draws_layouts[width].views(draws)
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
-                jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, None, None))
-        for places in shapes.full_places:
-            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[places])
-            extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[places])
-            jax.block_until_ready(self._run_sampler(places, launch.hidden, draws, extras, None))
+                jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, None, None))
+        for width in shapes.full_widths:
+            draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
+            extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
+            jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, extras, None))
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self.stats.compiles

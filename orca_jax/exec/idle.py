@@ -1,4 +1,4 @@
-"""How long a device had nothing to do while there was work."""
+"""Idle time: the seconds in which a device had nothing to do while the engine had work."""
 
 import time
 from collections.abc import Callable
@@ -7,55 +7,58 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Pending(Protocol):
-    """An array on its way. Every `jax.Array` is one; its declaration lacks the first method."""
+    """A result still being computed. Every `jax.Array` is one, but its declaration lacks `is_ready`."""
 
     def is_ready(self) -> bool:
-        """Whether it is there."""
+        """True if the result is there."""
         ...
 
     def block_until_ready(self) -> object:
-        """Wait until it is."""
+        """Wait until the result is there."""
         ...
 
 
 class IdleWatch:
-    """Adds up the time in which nothing was handed over to the device although the engine had work.
+    """Adds up the time in which the device had no program to run although the engine had work.
 
-    A device says whether it is done, and not since when. So a gap counts from when it was last known to be at work:
-    from the last look, or from the end of a wait for its newest result. The sum is exact where the host waits for the
-    device before it hands over more, and otherwise an upper bound that looks keep close. Handing over counts as work.
+    The host can check if a device is done, but not since when. So an idle gap counts from the last time at which the
+    device was known to be busy: from the last call of `look`, or from the end of a wait for its newest result. The sum
+    is exact if the host waits for the device before each program. Otherwise it is an upper bound, kept close by
+    frequent calls of `look`. The time of a dispatch counts as work.
 
     Args:
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = 0.0
         self._clock = clock
-        self._newest: Pending | None = None  # what the last program makes
-        self._busy_at: float | None = None  # when the device was last known to work; None: nobody wants it to
+        self._newest: Pending | None = None  # the result of the last program
+        self._busy_at: float | None = (
+            None  # the time at which the device was last known to be busy; None: there is no work
+        )
 
     def look(self) -> None:
-        """Note that the device is at work, if it is: half a microsecond."""
+        """Note the time if the device is busy. This takes half a microsecond."""
         if self._newest is not None and not self._newest.is_ready():
             self._busy_at = self._clock()
 
     def begin(self) -> None:
-        """A program is about to be handed over."""
+        """Count the gap before a program; called just before its dispatch."""
         if self._busy_at is not None and self._newest is not None and self._newest.is_ready():
             self.seconds += self._clock() - self._busy_at
 
     def handed_over(self, result: Pending) -> None:
-        """It was, and `result` is there when it is done."""
+        """Note the dispatch of a program. When `result` is ready, the program is done."""
         self._newest, self._busy_at = result, self._clock()
 
     def wait(self, result: Pending) -> None:
-        """Block until `result` of any program is there; if that takes time, the device was at work until then."""
+        """Block until `result` of any program is ready. If it was not ready before, the device was busy until now."""
         if not result.is_ready():
             result.block_until_ready()
             self._busy_at = self._clock()
         self.look()
 
     def rest(self) -> None:
-        """There is no work: what passes until the next program does not count."""
+        """Count no time until the next program, since there is no work."""
         self._busy_at = None

@@ -1,8 +1,8 @@
-"""One iteration on the device: the program of all layers that is compiled once for each bucket.
+"""One iteration on the device: the program of all layers, compiled once for each bucket.
 
 Token-wise operations run on all tokens of the merged batch; attention alone is split by request, inside one call
-(paper section 3.2). Only the tokens that are kept go on to the unembedding and the sampler, which are programs of
-their own (`sampler.py`).
+(paper section 3.2). The sampler is a program of its own, with the unembedding, and gets the kept tokens only
+(`sampling/programs.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExecutorConfig, ModelConfig
-from orca_jax.exec.buckets import num_places
+from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
@@ -38,11 +38,11 @@ def make_forward(
 ) -> Forward:
     """The program of one bucket: `(weights, pages, history, last_token, vector) -> (pages, history, hidden)`.
 
-    `hidden [B, E]` are of the kept tokens, padded to the places of the largest sampler. `history [R, L]` holds the
-    ids of each row's context by position, as far as the iterations have come.
+    `hidden [B, E]` has the vectors of the kept tokens, padded to the width of the largest sampler. `history [R, L]` has
+    the ids of each row's context by position, up to the last processed one.
 
     Args:
-        structure: puts a decoder together from its weights.
+        structure: builds a decoder from its weights.
         model: of the decoder.
         config: cache and attention.
         layout: of `vector`.
@@ -55,25 +55,25 @@ def make_forward(
     ) -> tuple[KVPages, jax.Array, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
         pages, history, hidden = layers(weights, pages, history, batch, first_ids(batch, last_token))
-        hidden = jnp.pad(hidden, ((0, num_places(config.num_rows) - layout.num_kept), (0, 0)))
+        hidden = jnp.pad(hidden, ((0, sampler_width(config.num_rows) - layout.num_kept), (0, 0)))
         return pages, history, hidden
 
     return forward
 
 
 def first_ids(batch: Batch, last_token: Int[Array, " R"]) -> Int[Array, " T"]:
-    """The ids that a launch begins with, those that only the device knows included."""
+    """The input ids of a launch, including ids on the device only."""
     return jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
 
 
 Layers = Callable[[Weights, KVPages, jax.Array, Batch, jax.Array], tuple[KVPages, jax.Array, Float[Array, "K E"]]]
-"""`(weights, pages, history, batch, ids [T]) -> (pages, history, hidden)`, the latter of the kept tokens."""
+"""`(weights, pages, history, batch, ids [T]) -> (pages, history, hidden)`, with `hidden` of the kept tokens."""
 
 
 def make_layers(
     structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, mesh: Mesh
 ) -> Layers:
-    """All layers over one batch; the arguments are `make_forward`'s."""
+    """Make the function of all layers over one batch, from the arguments of `make_forward`."""
 
     def layers(
         weights: Weights, pages: KVPages, history: jax.Array, batch: Batch, ids: jax.Array
@@ -87,10 +87,10 @@ def make_layers(
 
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
-    """Attention of one layer over this batch: write the new K and V, then split by request; sharded over heads."""
+    """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
     num_pages, name = config.cache.num_pages, config.attention_implementation
     scale = model.head_dim**-0.5
-    # The mesh knows its devices also where programs are compiled for devices that are not there.
+    # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
     requests = RowArrays(batch.page_table, batch.query_start, batch.query_len, batch.context_len)
@@ -139,7 +139,7 @@ def _on_one_device(
 
 
 def flatten_module[M: nnx.Module](module: M) -> tuple[Callable[[Weights], M], list[jax.Array]]:
-    """A module as flat weights, which are quick to pass, and the function that puts it together again."""
+    """Split a module into a function to rebuild it and its flat weights. A flat list is quick to pass."""
     graph, state = nnx.split(module)
     weights, tree = jax.tree.flatten(state)
 

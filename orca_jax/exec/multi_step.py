@@ -1,8 +1,8 @@
 """Many steps in one dispatch: each step draws its tokens and feeds them to the next one, without the host.
 
 The loop ends by itself: after the number of steps in the plan, when all members have stopped, or, if the plan stops
-early, when the first one has. A member that has stopped repeats its last token at its place, and writes the same keys
-and values again. So the batch keeps its shape, and nothing branches on the members that are left.
+early, when the first one has. A stopped member repeats its last token at the same position, and writes the same keys
+and values again. So the batch keeps its shape, and nothing branches on the remaining members.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ from orca_jax.step import MAX_STOP_IDS, MultiStep
 
 
 class Limits(NamedTuple):
-    """The end of each member of a launch. Places without a member have stopped from the start."""
+    """Conditions for the end of each member of a launch. Places without a member have stopped from the start."""
 
     most_steps: Int[Array, " T"]
-    num_unreported: Int[Array, " T"]  # tokens of the row on the device that no result has carried
+    num_unreported: Int[Array, " T"]  # tokens of the row on the device, in no result yet
     stop_ids: Int[Array, "T S"]
     num_steps: Int[Array, " 1"]
     stops_early: Int[Array, " 1"]
@@ -60,13 +60,13 @@ class LoopState(NamedTuple):
 
 
 def limits_layout(num_tokens: int) -> VectorLayout:
-    """The layout of the vector that a dispatch sends beside those of layers and sampler."""
+    """The layout of the vector of limits, sent beside the vectors of layers and sampler."""
     per_place = dict.fromkeys(("most_steps", "num_unreported"), (num_tokens,))
     return VectorLayout({**per_place, "stop_ids": (num_tokens, MAX_STOP_IDS), "num_steps": (1,), "stops_early": (1,)})
 
 
 def pack_limits(plan: MultiStep, kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:
-    """The vector of a plan whose members are all kept, in `kept`'s order."""
+    """The vector of a plan with one kept token for each member, in the order of `kept`."""
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
@@ -88,11 +88,11 @@ def make_multi_step(
     """The program of one bucket: layers and plain sampler, in a loop.
 
     `(weights, unembedding, pages, history, last_token, unreported [R, K], vector, draws, limits) -> (pages, history,
-    last_token, unreported, drawn)`, where `unreported` holds the tokens of each row that no result has carried.
+    last_token, unreported, drawn)`, where `unreported` has the tokens of each row in no result yet.
 
     Args:
-        structure: puts a decoder together from its weights.
-        unembed: puts the unembedding together from its weights.
+        structure: builds a decoder from its weights.
+        unembed: builds the unembedding from its weights.
         model: of the decoder.
         config: cache and attention.
         layout: of `vector`; draws and limits have a place for each of its tokens.
@@ -148,7 +148,7 @@ def run_steps(iterate: Iterate, batch: Batch, draws: Draws, limits: Limits, stat
         batch: of the first step; one token for each member, all kept, in order.
         draws: of the first step.
         limits: of the members.
-        state: before the first step; its result counts nothing.
+        state: before the first step, with `nothing_yet` as its result.
     """
     num_rows, longest = state.unreported.shape
 
@@ -190,14 +190,14 @@ def run_steps(iterate: Iterate, batch: Batch, draws: Draws, limits: Limits, stat
     return lax.while_loop(continues, step, state)
 
 
-def nothing_yet(num_places: int) -> ManyDrawn:
+def nothing_yet(width: int) -> ManyDrawn:
     """The result before the first step."""
-    none = jnp.zeros(num_places, bool)
-    return ManyDrawn(jnp.zeros((), jnp.int32), jnp.zeros(num_places, jnp.int32), none, ~none)
+    none = jnp.zeros(width, bool)
+    return ManyDrawn(jnp.zeros((), jnp.int32), jnp.zeros(width, jnp.int32), none, ~none)
 
 
 def _moved(batch: Batch, offset: Int[Array, " T"]) -> Batch:
-    """The same increments some positions later. Requests stand in the order of their tokens, absent ones last."""
+    """The same increments some positions later. Requests are in the order of their tokens, absent ones last."""
     num_tokens, num_rows = offset.shape[0], batch.query_len.shape[0]
     by_request = jnp.pad(offset, (0, max(0, num_rows - num_tokens)))[:num_rows]
     return batch._replace(positions=batch.positions + offset, context_len=batch.context_len + by_request)

@@ -1,7 +1,7 @@
-"""From a plan to the arrays of one bucket, and back to named arrays on the device.
+"""Packing: a plan becomes one int32 vector for each launch, and named arrays again on the device.
 
-Everything that the layers of a launch need travels as one int32 vector; `Layout` has the place of each array in it. The
-sampler is another program, and needs a vector of its own beside the hidden vectors (`sampling/pack.py`).
+The vector has all inputs of the layers except weights and state; `Layout` has the offset of each array in it. The
+sampler is another program, with a vector of its own beside the hidden vectors (`sampling/pack.py`).
 """
 
 import math
@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, Int32
 from numpy.typing import NDArray
 
-from orca_jax.exec.buckets import Segment, num_places
+from orca_jax.exec.buckets import Segment, sampler_width
 from orca_jax.exec.rows import RowTable
 from orca_jax.step import Member
 
@@ -61,7 +61,7 @@ class VectorLayout:
 
 
 class Batch(NamedTuple):
-    """One launch on the device. Requests stand in launch order, absent ones last; padding is a dummy, not a branch."""
+    """One launch on the device. Requests are in launch order, absent ones last. Padding is a dummy, not a branch."""
 
     ids: Int[Array, " T"]
     on_device: Bool[Array, " T"]  # the id is `last_token` of the token's row instead
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of each array of a `Batch` in the vector of a launch.
+    """The layout of a launch's vector, with all arrays of a `Batch`.
 
     Args:
         num_tokens: T, a bucket.
@@ -90,8 +90,8 @@ class Layout:
 
     @property
     def num_kept(self) -> int:
-        """K: tokens to keep at most, bounded by the places of the largest sampler and by the tokens."""
-        return min(self.num_tokens, num_places(self.num_rows))
+        """K: tokens to keep at most, bounded by the width of the largest sampler and by the tokens."""
+        return min(self.num_tokens, sampler_width(self.num_rows))
 
     @cached_property
     def vector(self) -> VectorLayout:
@@ -118,7 +118,7 @@ class Layout:
 
 
 class Kept(NamedTuple):
-    """The tokens of a launch for the sampler, in its order. The sampler draws the next token of each, or scores it."""
+    """The tokens of a launch for the sampler, in its order. The sampler draws or scores the token after each."""
 
     members: list[int]  # index in the plan
     targets: list[int | None]  # the following id, to be scored; None: the next token is drawn
@@ -134,7 +134,7 @@ class Kept(NamedTuple):
 def pack(
     members: Sequence[Member], segments: Sequence[Segment], rows: RowTable, layout: Layout
 ) -> tuple[NDArray[np.int32], Kept]:
-    """Write one launch into a vector; no Python loop runs over tokens, except over those to score.
+    """Write one launch into a vector, without a Python loop over tokens, except over the scored ones.
 
     Returns:
         The vector, and the tokens to keep for the sampler.
@@ -161,39 +161,39 @@ def pack(
     view["page_table"][:used] = rows.page_table[row]
 
     # Kept tokens.
-    places, owners, targets = _kept(members, segments, start.tolist())
-    view["kept_token"][: len(places)] = places
+    indices, owners, targets = _kept(members, segments, start.tolist())
+    view["kept_token"][: len(indices)] = indices
     is_drawn = np.array([target is None for target in targets], bool)
     kept_row = np.where(is_drawn, row[owners], np.int32(layout.num_rows))
-    kept = Kept([segments[i].member for i in owners], targets, kept_row, view["positions"][places] + 1)
+    kept = Kept([segments[i].member for i in owners], targets, kept_row, view["positions"][indices] + 1)
     return vector, kept
 
 
 def _kept(
     members: Sequence[Member], segments: Sequence[Segment], starts: Sequence[int]
 ) -> tuple[list[int], list[int], list[int | None]]:
-    """Place in the batch, segment and target of each kept token: tokens with targets, and newest tokens to sample."""
-    places: list[int] = []
+    """Index, segment and target of each kept token of the batch: tokens with targets, and newest tokens to sample."""
+    indices: list[int] = []
     owners: list[int] = []
     targets: list[int | None] = []
     for i, (index, offset, size) in enumerate(segments):
         member = members[index]
         if member.targets:
             scored = member.targets[offset : offset + size]
-            places.extend(range(starts[i], starts[i] + len(scored)))
+            indices.extend(range(starts[i], starts[i] + len(scored)))
             owners.extend([i] * len(scored))
             targets.extend(scored)
         if member.is_sampling and offset + size == member.num_tokens:
-            places.append(starts[i] + size - 1)
+            indices.append(starts[i] + size - 1)
             owners.append(i)
             targets.append(None)
-    return places, owners, targets
+    return indices, owners, targets
 
 
 def _ids(
     members: Sequence[Member], segments: Sequence[Segment], end: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], list[int]]:
-    """Ids known to the host, in order, and the places in the batch of the others."""
+    """Ids known to the host, in order, and the indices of the other tokens in the batch."""
     waiting = [
         int(end[i]) - 1
         for i, (index, offset, size) in enumerate(segments)
@@ -204,5 +204,5 @@ def _ids(
 
 
 def _slice(ids: Sequence[int], offset: int, size: int) -> Sequence[int]:
-    """`ids[offset : offset + size]`, without a copy if that is all of them."""
+    """`ids[offset : offset + size]`, without a copy if the slice has all ids."""
     return ids if not offset and size >= len(ids) else ids[offset : offset + size]

@@ -1,7 +1,7 @@
 """The programs of an executor: the finite set of shapes, and their lowering and compilation at start.
 
-A launch runs two programs: the layers, one program for each bucket, and a sampler, of which there are a few. A plan of
-many steps runs one program, layers and sampler in a loop.
+A launch runs two programs: the layers, compiled once for each bucket, and one of a few samplers. A plan of many steps
+runs one program, layers and sampler in a loop.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
-from orca_jax.exec.buckets import bucket_for, sampler_places
+from orca_jax.exec.buckets import bucket_for, sampler_widths
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
@@ -27,16 +27,16 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("multi_step", bucket), ("full", places) or (a kind of plain samplers, places)."""
+"""("layers", bucket), ("multi_step", bucket), ("full", width) or (a kind of plain samplers, width)."""
 
 
 class DeviceState(NamedTuple):
-    """The arrays that stay on the device between iterations, donated from program to program."""
+    """Arrays staying on the device between iterations, donated from program to program."""
 
     pages: KVPages
     history: jax.Array  # [R, L] ids of each row's context by position
     last_token: jax.Array  # [R]
-    unreported: jax.Array  # [R, K] tokens of plans of many steps that no result has carried
+    unreported: jax.Array  # [R, K] tokens of plans of many steps, in no result yet
 
 
 class Programs:
@@ -45,14 +45,14 @@ class Programs:
     Args:
         decoder: parameters on the devices of `mesh`.
         model: of the decoder.
-        config: shapes; they decide the finite set of programs.
+        config: shapes, for the finite set of programs.
         mesh: with a tensor axis.
 
     Attributes:
         weights, unembedding: flat parameters, the first arguments of the programs.
         layouts: of each bucket.
-        places: of each sampler, from the smallest to the largest.
-        full_places: of the full samplers.
+        widths: of the samplers, ascending.
+        full_widths: of the full samplers.
         kinds: of plain samplers.
         num_columns: V, the padded vocabulary.
     """
@@ -66,11 +66,11 @@ class Programs:
         self._unembed, self.unembedding = flatten_module(decoder.unembedding)
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
-        self.places = sampler_places(config.num_rows)
-        self.full_places = self.places[0], self.places[-1]
+        self.widths = sampler_widths(config.num_rows)
+        self.full_widths = self.widths[0], self.widths[-1]
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
-        self.draws_layouts = {places: draws_layout(places) for places in self.places}
-        self.extras_layouts = {places: extras_layout(places) for places in self.full_places}
+        self.draws_layouts = {width: draws_layout(width) for width in self.widths}
+        self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = self.unembedding[0].shape[0]
 
     def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
@@ -79,13 +79,13 @@ class Programs:
         return compile_all(self._lower(state), options, progress)
 
     def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
-        """Every program, traced."""
+        """Trace and lower every program."""
         config = self._config
         lowered = {("layers", bucket): self._lower_layers(bucket, state) for bucket in config.buckets}
-        for places in self.places:
-            lowered |= {(kind, places): self._lower_sampler(kind, places, state) for kind in self.kinds}
-        for places in self.full_places:
-            lowered["full", places] = self._lower_sampler("full", places, state)
+        for width in self.widths:
+            lowered |= {(kind, width): self._lower_sampler(kind, width, state) for kind in self.kinds}
+        for width in self.full_widths:
+            lowered["full", width] = self._lower_sampler("full", width, state)
         if config.max_steps > 1:
             most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
             sizes = [size for size in config.buckets if size <= most]
@@ -102,17 +102,17 @@ class Programs:
         vector = self._abstract((layout.size,))
         return program.lower(self.weights, state.pages, state.history, state.last_token, vector)
 
-    def _lower_sampler(self, name: Kind | Literal["full"], places: int, state: DeviceState) -> jax.stages.Lowered:
+    def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
-        sampler = make(self._unembed, places, self._model.vocab_size, self._mesh)
+        sampler = make(self._unembed, width, self._model.vocab_size, self._mesh)
         program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
-        shape = self.places[-1], self._model.embed_dim
+        shape = self.widths[-1], self._model.embed_dim
         hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
-        draws = self._abstract((self.draws_layouts[places].size,))
+        draws = self._abstract((self.draws_layouts[width].size,))
         plain = self.unembedding, state.last_token, hidden, draws
         if name != "full":
             return program.lower(*plain)
-        extras, mask = self.extras_layouts[places].size, (places, self.num_columns // WORD)
+        extras, mask = self.extras_layouts[width].size, (width, self.num_columns // WORD)
         return program.lower(*plain, state.history, self._abstract((extras,)), self._abstract(mask))
 
     def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:

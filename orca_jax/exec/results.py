@@ -1,4 +1,4 @@
-"""Results in flight on the device, and their way into a `StepResult`."""
+"""Results in flight on the device, and their conversion to a `StepResult`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Launch:
 
     @property
     def newest(self) -> Pending:
-        """The array that is ready when the launch is done."""
+        """The array computed last. When it is ready, the launch is done."""
         return cast(Pending, self.hidden if self.drawn is None else self.drawn.tokens)
 
     @classmethod
@@ -54,7 +54,7 @@ def read_results(
 ) -> StepResult:
     """Wait for the device and put results in the plan's order.
 
-    `unreported` are tokens of the sampling members that earlier plans left on the device; empty if there are none.
+    `unreported` has tokens of the sampling members left on the device by earlier plans; it is empty if there are none.
     """
     drawn: dict[int, tuple[int, bool, TokenLogprobs | None]] = {}
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
@@ -89,9 +89,9 @@ def read_results(
 def read_many(
     plan: StepPlan, multi_step: MultiStep, drawn: ManyDrawn, unreported: Int[Array, "R K"], rows: RowTable
 ) -> tuple[StepResult, MultiStepResult, int]:
-    """Wait for a plan of many steps; returns its result, its runs, and the number of tokens drawn in all.
+    """Wait for a plan of many steps, and return its result, its runs, and the number of all drawn tokens.
 
-    `rows` is updated with the number of tokens of each member that stay on the device.
+    `rows` is updated with the number of tokens of each member still on the device.
     """
     number = len(plan.members)
     ids, num_drawn = np.asarray(unreported), np.asarray(drawn.num_drawn)[:number]
@@ -107,7 +107,7 @@ def read_many(
 
 
 def _reader(launch: Launch, vocab_size: int) -> LogprobReader | None:
-    """None if no log probability is requested: reading is a transfer."""
+    """The log probabilities of a launch; None if none is requested, because reading is a transfer."""
     if launch.drawn is None or launch.drawn.top is None:
         return None
     is_requested = launch.kept.has_targets or any([count is not None for count in launch.num_top])

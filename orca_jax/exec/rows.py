@@ -9,13 +9,13 @@ from orca_jax.exec.sampling.fields import COLUMNS
 from orca_jax.step import MAX_STOP_IDS, Member, RowSampling
 
 NO_ID = -1
-"""Fills the unused places of stop ids."""
+"""Padding of stop ids."""
 
 
 class RowTable:
-    """Pages of each row, and the sampling fields of its request; row `num_rows` stands for no request.
+    """Pages of each row, and the sampling fields of its request; row `num_rows` is an extra one without a request.
 
-    That last row is neutral: greedy, without penalties or biases.
+    This last row is neutral: greedy, without penalties or biases.
     """
 
     def __init__(self, num_rows: int, num_pages: int) -> None:
@@ -23,10 +23,10 @@ class RowTable:
         self.num_rows = num_rows
         self.page_table = np.zeros((rows, num_pages), np.int32)
         self.sampling: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
-            name: np.full((rows, *column.width), column.neutral, column.dtype) for name, column in COLUMNS.items()
+            name: np.full((rows, *column.shape), column.neutral, column.dtype) for name, column in COLUMNS.items()
         }
         self.stop_ids = np.full((rows, MAX_STOP_IDS), NO_ID, np.int32)
-        self.num_unreported = np.zeros(rows, np.int32)  # tokens on the device that no result has carried
+        self.num_unreported = np.zeros(rows, np.int32)  # tokens on the device, in no result yet
         self.has_extras = [False] * rows
         self.logprobs: list[int | None] = [None] * rows
 

@@ -1,1 +1,1 @@
-"""Executors without a device: the same contract, on a model that can be computed by hand."""
+"""Executors without a device: the same contract, on models computable by hand."""

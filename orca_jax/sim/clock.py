@@ -1,9 +1,9 @@
-"""A model that tells the time: for measuring what lies between a model and its reader.
+"""The clock model: its text is the time, to measure the delay between a model and its client.
 
-`preset:clock-25` is the toy with iterations of 25 milliseconds. Whatever the prompt, its text is groups of a space and
-seven digits, " 0123456", a character a token. The digits say when the group's space was ready, in ticks of
-the machine's monotonic clock, so whoever reads the stream on the same machine sees how old it is. A stream may begin
-within a group, whose missing part is dots.
+`preset:clock-25` is the toy with iterations of 25 milliseconds. For any prompt, its text consists of groups of a space
+and seven digits, such as " 0123456", with one character per token. The digits are the time of the group's space, in
+ticks of the machine's monotonic clock. So a client on the same machine can compute the age of a group. If a stream
+begins within a group, the missing digits are dots.
 """
 
 import time
@@ -16,16 +16,16 @@ TICKS_PER_SECOND = 10_000
 NUM_DIGITS = 7
 WRAP_SECONDS = 10**NUM_DIGITS / TICKS_PER_SECOND  # after which the digits repeat
 
-_MAX_OPEN = 1 << 16  # requests whose current group is remembered; the oldest ones have ended long ago
+_MAX_OPEN = 1 << 16  # requests with a remembered group; the oldest ones have ended long ago
 
 
 class Clock:
     """The toy executor's `override`.
 
     Args:
-        latency: seconds from a token's choice, which is when this is called, until the host may see it. What an
-            iteration takes to submit is not in it, so the time told is early by up to that, and never late.
-        now: seconds.
+        latency: seconds from a token's choice, at the call of this object, to its arrival at the host. It excludes the
+            time to submit an iteration, so the reported time may be early by up to this time, and is never late.
+        now: returns the time in seconds.
     """
 
     def __init__(self, latency: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Clock:
         self._digits: dict[str, str] = {}
 
     def __call__(self, request_id: str, length: int, token: int) -> int:
-        """The byte that follows `length` ids."""
+        """The byte after `length` ids."""
         place = length % (1 + NUM_DIGITS)
         if place:
             return ord(self._digits.get(request_id, "." * NUM_DIGITS)[place - 1])
@@ -46,12 +46,16 @@ class Clock:
 
 
 def age_of(group: str, seen: float) -> float:
-    """Seconds from what seven digits tell to `seen`, a time of the same clock."""
+    """Seconds from the time in seven digits to `seen`, a time of the same clock."""
     return (seen - int(group) / TICKS_PER_SECOND) % WRAP_SECONDS
 
 
 def clock_latency(model: str) -> float:
-    """Seconds of an iteration of `preset:clock-<milliseconds>`. Raises ConfigError."""
+    """Seconds of an iteration of `preset:clock-<milliseconds>`.
+
+    Raises:
+        ConfigError: the milliseconds are not an integer from 1 to 10000.
+    """
     text = model.removeprefix(CLOCK_PREFIX)
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigError(f"{model!r} needs milliseconds from 1 to 10000, as in preset:clock-25", param="model")

@@ -11,7 +11,7 @@ from orca_jax.step import StepPlan
 class LinearCost:
     """Seconds of a device for an iteration, and of the host before it.
 
-    Padding costs as much as tokens, so the number of tokens is that of the buckets.
+    Padding costs as much as tokens, so the number of tokens includes padding.
     """
 
     per_iteration: float  # seconds
@@ -21,7 +21,7 @@ class LinearCost:
     buckets: tuple[int, ...] = ()  # ascending; empty: nothing is padded
 
     def seconds(self, plan: StepPlan, num_steps: int = 1) -> float:
-        """The device's time for `num_steps` steps of a plan, each one token further, with all members in each."""
+        """The device's time for `num_steps` steps of a plan, each step one token further, with all members."""
         num_pairs = pairs((member.start, member.num_tokens) for member in plan.members)
         further = len(plan.members) * num_steps * (num_steps - 1) / 2
         once = self.of(padded(plan.num_tokens, self.buckets), num_pairs)
@@ -33,12 +33,12 @@ class LinearCost:
 
 
 def pairs(members: Iterable[tuple[int, int]]) -> int:
-    """Pairs of a token and an attended one, itself included; a member is (its first position, its tokens)."""
+    """Pairs of a token and an attended one, itself included. A member is (first position, number of tokens)."""
     return sum([size * start + size * (size + 1) // 2 for start, size in members])
 
 
 def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
-    """Tokens of the launches that hold `num_tokens`, padding included."""
+    """Tokens of the launches for `num_tokens`, padding included."""
     if not buckets:
         return num_tokens
     full, rest = divmod(num_tokens, buckets[-1])

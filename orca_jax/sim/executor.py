@@ -13,7 +13,7 @@ OTHER_ID = 1
 
 
 class VirtualClock:
-    """Seconds that pass only when `now` is set."""
+    """A clock with the time in seconds in `now`, and changed only there."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -35,8 +35,8 @@ class SimExecutor:
 
     Args:
         cost: of an iteration.
-        clock: moved on by the host's time in `submit` and to the end of an iteration in `collect`.
-        lengths: the number of tokens that each request generates; the last one is `END_ID`.
+        clock: advanced by the host's time in `submit`, and to the end of an iteration in `collect`.
+        lengths: the number of generated tokens of each request; the last one is `END_ID`.
     """
 
     def __init__(self, cost: LinearCost, clock: VirtualClock, lengths: Mapping[str, int]) -> None:
@@ -98,7 +98,7 @@ class SimExecutor:
         return StepResult(plan.iteration, ids, [True] * len(ids), multi_step=many)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
-        """A plan of many steps: a member that has ended or reached its limit draws no more."""
+        """Run a plan of many steps; a member draws no more after its end or at its limit."""
         limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
         drawing, num_steps = list(plan.members), 0
         ended = set[int]()
@@ -115,6 +115,6 @@ class SimExecutor:
         return StepResult(plan.iteration, newest, [True] * len(runs), multi_step=MultiStepResult(num_steps, runs))
 
     def _next_id(self, member: Member, num_before: int) -> int:
-        """The id that a member draws after `num_before` steps of a plan."""
+        """The id of a member's draw after `num_before` steps of a plan."""
         nth = member.start + member.num_tokens + num_before - self._num_prompt[member.row] + 1
         return END_ID if nth >= self._lengths[member.request_id] else OTHER_ID

@@ -1,9 +1,9 @@
-"""A model with next tokens that can be computed by hand, behind the real contract.
+"""The toy model: next tokens computable by hand, behind the real contract.
 
-After ids `x_0 .. x_{n-1}` its favourite is `sum((i + 1) * (x_i + 1)) mod vocab_size`, and logits fall from there by
-`toy_logits.py`. Greedy sampling chooses the favourite; with a temperature `seed + n + top_k` is added
-to the sum first. So every id, its position, the row's seed and every page matter. Biases, penalties and masks then act
-on the logits around that id, and the highest is drawn. Log probabilities are the model's own, without the temperature's
+After ids `x_0 .. x_{n-1}` its favourite is `sum((i + 1) * (x_i + 1)) mod vocab_size`, and logits fall from there as
+in `toy_logits.py`. Greedy sampling chooses the favourite; with a temperature, `seed + n + top_k` is added to the sum
+first. So every id, its position, the row's seed and every page matter. Biases, penalties and masks then act on the
+logits around this id, and the highest is drawn. Log probabilities are the model's own, without the temperature's
 addition. `ToyExecutor` checks every plan: a mistake of a scheduler raises an AssertionError.
 """
 
@@ -55,8 +55,8 @@ def toy_generate(
 ) -> list[int]:
     """The toy model's output for one request alone, with neither pages nor batches: the oracle of tests.
 
-    `seed` is the resolved one, for a request without a seed of its own. `constraint` is unused so far; it holds beside
-    the parameters. A final stop token is included. The ids end if no id is allowed.
+    `seed` is the resolved one, for a request without a seed of its own. `constraint` must be fresh; it applies
+    together with the parameters. A final stop token is included. The ids end when no id is allowed.
     """
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     ids = list(prompt_ids)
@@ -107,7 +107,7 @@ def toy_score(ids: Sequence[int], num_top: int, *, vocab_size: int) -> list[Toke
 
 @dataclass(slots=True)
 class _ToyHandle:
-    """An iteration in flight: its plan, its result, and the time at which the result is ready."""
+    """An iteration in flight: its plan, its result, and the time of its end."""
 
     plan: StepPlan
     scores: tuple[list[TokenLogprobs], ...]
@@ -123,10 +123,10 @@ class ToyExecutor:
         num_pages: pages of the simulated KV cache.
         page_size: slots in a page.
         num_rows: rows of plans are below it.
-        latency: seconds that one iteration takes; iterations in flight run one after another.
+        latency: seconds of one iteration; iterations in flight run one after another.
         override: may replace every sampled id, or declare its logits not finite.
-        check_pages: read each context back through its page table before sampling, which costs time in proportion to
-            its length; without it, a running sum is trusted.
+        check_pages: read each context back through its page table before sampling, in time proportional to its
+            length. Otherwise a running sum is trusted.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ToyExecutor:
         self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
         self._in_flight: deque[_ToyHandle] = deque()
         self._awaiting: _ToyHandle | None = None  # submitted, and waits for the allowed ids
-        self._ready_at = 0.0  # when the device is done with what it has
+        self._ready_at = 0.0  # the time at which the device has done all its work
         self._is_wanted = False
         self._closed = False
 
@@ -157,9 +157,7 @@ class ToyExecutor:
         assert not self._closed, "submit after close"
         assert self._awaiting is None, "submit while an iteration waits for allowed ids"
         assert plan.members, f"iteration {plan.iteration} is empty"
-        assert plan.iteration == self.stats.iterations, (
-            f"iteration {plan.iteration} where {self.stats.iterations} is due"
-        )
+        assert plan.iteration == self.stats.iterations, f"iteration {plan.iteration} instead of {self.stats.iterations}"
         rows = [member.row for member in plan.members]
         assert len(set(rows)) == len(rows), f"iteration {plan.iteration} names a row twice: {rows}"
         # First all writes, then all reads, as on a device: a page in two rows shows in both.
@@ -242,7 +240,7 @@ class ToyExecutor:
         )
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
-        """A plan of many steps; its members have been written once: draw, write the drawn token, and so on."""
+        """Run a plan of many steps, with its members written once: draw, write the drawn token, and so on."""
         assert not self._in_flight, "a plan of many steps with others in flight"
         limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
         drawing, ended, broken, num_steps = list(plan.members), set[int](), set[int](), 0
@@ -271,7 +269,7 @@ class ToyExecutor:
         )
 
     def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
-        """The next id after a member's whole context, None if the logits are not finite; and its log probability."""
+        """The next id after a member's whole context (None if logits are not finite), and its log probability."""
         row = self._memory.row(member.row)
         sampling, length, total = row.sampling, len(row.sums), row.sums[-1]
         params = sampling.params

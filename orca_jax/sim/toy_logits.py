@@ -1,4 +1,4 @@
-"""The toy model's distribution, and the changes of its sampler: pure functions with values to be computed by hand.
+"""The toy model's distribution, and the changes of its sampler: pure functions with values computable by hand.
 
 The logit of id t is `-((t - favourite) mod vocab_size) / 8`: the favourite has 0, the next id -1/8, and so on around.
 """
@@ -28,7 +28,7 @@ def _norm(vocab_size: int) -> float:
 
 
 def toy_noise(temperature: float, top_k: int, seed: int, length: int) -> int:
-    """The number of ids by which sampling moves the favourite, after a context of `length` tokens."""
+    """The number of ids to add to the favourite when sampling, after a context of `length` tokens."""
     return seed + length + max(top_k, 0) if temperature > 0 else 0
 
 
@@ -50,7 +50,7 @@ def toy_adjusted(
         favourite: the id with the highest logit before.
         params: the biases and penalties.
         prompt: the ids of the prompt.
-        counts: the number of times that an id was generated.
+        counts: the number of occurrences of each generated id.
         vocab_size: ids are below it.
     """
     logits = [-((token_id - favourite) % vocab_size) * SLOPE for token_id in range(vocab_size)]

@@ -18,7 +18,7 @@ class ToyRow:
     unreported: list[int] = field(default_factory=list)  # drawn, and in no result yet
 
     def report(self, *newest: int) -> list[int]:
-        """Return all ids that are in no result yet, `newest` last, and forget them."""
+        """Return all ids in no result yet, `newest` last, and forget them."""
         run, self.unreported = [*self.unreported, *newest], []
         return run
 
@@ -30,7 +30,7 @@ class ToyMemory:
         vocab_size: ids are below it.
         num_pages: pages of the simulated KV cache.
         page_size: slots in a page.
-        num_rows: rows that plans may name.
+        num_rows: rows of plans are below it.
     """
 
     def __init__(self, vocab_size: int, num_pages: int, page_size: int, num_rows: int) -> None:
@@ -38,11 +38,11 @@ class ToyMemory:
         self._page_size = page_size
         self._num_rows = num_rows
         self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
-        self._readers: list[set[int]] = [set() for _ in range(num_pages)]  # rows to which a page was given
+        self._readers: list[set[int]] = [set() for _ in range(num_pages)]  # rows with each page
         self._rows: dict[int, ToyRow] = {}
 
     def row(self, index: int) -> ToyRow:
-        """A row that has a holder."""
+        """The state of a row with a holder."""
         return self._rows[index]
 
     def write(self, member: Member) -> None:
@@ -98,7 +98,7 @@ class ToyMemory:
         return ids
 
     def check(self, index: int) -> None:
-        """Assert that a row's pages hold the ids written for it, and no others."""
+        """Check a row's pages: they must hold the ids written for it, and no others."""
         row = self._rows[index]
         total = sum((position + 1) * (token + 1) for position, token in enumerate(self.ids_of(index)))
         assert total == row.sums[-1], f"{row.request_id}: another request wrote into its pages"
@@ -111,7 +111,7 @@ class ToyMemory:
         row = self._rows[member.row]
         assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
         assert member.num_old_pages == len(row.pages), (
-            f"{member.request_id} has {len(row.pages)} pages, the plan says {member.num_old_pages}"
+            f"{member.request_id} has {len(row.pages)} pages, but the plan has {member.num_old_pages}"
         )
         for number, page in enumerate(member.new_pages, start=len(row.pages)):
             if (number + 1) * self._page_size <= member.start:  # another request filled it with the same ids
@@ -133,5 +133,7 @@ class ToyMemory:
             return
         targets, expected = list(member.targets), len(ids) - member.is_sampling
         assert len(targets) == expected, f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
-        assert all(0 <= token < self._vocab_size for token in targets), f"{member.request_id}: targets outside"
+        assert all(0 <= token < self._vocab_size for token in targets), (
+            f"{member.request_id}: targets outside the vocabulary"
+        )
         assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not the following ids"

@@ -146,7 +146,7 @@ def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Deco
     return graph, shapes
 
 
-def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, places: int) -> Compiled:
+def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, width: int) -> Compiled:
     """A plain sampler, as the executor compiles it; the table must not be copied."""
     mesh, columns = mesh_of(card), -(-model.vocab_size // 128) * 128
     graph, state = nnx.split(nnx.eval_shape(lambda: _table(columns, model.embed_dim)))
@@ -156,9 +156,9 @@ def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, p
         merged: Table = nnx.merge(graph, jax.tree.unflatten(tree, weights))
         return merged
 
-    sampler = make_plain_sampler(unembed, places, model.vocab_size, mesh, kind=kind)
-    last, draws = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (places, draws_layout(places).size))
-    hidden = jax.ShapeDtypeStruct((places, model.embed_dim), jnp.float32)
+    sampler = make_plain_sampler(unembed, width, model.vocab_size, mesh, kind=kind)
+    last, draws = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (width, draws_layout(width).size))
+    hidden = jax.ShapeDtypeStruct((width, model.embed_dim), jnp.float32)
     with jax.set_mesh(mesh):
         lowered = jax.jit(sampler, donate_argnums=1).lower(weights, last, hidden, draws)
         return compile_and_read(lowered, (columns, model.embed_dim), ptxas)

@@ -113,7 +113,7 @@ def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list
 @pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b"])
 @pytest.mark.parametrize("kind", ["greedy", "unfiltered"])
 def test_samplers_are_one_graph(card: str, preset: str, kind: Kind, ptxas: Path) -> None:
-    found = compile_sampler(ptxas, card, read_model_config(f"preset:{preset}"), kind, places=64)
+    found = compile_sampler(ptxas, card, read_model_config(f"preset:{preset}"), kind, width=64)
     assert not found.outside_graphs, "the device waits for its host"
     assert not found.copies
 

@@ -14,7 +14,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
-from orca_jax.exec.buckets import num_places
+from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.layers import make_forward
@@ -192,7 +192,7 @@ def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model
     weights, tree = jax.tree.flatten(parameters)
     make = make_full_sampler if is_full else make_plain_sampler
     sample = make(lambda weights: nnx.merge(table, jax.tree.unflatten(tree, weights)), rows, model.vocab_size, mesh)
-    hidden = _array(mesh, (num_places(rows), model.embed_dim), "float32")
+    hidden = _array(mesh, (sampler_width(rows), model.embed_dim), "float32")
     arguments = [weights, _array(mesh, (rows,)), hidden, _array(mesh, (draws_layout(rows).size,))]
     if is_full:
         mask = rows, weights[0].shape[0] // WORD

@@ -26,7 +26,7 @@ def test_at_most_a_third_of_a_bucket_is_padding(num_tokens: int) -> None:
     assert 0 <= bucket - num_tokens <= bucket / 3
 
 
-def test_bucket_for_takes_the_smallest_that_holds() -> None:
+def test_bucket_for_is_the_smallest_that_is_large_enough() -> None:
     assert [bucket_for((4, 8, 16), n) for n in (1, 4, 5, 16)] == [4, 4, 8, 16]
 
 
@@ -35,7 +35,7 @@ def test_one_launch_when_all_fits_with_increments_first() -> None:
     assert list(launches(plan, 8, 8)) == [[(1, 0, 1), (3, 0, 1), (0, 0, 3), (2, 0, 2)]]
 
 
-def test_a_long_prompt_goes_on_in_the_next_launch() -> None:
+def test_a_long_prompt_continues_in_the_next_launch() -> None:
     plan = [member(0, 10), member(1, 1)]
     assert list(launches(plan, 4, 4)) == [[(1, 0, 1), (0, 0, 3)], [(0, 3, 4)], [(0, 7, 3)]]
 

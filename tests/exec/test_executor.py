@@ -35,7 +35,7 @@ MODEL = ModelConfig(
     mlp_bias=True,
     tied_embeddings=True,
 )
-NUM_PAGES = 1000  # many, so that a copy of the cache would show among the other temporary memory
+NUM_PAGES = 1000  # many, so that a copy of the cache would be visible in the other temporary memory
 
 
 def make_executor(
@@ -84,7 +84,7 @@ def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
         if kind == "layers":
             assert alias >= cache_bytes + history_bytes, f"bucket {size} does not alias cache and history"
         else:
-            assert alias >= 4 * 4, f"the {kind} sampler of {size} places does not alias the last tokens"
+            assert alias >= 4 * 4, f"the {kind} sampler of width {size} does not alias the last tokens"
         assert temp < cache_bytes / MODEL.num_layers, f"{kind} {size} has temporary memory like a layer's cache"
 
 
@@ -92,18 +92,18 @@ def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, p
     whole = generate(executor, PROMPT * 3, 4)
     small = make_executor(program_cache, buckets=(1, 4))
     assert generate(small, PROMPT * 3, 4) == whole
-    assert small.stats.launches == 4 + 3, "15 prompt tokens in launches of 4, then one launch a token"
+    assert small.stats.launches == 4 + 3, "15 prompt tokens in launches of 4, then one launch per token"
     assert small.stats.padding_tokens == 1
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs of XLA:CPU")
 def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
     """`top_k` is a selection only if no other operation is merged with it; a sort takes twenty times as long."""
-    for (kind, places), program in executor.programs.items():
+    for (kind, size), program in executor.programs.items():
         text = program.as_text() or ""
         assert kind == "layers" or "TopK" in text
-        widths = [int(width) for width in re.findall(r"\(f32\[\d+,(\d+)\][^()]*\) sort\(", text)]
-        assert all(width < MODEL.vocab_size for width in widths), f"the {kind} sampler of {places} places sorts"
+        sorted_columns = [int(number) for number in re.findall(r"\(f32\[\d+,(\d+)\][^()]*\) sort\(", text)]
+        assert all(number < MODEL.vocab_size for number in sorted_columns), f"the {kind} sampler of width {size} sorts"
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -137,7 +137,7 @@ def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
 
-def test_results_stand_in_the_order_of_the_plan(executor: JaxExecutor) -> None:
+def test_results_are_in_the_order_of_the_plan(executor: JaxExecutor) -> None:
     """The plan has prompts before increments, the launch increments before prompts."""
     alone = [generate(executor, PROMPT, 2, row=0)[1], generate(executor, [1, 2, 3], 1, row=1)[0]]
     first = generate(executor, PROMPT, 1, row=0)[0]
@@ -178,7 +178,7 @@ def test_close_frees_the_cache(program_cache: str) -> None:
     assert all(pool.is_deleted() for pool in pages)
 
 
-def test_the_cache_takes_what_fits_and_no_more_than_it_can_use() -> None:
+def test_the_cache_has_as_many_pages_as_fit_and_no_more_than_rows_can_use() -> None:
     one = page_bytes(MODEL, 8, "float32")
     assert one == 2 * 3 * 4 * 8 * 8 * 4
     sized = size_cache(MODEL, page_size=8, dtype="float32", memory=20 * one + 5, num_rows=4, max_model_len=64)
@@ -189,7 +189,7 @@ def test_the_cache_takes_what_fits_and_no_more_than_it_can_use() -> None:
         size_cache(MODEL, page_size=8, dtype="float32", memory=3 * one, num_rows=4, max_model_len=64)
 
 
-def test_logits_that_are_not_finite_are_told_for_their_row_alone(program_cache: str) -> None:
+def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cache: str) -> None:
     mesh = tensor_mesh(jax.devices()[:1])
     decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
     table = decoder.embedding.table

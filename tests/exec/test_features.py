@@ -13,7 +13,7 @@ from orca_jax.step import Member, RowSampling, StepPlan, StepResult
 from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, plan
 from tests.sampling import row_sampling
 
-TOLD = row_sampling(logprobs=20, num_prompt=len(PROMPT))
+WITH_LOGPROBS = row_sampling(logprobs=20, num_prompt=len(PROMPT))
 EVERYTHING = (1 << MODEL.vocab_size) - 1
 
 
@@ -41,59 +41,59 @@ def run(executor: JaxExecutor, step: StepPlan, *allowed: int) -> StepResult:
     return executor.collect(handle)
 
 
-def told_tokens(
+def reported_tokens(
     executor: JaxExecutor, sampling: RowSampling, count: int, row: int = 0
 ) -> tuple[list[int], list[TokenLogprobs]]:
-    """The tokens of a request that runs alone, and the log probabilities of each."""
+    """The tokens of a request running alone, and the log probabilities of each."""
     tokens: list[int] = []
-    told: list[TokenLogprobs] = []
+    reported: list[TokenLogprobs] = []
     member = first_of(row, sampling)
     for _ in range(count):
         result = run(executor, plan(member))
         tokens += result.token_ids
-        told += [entry for entry in result.logprobs if entry is not None]
+        reported += [entry for entry in result.logprobs if entry is not None]
         member = next_of(row, len(PROMPT) + len(tokens) - 1, tokens[-1])
-    return tokens, told
+    return tokens, reported
 
 
-def test_greedy_tokens_are_the_best_that_is_told(executor: JaxExecutor) -> None:
-    tokens, told = told_tokens(executor, TOLD, 4)
-    assert tokens == [entry.top_ids[0] for entry in told]
-    assert all(entry.rank == 1 and entry.logprob == entry.top_logprobs[0] for entry in told)
-    assert all(list(entry.top_logprobs) == sorted(entry.top_logprobs, reverse=True) for entry in told)
-    plain, nothing = told_tokens(executor, GREEDY, 4)
+def test_greedy_tokens_are_the_most_probable_reported_ones(executor: JaxExecutor) -> None:
+    tokens, reported = reported_tokens(executor, WITH_LOGPROBS, 4)
+    assert tokens == [entry.top_ids[0] for entry in reported]
+    assert all(entry.rank == 1 and entry.logprob == entry.top_logprobs[0] for entry in reported)
+    assert all(list(entry.top_logprobs) == sorted(entry.top_logprobs, reverse=True) for entry in reported)
+    plain, nothing = reported_tokens(executor, GREEDY, 4)
     assert (plain, nothing) == (tokens, [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_as_many_are_told_as_were_asked_for(executor: JaxExecutor, count: int) -> None:
-    _, [told] = told_tokens(executor, row_sampling(logprobs=count, num_prompt=len(PROMPT)), 1)
-    assert (len(told.top_ids), len(told.top_logprobs)) == (count, count)
+def test_as_many_are_reported_as_requested(executor: JaxExecutor, count: int) -> None:
+    _, [reported] = reported_tokens(executor, row_sampling(logprobs=count, num_prompt=len(PROMPT)), 1)
+    assert (len(reported.top_ids), len(reported.top_logprobs)) == (count, count)
 
 
-def test_penalties_count_what_was_generated_as_iterations_go_on(executor: JaxExecutor) -> None:
+def test_penalties_count_generated_tokens_of_earlier_iterations(executor: JaxExecutor) -> None:
     """Each token is the best of the twenty reported, after the penalties of the tokens generated before.
 
     A constant added to all logits does not change the effect of frequency and presence, so log probabilities serve as
     logits. With at most nine generated tokens, the best of all is among twenty.
     """
-    tokens, told = told_tokens(
+    tokens, reported = reported_tokens(
         executor, row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.3, frequency_penalty=0.2), 9
     )
-    for position, (token, entry) in enumerate(zip(tokens, told, strict=True)):
+    for position, (token, entry) in enumerate(zip(tokens, reported, strict=True)):
         before = tokens[:position]
         changed = [
             logprob - 0.2 * before.count(other) - 0.3 * (other in before)
             for other, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
         ]
         assert token == entry.top_ids[int(np.argmax(changed))]
-    assert tokens != told_tokens(executor, TOLD, 9)[0], "the penalties did something"
+    assert tokens != reported_tokens(executor, WITH_LOGPROBS, 9)[0], "the penalties did something"
 
 
 def test_a_preempted_request_is_penalised_as_before(executor: JaxExecutor) -> None:
     """Its generated tokens are processed again like a prompt, in another row, and still count as generated."""
     sampling = row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.5, repetition_penalty=1.2)
-    tokens, _ = told_tokens(executor, sampling, 6)
+    tokens, _ = reported_tokens(executor, sampling, 6)
     again = run(executor, plan(first_of(2, sampling, [*PROMPT, *tokens[:5]])))
     assert again.token_ids == tokens[5:]
 
@@ -101,13 +101,13 @@ def test_a_preempted_request_is_penalised_as_before(executor: JaxExecutor) -> No
 def test_a_new_holder_does_not_inherit_its_rows_history(executor: JaxExecutor) -> None:
     sampling = row_sampling(repetition_penalty=50.0, num_prompt=2)
     alone = run(executor, plan(first_of(3, sampling, [7, 8]))).token_ids
-    told_tokens(executor, GREEDY, 6, row=1)
+    reported_tokens(executor, GREEDY, 6, row=1)
     assert run(executor, plan(first_of(1, sampling, [7, 8]))).token_ids == alone
 
 
 def test_penalties_see_a_token_that_is_still_on_the_device(executor: JaxExecutor) -> None:
     sampling = row_sampling(frequency_penalty=2.0, num_prompt=len(PROMPT))
-    expected, _ = told_tokens(executor, sampling, 4)
+    expected, _ = reported_tokens(executor, sampling, 4)
     handles = [executor.submit(plan(first_of(1, sampling)))]
     for start in (5, 6, 7):
         ahead = Member("r", 1, start, [], is_sampling=True, last_on_device=True, num_old_pages=8)
@@ -115,9 +115,9 @@ def test_penalties_see_a_token_that_is_still_on_the_device(executor: JaxExecutor
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
 
-def test_a_constrained_member_draws_what_is_allowed_and_the_others_as_ever(executor: JaxExecutor) -> None:
-    free, [told] = told_tokens(executor, TOLD, 1)
-    second, third = told.top_ids[1:3]
+def test_a_constrained_member_draws_an_allowed_id_and_the_others_as_before(executor: JaxExecutor) -> None:
+    free, [reported] = reported_tokens(executor, WITH_LOGPROBS, 1)
+    second, third = reported.top_ids[1:3]
     both = plan(first_of(0, GREEDY, is_constrained=True), first_of(1, GREEDY))
     assert run(executor, both, (1 << second) | (1 << third)).token_ids == [second, free[0]]
     after = plan(
@@ -141,7 +141,7 @@ def test_sets_go_to_constrained_members_in_the_plans_order_over_several_launches
     assert run(executor, step, 1 << 100, 1 << 200, 1 << 299).token_ids == [100, 200, *free, 299]
 
 
-def test_the_order_of_submit_constrain_and_collect_is_held(executor: JaxExecutor) -> None:
+def test_the_order_of_submit_constrain_and_collect_is_checked(executor: JaxExecutor) -> None:
     handle = executor.submit(plan(first_of(0, GREEDY, is_constrained=True)))
     with pytest.raises(AssertionError, match="without a call of `constrain`"):
         executor.collect(handle)
@@ -215,7 +215,7 @@ def test_scores_depend_on_neither_buckets_nor_devices(
     other.close()
 
 
-def test_scoring_draws_as_ever_and_leaves_its_mates_alone(executor: JaxExecutor) -> None:
+def test_scoring_changes_neither_draws_nor_other_members(executor: JaxExecutor) -> None:
     alone = run(executor, plan(first_of(0, GREEDY, IDS))).token_ids + run(executor, plan(first_of(1, GREEDY))).token_ids
     both = plan(first_of(0, GREEDY, IDS, targets=IDS[1:]), first_of(1, GREEDY))
     result = run(executor, both)
@@ -239,7 +239,7 @@ FEATURES: dict[str, RowSampling] = {
 
 
 def test_no_feature_compiles_anything_while_serving(program_cache: str) -> None:
-    """A strict executor raises at the first compilation. With few rows and many, alone and beside a plain row."""
+    """A strict executor raises at the first compilation: with few rows and many, alone and beside a plain row."""
     executor = make_executor(program_cache, buckets=(100,), strict=True)
     for sampling in FEATURES.values():
         run(executor, plan(first_of(0, sampling)))
@@ -251,7 +251,7 @@ def test_no_feature_compiles_anything_while_serving(program_cache: str) -> None:
     executor.close()
 
 
-def test_who_uses_no_feature_gets_the_same_tokens_beside_those_who_do(executor: JaxExecutor) -> None:
+def test_a_request_without_features_gets_the_same_tokens_beside_others_with_them(executor: JaxExecutor) -> None:
     free = row_sampling(temperature=1.0, seed=7)
     alone = [run(executor, plan(first_of(0, free))).token_ids[0], run(executor, plan(first_of(1, GREEDY))).token_ids[0]]
     for name, sampling in FEATURES.items():

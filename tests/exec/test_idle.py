@@ -1,4 +1,4 @@
-"""The device's idle time, by hand: a device is an end time, and the clock stands still until it is set."""
+"""The device's idle time, by hand: a device is an end time, and only the tests move the clock."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Clock:
 
 
 class Result:
-    """A result that is ready at a given time."""
+    """A result, ready at a given time."""
 
     def __init__(self, clock: Clock, end: float) -> None:
         self._clock, self._end = clock, end
@@ -61,7 +61,7 @@ def test_a_device_with_more_to_do_is_not_idle() -> None:
 
 
 @pytest.mark.parametrize(("looks_at", "most"), [(None, 7), (13, 4), (16, 7)])
-def test_who_did_not_wait_knows_a_bound(looks_at: float | None, most: float) -> None:
+def test_without_waits_the_sum_is_a_bound(looks_at: float | None, most: float) -> None:
     """Done at 15, seen busy at 10 or 13, and used again at 17: 2 idle seconds."""
     clock = Clock()
     watch = IdleWatch(clock)
@@ -88,13 +88,13 @@ def test_rest_does_not_count() -> None:
     assert watch.seconds == 3
 
 
-def test_the_toy_knows_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toy_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("orca_jax.sim.toy.time.perf_counter", clock)
     toy = ToyExecutor(7, num_pages=4, page_size=4, num_rows=1, latency=10.0)
     sampling = row_sampling(num_prompt=1)
     toy.submit(StepPlan(0, (Member("a", 0, 0, [1], is_sampling=True, new_pages=(0,), sampling=sampling),)))
-    clock.now = 4  # still at work
+    clock.now = 4  # still busy
     toy.submit(StepPlan(1, (Member("a", 0, 1, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     clock.now = 25  # done at 20
     toy.submit(StepPlan(2, (Member("a", 0, 2, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))

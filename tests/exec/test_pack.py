@@ -29,8 +29,8 @@ def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Bat
     return Batch(*(np.asarray(array) for array in layout.unpack(jnp.asarray(vector)))), kept
 
 
-def draws_of(kept: Kept, rows: RowTable, num_places: int) -> Draws:
-    layout = draws_layout(num_places)
+def draws_of(kept: Kept, rows: RowTable, width: int) -> Draws:
+    layout = draws_layout(width)
     row, parameters = unpack_draws(layout, jnp.asarray(pack_draws(kept, rows, layout)))
     return Draws(np.asarray(row), SamplingParameters(*(np.asarray(array) for array in parameters)))
 
@@ -81,7 +81,7 @@ def test_an_id_that_is_still_on_the_device() -> None:
 
 
 def test_known_ids_before_one_on_the_device() -> None:
-    """A recomputed prompt with a last token that was never collected."""
+    """A recomputed prompt whose last token was never collected."""
     rows = RowTable(num_rows=1, num_pages=2)
     members = [Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_pages=[1])]
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)
@@ -112,7 +112,7 @@ def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
     assert [rows.sampling[name][1] for name in ("temperature", "seed_high", "seed_low")] == [1.0, 256, 3]
 
 
-def test_targets_are_kept_with_the_token_they_follow_and_draw_for_nobody() -> None:
+def test_targets_are_kept_with_the_token_before_and_draw_nothing() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     members = [
         Member("scored", 1, 2, [52, 53, 54], is_sampling=True, targets=[53, 54], num_top_targets=3, new_pages=[1, 0]),
@@ -128,7 +128,7 @@ def test_targets_are_kept_with_the_token_they_follow_and_draw_for_nobody() -> No
     assert view["has_target"].tolist() == [1, 1, 0, 0]
     assert view["target"][:2].tolist() == [53, 54]
     assert view["wants_logprobs"].tolist() == [1, 1, 0, 0]
-    assert view["repetition"].tolist() == [1, 1, 1, 1], "neutral, also where nobody is"
+    assert view["repetition"].tolist() == [1, 1, 1, 1], "neutral, also without a request"
 
 
 def test_a_cut_gives_each_launch_its_targets() -> None:
@@ -165,5 +165,5 @@ def test_masks_have_a_bit_for_each_allowed_id(wanted: list[set[int] | None]) -> 
     assert allowed == expected
 
 
-def test_ids_that_no_column_holds_fall_out_of_a_mask() -> None:
+def test_ids_without_a_column_are_dropped_from_a_mask() -> None:
     assert pack_masks([(1 << 5) | (1 << 4000)], 1, 128).tolist() == [[32, 0, 0, 0]]

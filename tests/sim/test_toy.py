@@ -88,7 +88,7 @@ NEXT = Member("a", 0, 3, [0], True, num_old_pages=2)
         ([NEXT._replace(ids=[10])], "outside the vocabulary"),
         ([NEXT._replace(start=4)], "starts at 4 after 3"),
         ([NEXT._replace(ids=[1, 2])], "5 tokens in 2 pages"),
-        ([NEXT._replace(num_old_pages=1)], "has 2 pages, the plan says 1"),
+        ([NEXT._replace(num_old_pages=1)], "has 2 pages, but the plan has 1"),
         ([NEXT._replace(request_id="b")], "row 0 is a's, not b's"),
         ([NEXT._replace(sampling=GREEDY)], "new in row 0 and has old pages"),
         ([NEXT._replace(row=2)], "row 2 of 2"),
@@ -188,7 +188,7 @@ def test_wrong_targets_are_refused(targets: list[int], message: str) -> None:
 
 
 def test_a_plan_out_of_turn_is_refused() -> None:
-    with pytest.raises(AssertionError, match="iteration 1 where 0 is due"):
+    with pytest.raises(AssertionError, match="iteration 1 instead of 0"):
         toy().submit(StepPlan(1, (FIRST,)))
 
 

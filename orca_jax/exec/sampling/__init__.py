@@ -1,1 +1,1 @@
-"""Sampling on the device: from the logits of the rows that sample to their next tokens."""
+"""Sampling on the device: the next tokens of sampling rows, from their logits."""

@@ -1,7 +1,7 @@
-"""What changes the logits of a row before it draws: bias, penalties, and a mask of what it may draw.
+"""Changes of a row's logits before the draw: bias, penalties, and a mask of allowed tokens.
 
-Everything runs on one shard of the vocabulary, N of the columns, and needs nothing from the others. Biases and
-penalties that no row of a launch asks for are skipped.
+Everything runs on one shard of the vocabulary, N of the columns, without data of the other shards. Biases and penalties
+are skipped if no row of a launch uses them.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ _STRIDE = 128  # positions of the history that are counted at a time
 
 
 class Context(NamedTuple):
-    """The ids that each place's next token follows."""
+    """The ids before the next token of each place."""
 
     history: Int[Array, "R L"]  # ids of all rows by position
     row: Int[Array, " B"]
@@ -29,14 +29,14 @@ class Context(NamedTuple):
 def change_logits(
     logits: Float[Array, "B N"], extras: Extras, context: Context, mask: Int[Array, "B W"], axis: str
 ) -> Float[Array, "B N"]:
-    """Bias, then penalties, then minus infinity where the mask has no bit.
+    """Apply biases, then penalties, then the mask: minus infinity for every token without a bit.
 
     Bit i of a row's mask, counted from the lowest of the first word, stands for token i.
     """
     first = first_column(logits, axis)
     logits = lax.cond(jnp.any(extras.bias != 0), partial(_add_bias, logits, extras, first), lambda: logits)
     penalised = (extras.presence != 0) | (extras.frequency != 0) | (extras.repetition != 1)
-    # Rows without penalties have no context worth counting.
+    # Rows without penalties need no counts.
     counted = context._replace(length=jnp.where(penalised, context.length, 0))
     logits = lax.cond(jnp.any(penalised), partial(_penalise, logits, extras, counted, first), lambda: logits)
     return jnp.where(_allowed(mask, first, logits.shape[1]), logits, -jnp.inf)
@@ -51,7 +51,7 @@ def _add_bias(logits: Float[Array, "B N"], extras: Extras, first: Int[Array, ""]
 def _penalise(
     logits: Float[Array, "B N"], extras: Extras, context: Context, first: Int[Array, ""]
 ) -> Float[Array, "B N"]:
-    """Repetition as in Hugging Face's generate(), on the whole context; then OpenAI's, on what was generated."""
+    """Apply Hugging Face's repetition penalty to the whole context, then OpenAI's penalties to generated tokens."""
     counts = _count(context, extras.num_prompt, first, logits.shape[1])
     generated = counts[:, 1].astype(jnp.float32)
     repetition = extras.repetition[:, None]
@@ -61,14 +61,16 @@ def _penalise(
     return logits - jnp.where(generated > 0, extras.presence[:, None], 0.0)
 
 
-def _count(context: Context, num_prompt: Int[Array, " B"], first: Int[Array, ""], width: int) -> Int[Array, "B 2 N"]:
-    """How often each of `width` tokens stands in the prompt and in what was generated.
+def _count(
+    context: Context, num_prompt: Int[Array, " B"], first: Int[Array, ""], num_columns: int
+) -> Int[Array, "B 2 N"]:
+    """Occurrences of each of `num_columns` tokens in the prompt and among the generated tokens.
 
-    Walks the history in strides up to the longest context, so that the work follows real lengths.
+    The history is read in strides up to the longest context, so the work is proportional to real lengths.
     """
-    places, longest = context.row.shape[0], context.history.shape[1]
+    width, longest = context.row.shape[0], context.history.shape[1]
     stride = min(_STRIDE, longest)
-    place = jnp.arange(places)[:, None]
+    place = jnp.arange(width)[:, None]
 
     def count(step: Int[Array, ""], counts: Int[Array, "B 2 N"]) -> Int[Array, "B 2 N"]:
         start = jnp.minimum(step * stride, longest - stride)  # the last stride overlaps the one before
@@ -76,21 +78,21 @@ def _count(context: Context, num_prompt: Int[Array, " B"], first: Int[Array, ""]
         position = start + jnp.arange(stride)
         counts_here = (position >= step * stride) & (position < context.length[:, None])
         is_generated = (position >= num_prompt[:, None]).astype(jnp.int32)
-        column = jnp.where(counts_here, _column(ids, first, width), width)
+        column = jnp.where(counts_here, _column(ids, first, num_columns), num_columns)
         return counts.at[place, is_generated, column].add(1, mode="drop")
 
     steps = (jnp.max(context.length) + stride - 1) // stride
-    counts: Array = lax.fori_loop(0, steps, count, jnp.zeros((places, 2, width), jnp.int32))
+    counts: Array = lax.fori_loop(0, steps, count, jnp.zeros((width, 2, num_columns), jnp.int32))
     return counts
 
 
-def _column(ids: Int[Array, "B M"], first: Int[Array, ""], width: int) -> Int[Array, "B M"]:
-    """Columns of ids on this shard; those of other shards become `width`, which scatters drop."""
+def _column(ids: Int[Array, "B M"], first: Int[Array, ""], num_columns: int) -> Int[Array, "B M"]:
+    """Columns of ids on this shard; ids of other shards become `num_columns`, to be dropped by scatters."""
     column = ids - first
-    return jnp.where((column >= 0) & (column < width), column, width)
+    return jnp.where((column >= 0) & (column < num_columns), column, num_columns)
 
 
-def _allowed(mask: Int[Array, "B W"], first: Int[Array, ""], width: int) -> Bool[Array, "B N"]:
+def _allowed(mask: Int[Array, "B W"], first: Int[Array, ""], num_columns: int) -> Bool[Array, "B N"]:
     """This shard's columns of the mask; a shard may begin within a word."""
     bits = (mask[:, :, None] >> jnp.arange(WORD, dtype=mask.dtype)) & 1
-    return lax.dynamic_slice_in_dim(bits.reshape(mask.shape[0], -1), first, width, axis=1) != 0
+    return lax.dynamic_slice_in_dim(bits.reshape(mask.shape[0], -1), first, num_columns, axis=1) != 0

@@ -1,13 +1,13 @@
 """The next token of each sampling row.
 
-A row's token depends on its logits, parameters, seed and position alone, never on who shares its batch: each row has
-its own key, `fold_in(key(seed), position)`, and draws one uniform number, which picks a token by the inverse of the
-cumulative probability. Rows with temperature 0 take the most probable token, and a batch of only such rows
-pays for nothing else.
+A row's token depends on its logits, parameters, seed and position alone, never on the other rows of the batch. Each row
+has its own key, `fold_in(key(seed), position)`, and draws one uniform number. The inverse of the cumulative probability
+turns it into a token. Rows with temperature 0 take the most probable token, and a batch of only such rows computes
+nothing else.
 
-Sorting 50,000 logits is what makes naive samplers slow. Nearly every nucleus lies within the `_WINDOW` most probable
-tokens, which `top_k` finds quickly; only a batch with a row whose choice is wider pays for the exact search
-over all tokens, which bisects for a threshold and sorts nothing.
+Naive samplers are slow because they sort 50,000 logits. Nearly every nucleus lies within the `_WINDOW` most probable
+tokens, found quickly by `top_k`. Only a batch with a row of wider choice needs the exact search over all tokens: a
+bisection for a threshold, without a sort.
 """
 
 import math
@@ -28,7 +28,7 @@ _BLOCK = 128  # the padded vocabulary is a multiple of it
 
 
 type Kind = Literal["plain", "greedy", "unfiltered"]
-"""What a batch may ask for: anything; no draws at all; draws among all tokens, without top-k, top-p and min-p."""
+"""Draws of a batch: of any kind; none (greedy); among all tokens, without top-k, top-p and min-p."""
 
 
 def sample(
@@ -41,18 +41,18 @@ def sample(
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw a token for each row.
 
-    Filters act as in Hugging Face's generate(): temperature, then top-k, then top-p on what top-k left, renormalised,
-    then min-p. Tokens tied with the last one kept are kept too.
+    Filters act as in Hugging Face's generate(): temperature, then top-k, then top-p on the renormalised rest, then
+    min-p. Tokens tied with the last kept one are kept too.
 
     Args:
         logits: sharded over the vocabulary; the columns from `vocab_size` on are padding and are never drawn.
         parameters: of each row.
-        vocab_size: tokens that exist.
+        vocab_size: the number of tokens.
         mesh: with a tensor axis that divides the columns.
-        kind: nothing is compiled for rows that ask for more.
+        kind: draws of all rows; the program supports no others.
 
     Returns:
-        Token ids, and whether all logits of the row were finite; where they were not, the id means nothing.
+        Token ids, and True for each row with finite logits only. The id of another row has no meaning.
     """
 
     def on_shard(
@@ -67,19 +67,19 @@ def sample(
         mesh=mesh,
         in_specs=(PartitionSpec(None, TENSOR_AXIS), PartitionSpec()),
         out_specs=PartitionSpec(),
-        check_vma=False,  # every shard computes the same tokens from what it gathered
+        check_vma=False,  # every shard computes the same tokens from gathered values
     )
     tokens, finite = over_vocabulary(logits, parameters)
     return tokens, finite
 
 
 def all_finite(logits: Float[Array, "B N"], axis: str) -> Bool[Array, " B"]:
-    """Whether all logits of a row are finite, on all shards."""
+    """True for each row with finite logits only, on all shards."""
     return lax.pmin(jnp.isfinite(logits).all(axis=-1).astype(jnp.int32), axis) > 0
 
 
 def without_padding(logits: Float[Array, "B N"], vocab_size: int, axis: str) -> Float[Array, "B N"]:
-    """Nothing but minus infinity in the columns of tokens that do not exist."""
+    """The logits with minus infinity in the columns of padding."""
     column = first_column(logits, axis) + jnp.arange(logits.shape[1])
     return jnp.where(column < vocab_size, logits, -jnp.inf)
 
@@ -94,7 +94,7 @@ def choose(
 ) -> Int[Array, " B"]:
     """A token for each row, from N of the columns; minus infinity is never drawn.
 
-    Only rows that are not greedy make the shards exchange more than a maximum.
+    Shards exchange only maxima for greedy rows, and all logits if any row draws.
     """
     greedy, overall = _most_probable(logits, vocab_size, axis)
     if kind == "greedy":
@@ -103,7 +103,7 @@ def choose(
     def draw() -> Int[Array, " B"]:
         everything = lax.all_gather(logits, axis, axis=1, tiled=True)
         scaled = (everything - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
-        # Of few tokens the window holds all, and every kind draws there.
+        # A small vocabulary lies within the window, and every kind draws there.
         is_unfiltered = kind == "unfiltered" and scaled.shape[1] > _WINDOW
         drawn = _draw_unfiltered(scaled, parameters) if is_unfiltered else _draw(scaled, parameters)
         return jnp.where(parameters.temperature > 0, drawn, greedy)
@@ -117,16 +117,16 @@ def _most_probable(
     logits: Float[Array, "B N"], vocab_size: int, axis: str
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """The first of the most probable tokens of each row, on all shards, and its logit."""
-    top, place = _first_maximum(logits)
+    top, column = _first_maximum(logits)
     overall = lax.pmax(top, axis)
-    token = jnp.where(top == overall, first_column(logits, axis) + place, vocab_size - 1)
+    token = jnp.where(top == overall, first_column(logits, axis) + column, vocab_size - 1)
     return lax.pmin(token, axis), overall
 
 
 def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
-    """The maximum of each row and its first column, in two steps: XLA:CPU vectorises a maximum, but no argmax.
+    """The maximum of each row and its first column, in two steps: XLA:CPU vectorises a maximum, but not an argmax.
 
-    Rows with NaN get some column.
+    Rows with NaN get an arbitrary column.
     """
     width = math.gcd(logits.shape[1], _BLOCK)
     blocks = logits.reshape(logits.shape[0], -1, width)
@@ -138,13 +138,13 @@ def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int
 
 
 def _first(where: Bool[Array, "B N"]) -> Int[Array, " B"]:
-    """The first column that holds, or the last of all."""
+    """The first true column, or the last column if none is true."""
     column = lax.broadcasted_iota(jnp.int32, where.shape, 1)
     return jnp.where(where, column, where.shape[1] - 1).min(axis=-1)
 
 
 class _Filters(NamedTuple):
-    """Which tokens of a row may be drawn."""
+    """The filters of each row's tokens."""
 
     top_k: Int[Array, " B"]  # no more than there are columns
     top_p: Float[Array, " B"]
@@ -174,7 +174,7 @@ def _uniforms(parameters: SamplingParameters) -> Float[Array, " B"]:
 
 
 def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, ""]:
-    """A number in [0, 1) that depends on seed and position alone."""
+    """A number in [0, 1), a function of seed and position alone."""
     words = lax.bitcast_convert_type(jnp.stack([seed_high, seed_low]), jnp.uint32)
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
     return jax.random.uniform(jax.random.fold_in(key, position))
@@ -183,7 +183,7 @@ def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[
 def _draw_in_window(
     scaled: Float[Array, "B V"], total: Float[Array, " B"], filters: _Filters, uniform: Float[Array, " B"]
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """Draw among the most probable tokens; the second result tells which rows choose among no others."""
+    """Draw among the most probable tokens. The second result is True for rows without any other candidates."""
     vocab = scaled.shape[1]
     window = min(_WINDOW, vocab)
     top_k, top_p, least = filters
@@ -192,9 +192,9 @@ def _draw_in_window(
     upto = _cumulative(mass)
     available = jnp.where(top_k <= window, upto[:, -1], total)
     kept = jnp.where((upto - mass < (top_p * available)[:, None]) & (values >= least[:, None]), mass, 0.0)
-    # Three filters may end the choice within the window. A nucleus of what a wider top-k left is not known here.
+    # Three filters may end the choice within the window. The nucleus after a wider top-k is not known here.
     nucleus_known = (top_k == vocab) | (top_p >= 1)
-    # The minimum and not `values[:, -1]`: XLA would merge that slice with top_k's own and then sort all columns.
+    # The minimum, not `values[:, -1]`: XLA would merge this slice with the one in top_k and then sort all columns.
     ends = ((upto[:, -1] >= top_p * available) & (top_p < 1)) | (values.min(axis=-1) < least)
     choice = _pick(kept, _cumulative(kept), uniform * kept.sum(axis=-1))
     return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], (top_k <= window) | (nucleus_known & ends)
@@ -207,7 +207,7 @@ def _draw_from_all(
     uniform: Float[Array, " B"],
     is_wide: Bool[Array, " B"],
 ) -> Int[Array, " B"]:
-    """Draw among all tokens, for the rows that have to; plain sampling, the most common case, needs no threshold."""
+    """Draw among all tokens, for the rows in `is_wide`. The most common case, without filters, needs no threshold."""
     top_k, top_p, least = filters
     rank = _ordered(scaled)
 
@@ -225,7 +225,7 @@ def _draw_from_all(
 
 
 def _pick_from_all(kept: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The token at which the cumulative mass exceeds that share of all mass."""
+    """The first token with a cumulative mass above the share `uniform` of all mass."""
     # Two short cumulative sums instead of a long one: first the block, then the token in it.
     blocks = kept.reshape(kept.shape[0], -1, _BLOCK)
     block_mass = blocks.sum(axis=-1)
@@ -238,27 +238,27 @@ def _pick_from_all(kept: Float[Array, "B V"], uniform: Float[Array, " B"]) -> In
 
 
 def _cumulative(mass: Float[Array, "B N"]) -> Float[Array, "B N"]:
-    """Sums up to each place, by a triangular matrix: `jnp.cumsum` takes XLA:CPU seconds to compile."""
+    """Cumulative sums by a triangular matrix: XLA:CPU takes seconds to compile `jnp.cumsum`."""
     upto = jnp.triu(jnp.ones((mass.shape[1], mass.shape[1]), mass.dtype))
     return jnp.matmul(mass, upto, precision=lax.Precision.HIGHEST)
 
 
 def _pick(mass: Float[Array, "B N"], upto: Float[Array, "B N"], target: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The first place whose cumulative mass exceeds the target, or the last; never one without mass."""
-    place = lax.broadcasted_iota(jnp.int32, mass.shape, 1)
-    first = jnp.where((mass > 0) & (upto > target[:, None]), place, mass.shape[1]).min(axis=-1)
-    last = jnp.where(mass > 0, place, 0).max(axis=-1)
+    """The first column with a cumulative mass above the target, or the last column with mass."""
+    column = lax.broadcasted_iota(jnp.int32, mass.shape, 1)
+    first = jnp.where((mass > 0) & (upto > target[:, None]), column, mass.shape[1]).min(axis=-1)
+    last = jnp.where(mass > 0, column, 0).max(axis=-1)
     return jnp.minimum(first, last)
 
 
 def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
-    """Integers in the order of the numbers."""
+    """Map numbers to integers of the same order."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
     return jnp.where(bits >= 0, bits, bits ^ jnp.int32(0x7FFFFFFF))
 
 
 def _threshold(rank: Int[Array, "B V"], weight: Float[Array, "B V"], need: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The largest threshold whose tokens at or above it weigh at least `need`; bisects the 32 bits of `rank`."""
+    """The largest threshold with a weight of at least `need` at or above it, by bisection of the 32 bits of `rank`."""
 
     def halve(_: object, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds  # enough weight at `low`, not at `high`

@@ -1,7 +1,7 @@
-"""The table of sampling fields: it makes the columns of the row table, the packed vectors, and the traced tuples.
+"""The table of sampling fields: it defines the columns of the row table, the packed vectors, and the traced tuples.
 
-To add a number: a line in `SamplingParameters` or `Extras`, a row in a table below, and the arithmetic in `draw.py` or
-`adjust.py`. The order of the traced tuple is the order of its vector.
+To add a number, add a field to `SamplingParameters` or `Extras`, a row to a table below, and the arithmetic to
+`draw.py` or `adjust.py`. The fields of a traced tuple are in the order of its vector.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class Column(NamedTuple):
     value: Callable[[RowSampling], ArrayLike]
     dtype: DTypeLike = np.float32
     neutral: float = 0  # the value of rows without a request and of unused places
-    width: tuple[int, ...] = ()  # () for a number
+    shape: tuple[int, ...] = ()  # () for a number
 
 
 def _seed_halves(sampling: RowSampling) -> Any:
@@ -76,9 +76,9 @@ EXTRA_COLUMNS: Mapping[str, Column] = {
     "repetition": Column(lambda row: row.params.repetition_penalty, neutral=1),
     "num_prompt": Column(lambda row: row.num_prompt, np.int32),
     "bias_id": Column(
-        lambda row: _padded_bias(list(row.params.logit_bias), np.int32), np.int32, width=(MAX_LOGIT_BIAS,)
+        lambda row: _padded_bias(list(row.params.logit_bias), np.int32), np.int32, shape=(MAX_LOGIT_BIAS,)
     ),
-    "bias": Column(lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32), width=(MAX_LOGIT_BIAS,)),
+    "bias": Column(lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32), shape=(MAX_LOGIT_BIAS,)),
 }
 """Fields of `Extras` that come from the row; only launches with extras send them."""
 

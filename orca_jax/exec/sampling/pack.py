@@ -1,4 +1,4 @@
-"""The inputs of samplers beside hidden vectors: one vector for every launch, and two more arrays for full ones."""
+"""The inputs of samplers beside hidden vectors: one vector for every launch, and two more arrays for full samplers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,30 +16,30 @@ from orca_jax.request import TokenSet
 
 
 class Draws(NamedTuple):
-    """The places of one sampler."""
+    """The vector of one sampler, with a value of each field for each place."""
 
     row: Int[Array, " B"]  # row that stores the token in `last_token`; R for padding
     parameters: SamplingParameters
 
 
-def draws_layout(num_places: int) -> VectorLayout:
-    """The layout of the vector that every launch sends."""
-    return _layout(("row", *SamplingParameters._fields), PLAIN_COLUMNS, num_places)
+def draws_layout(width: int) -> VectorLayout:
+    """The layout of the vector sent by every launch."""
+    return _layout(("row", *SamplingParameters._fields), PLAIN_COLUMNS, width)
 
 
-def extras_layout(num_places: int) -> VectorLayout:
-    """The layout of the vector that only launches with extras send."""
-    return _layout(Extras._fields, EXTRA_COLUMNS, num_places)
+def extras_layout(width: int) -> VectorLayout:
+    """The layout of the vector sent by launches with extras only."""
+    return _layout(Extras._fields, EXTRA_COLUMNS, width)
 
 
-def _layout(names: Sequence[str], columns: Mapping[str, Column], num_places: int) -> VectorLayout:
-    """Names without a column are integers, one for each place."""
-    shapes = {name: (num_places, *(columns[name].width if name in columns else ())) for name in names}
+def _layout(names: Sequence[str], columns: Mapping[str, Column], width: int) -> VectorLayout:
+    """The layout of some fields. Fields without a column are integers, one for each place."""
+    shapes = {name: (width, *(columns[name].shape if name in columns else ())) for name in names}
     return VectorLayout(shapes, frozenset(name for name, column in columns.items() if column.dtype == np.float32))
 
 
 def unpack_draws(layout: VectorLayout, vector: Int32[Array, " N"]) -> Draws:
-    """The places of a device vector; traced."""
+    """The fields of a device vector; traced."""
     values = layout.unpack(vector)
     return Draws(values.pop("row"), SamplingParameters(**values))
 
@@ -57,7 +57,7 @@ def pack_draws(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.i
 
 
 def kind_of_draws(vector: NDArray[np.int32], layout: VectorLayout) -> Kind:
-    """The simplest kind of sampler that serves a launch."""
+    """The simplest kind of sampler sufficient for a launch."""
     view = layout.views(vector)
     draws = view["temperature"] > 0
     if not draws.any():
@@ -80,15 +80,15 @@ def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.
     return vector
 
 
-def pack_masks(masks: Sequence[TokenSet | None], num_places: int, num_columns: int) -> NDArray[np.int32]:
-    """Sets of ids as words `[B, V / 32]`; None allows everything, and so do unused places.
+def pack_masks(masks: Sequence[TokenSet | None], width: int, num_columns: int) -> NDArray[np.int32]:
+    """Pack sets of ids into words `[B, V / 32]`; None allows everything, and so do unused places.
 
     Args:
         masks: of the places in use.
-        num_places: B.
+        width: B.
         num_columns: V, a multiple of 32.
     """
-    words = np.full((num_places, num_columns // WORD), -1, np.int32)
+    words = np.full((width, num_columns // WORD), -1, np.int32)
     everything = (1 << num_columns) - 1
     for place, allowed in enumerate(masks):
         if allowed is not None:

@@ -1,9 +1,9 @@
 """The samplers: programs from hidden vectors to tokens. Their number does not depend on the buckets.
 
-Plain samplers exist for 8, 16, ... places, up to one for each row; on a GPU there are more kinds of them, without any
-branch. The full sampler supports every sampling feature. It is compiled for the smallest and the largest size only,
-and a launch without these features does not pay for them. The samplers are programs apart from the layers, so the host
-can compute the masks of a grammar while the layers run.
+Plain samplers exist for several widths, 8, 16, and so on, up to one place for each row; on a GPU there are two more
+kinds of them, without any branch. The full sampler supports every sampling feature. It is compiled for the smallest and
+the largest width only, and a launch without these features does not pay for them. The samplers are programs apart from
+the layers, so the host can compute the masks of a grammar while the layers run.
 """
 
 from collections.abc import Callable
@@ -38,34 +38,34 @@ class Drawn(NamedTuple):
 def plain_kinds(platform: str) -> tuple[Kind, ...]:
     """The kinds of plain samplers for the devices of a platform.
 
-    A GPU waits for its host at each branch of a program, and the host waits for all layers before it. So the most
-    frequent kinds have no branches there.
+    At each branch of a program a GPU waits for its host, and the host waits for all layers before the branch. So the
+    most frequent kinds have no branches on a GPU.
     """
     return ("greedy", "unfiltered", "plain") if platform == "gpu" else ("plain",)
 
 
 def make_plain_sampler(
-    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh, *, kind: Kind = "plain"
+    unembed: Unembed, width: int, vocab_size: int, mesh: Mesh, *, kind: Kind = "plain"
 ) -> Callable[[Weights, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Drawn]]:
-    """`(weights, last_token [R], hidden, draws) -> (last_token, drawn)`; `last_token` is updated in place.
+    """Make the sampler `(weights, last_token [R], hidden, draws) -> (last_token, drawn)`.
 
-    Of the hidden vectors the first `num_places` are used.
+    `last_token` is updated in place. Only the first `width` hidden vectors are used.
 
     Args:
-        unembed: makes the unembedding from its weights.
-        num_places: B.
-        vocab_size: tokens that exist.
+        unembed: builds the unembedding from its weights.
+        width: B.
+        vocab_size: the number of tokens; the other columns are padding.
         mesh: of the weights.
-        kind: the features that its places may use.
+        kind: the supported draws.
     """
-    layout = draws_layout(num_places)
+    layout = draws_layout(width)
 
     def plain_sampler(
         weights: Weights, last_token: jax.Array, hidden: jax.Array, vector: jax.Array
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws = unpack_draws(layout, vector)
-            logits = unembed(weights).scores(hidden[:num_places])
+            logits = unembed(weights).scores(hidden[:width])
             tokens, finite = sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh, kind=kind)
             drawn = Drawn(tokens, finite)
             return _keep(last_token, draws, drawn), drawn
@@ -74,10 +74,10 @@ def make_plain_sampler(
 
 
 def make_full_sampler(
-    unembed: Unembed, num_places: int, vocab_size: int, mesh: Mesh
+    unembed: Unembed, width: int, vocab_size: int, mesh: Mesh
 ) -> Callable[..., tuple[jax.Array, Drawn]]:
-    """`(weights, last_token, hidden, draws, history [R, L], extras, mask [B, V / 32]) -> (last_token, drawn)`."""
-    layout, more = draws_layout(num_places), extras_layout(num_places)
+    """Make `(weights, last_token, hidden, draws, history [R, L], extras, mask [B, V / 32]) -> (last_token, drawn)`."""
+    layout, more = draws_layout(width), extras_layout(width)
 
     def full_sampler(
         weights: Weights,
@@ -90,7 +90,7 @@ def make_full_sampler(
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws, extras = unpack_draws(layout, vector), Extras(**more.unpack(extras_vector))
-            logits = unembed(weights).scores(hidden[:num_places])
+            logits = unembed(weights).scores(hidden[:width])
             context = Context(history, draws.row, draws.parameters.position)
             drawn = sample_full(logits, draws.parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh)
             return _keep(last_token, draws, drawn), drawn
@@ -108,7 +108,7 @@ def sample_full(
     vocab_size: int,
     mesh: Mesh,
 ) -> Drawn:
-    """`sample` on logits changed by the extras, and log probabilities of the logits before that."""
+    """Sample from logits changed by the extras, and score the unchanged logits."""
 
     def on_shard(
         logits: Float[Array, "B N"],
@@ -135,7 +135,7 @@ def sample_full(
         mesh=mesh,
         in_specs=(PartitionSpec(None, TENSOR_AXIS), everywhere, everywhere, everywhere, everywhere),
         out_specs=everywhere,
-        check_vma=False,  # every shard computes the same results from what it gathered
+        check_vma=False,  # every shard computes the same results from gathered values
     )
     drawn: Drawn = over_vocabulary(logits, parameters, extras, context, mask)
     return drawn

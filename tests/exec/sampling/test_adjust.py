@@ -56,7 +56,7 @@ def extras_of(rows: Sequence[Row]) -> Extras:
 
 
 def context_of(rows: Sequence[Row]) -> Context:
-    """A table with each row's history at another place, and ids after its end that must not count."""
+    """A table with each row's history at another place. Ids after its end must not count."""
     history = np.random.default_rng(9).integers(0, VOCAB, (len(rows) + 1, LONGEST)).astype(np.int32)
     for place, row in enumerate(rows):
         ids = [*row.prompt, *row.generated]
@@ -180,7 +180,7 @@ def draw(logits: NDArray[np.float32], rows: Sequence[Row], wanted: SamplingParam
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_greedy_takes_the_best_of_what_the_extras_left(devices: int) -> None:
+def test_greedy_takes_the_best_of_the_changed_logits(devices: int) -> None:
     logits = some_logits(1, len(TABLE))
     expected = [int(oracle(line[:VOCAB], row).argmax()) for line, row in zip(logits, TABLE, strict=True)]
     drawn = draw(logits, TABLE, parameters([0.0] * len(TABLE)), devices)
@@ -207,9 +207,9 @@ def test_without_extras_the_full_sampler_draws_as_the_plain_one(devices: int) ->
     wanted = parameters([0.0, 0.7, 1.0, 1.5] * 4)
     plain = jax.jit(partial(sample, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:1])))
     expected = np.asarray(plain(jnp.asarray(logits), wanted)[0]).tolist()
-    nobody = [Row(allowed=frozenset(range(VOCAB)) if place % 2 else None) for place in range(16)]
-    assert draw(logits, nobody, wanted, devices).tokens.tolist() == expected
-    mixed = nobody[:8] + [replace(row, wants_logprobs=True) for row in TABLE[:8]]
+    no_extras = [Row(allowed=frozenset(range(VOCAB)) if place % 2 else None) for place in range(16)]
+    assert draw(logits, no_extras, wanted, devices).tokens.tolist() == expected
+    mixed = no_extras[:8] + [replace(row, wants_logprobs=True) for row in TABLE[:8]]
     assert draw(logits, mixed, wanted, devices).tokens.tolist()[:8] == expected[:8]
 
 

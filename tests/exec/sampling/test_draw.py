@@ -70,7 +70,7 @@ CASES = [
     # More than the window:
     (1.0, 300, 1.0, 0.0),
     (2.0, 400, 0.9, 0.0),
-    (4.0, 300, 0.5, 0.0),  # a nucleus within the window, of what a wider top-k left
+    (4.0, 300, 0.5, 0.0),  # a nucleus within the window, after a wider top-k
     (4.0, 0, 1.0, 0.2),
     (4.0, 480, 0.97, 0.15),
 ]
@@ -128,7 +128,7 @@ def test_the_seed_and_the_position_decide_and_all_64_bits_count() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_is_told_and_the_others_are_well(bad: float) -> None:
+def test_a_row_that_is_not_finite_is_reported_and_the_others_are_drawn(bad: float) -> None:
     logits = np.random.default_rng(3).normal(size=(3, 128)).astype(np.float32)
     logits[1, 40] = bad
     tokens, finite = jitted(128)(jnp.asarray(logits), parameters(3, 0.0))

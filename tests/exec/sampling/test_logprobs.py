@@ -10,7 +10,7 @@ from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import MAX_LOGPROBS
 from tests.exec.sampling.test_adjust import VOCAB, Row, draw, parameters, some_logits
 
-PLACES = 6
+WIDTH = 6
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -26,55 +26,55 @@ def reader(drawn: Drawn) -> LogprobReader:
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_they_are_the_models_own_whatever_changes_the_draw(devices: int, temperature: float) -> None:
-    logits = some_logits(6, PLACES) * 3
+def test_changes_of_the_draw_do_not_change_log_probabilities(devices: int, temperature: float) -> None:
+    logits = some_logits(6, WIDTH) * 3
     logits[:, VOCAB:] = 90.0  # padding counts nowhere
     strange = Row([1], [2, 2], repetition=2.0, presence=1.0, bias={5: 60.0}, wants_logprobs=True)
-    rows = [strange, Row(allowed=frozenset({77}), wants_logprobs=True)] * (PLACES // 2)
-    drawn = draw(logits, rows, parameters([temperature] * PLACES), devices)
+    rows = [strange, Row(allowed=frozenset({77}), wants_logprobs=True)] * (WIDTH // 2)
+    drawn = draw(logits, rows, parameters([temperature] * WIDTH), devices)
     expected = log_softmax(logits)
-    for place in range(PLACES):
-        told = reader(drawn).read(place, MAX_LOGPROBS)
+    for place in range(WIDTH):
+        entry = reader(drawn).read(place, MAX_LOGPROBS)
         token = int(drawn.tokens[place])
-        assert told.logprob == pytest.approx(expected[place, token], abs=2e-5)
-        assert told.rank == 1 + int((expected[place] > expected[place, token]).sum())
+        assert entry.logprob == pytest.approx(expected[place, token], abs=2e-5)
+        assert entry.rank == 1 + int((expected[place] > expected[place, token]).sum())
         best = np.argsort(-expected[place], kind="stable")[:MAX_LOGPROBS]
-        assert told.top_ids == tuple(best)
-        np.testing.assert_allclose(told.top_logprobs, expected[place][best], atol=2e-5)
+        assert entry.top_ids == tuple(best)
+        np.testing.assert_allclose(entry.top_logprobs, expected[place][best], atol=2e-5)
     assert set(drawn.tokens[1::2].tolist()) == {77}
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_target_is_scored_in_place_of_the_token_that_is_drawn(devices: int) -> None:
-    logits = some_logits(7, PLACES)
+    logits = some_logits(7, WIDTH)
     targets = [0, 64, 127, 128, 200, 249]
     rows = [Row(wants_logprobs=True, target=target) for target in targets]
-    told = reader(draw(logits, rows, parameters([0.0] * PLACES), devices))
+    values = reader(draw(logits, rows, parameters([0.0] * WIDTH), devices))
     expected = log_softmax(logits)
-    assert [told.read(place, 0).logprob for place in range(PLACES)] == pytest.approx(
+    assert [values.read(place, 0).logprob for place in range(WIDTH)] == pytest.approx(
         [expected[place, target] for place, target in enumerate(targets)], abs=2e-5
     )
-    assert told.read(0, 0).top_ids == ()
-    assert len(told.read(0, 3).top_ids) == 3
+    assert values.read(0, 0).top_ids == ()
+    assert len(values.read(0, 3).top_ids) == 3
 
 
-def test_ties_share_a_rank_and_the_lower_id_is_told_first() -> None:
+def test_ties_share_a_rank_and_the_lower_id_is_reported_first() -> None:
     logits = np.zeros((1, 256), np.float32)
     logits[0, [9, 200]] = 1.0
     for devices in (1, 4):
         rows = [Row(wants_logprobs=True, target=200)]
-        told = reader(draw(logits, rows, parameters([0.0]), devices)).read(0, 4)
-        assert told.rank == 1
-        assert told.top_ids == (9, 200, 0, 1)
+        entry = reader(draw(logits, rows, parameters([0.0]), devices)).read(0, 4)
+        assert entry.rank == 1
+        assert entry.top_ids == (9, 200, 0, 1)
 
 
-def test_no_more_tokens_are_told_than_exist() -> None:
-    told = reader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])))
-    assert len(told.read(0, 5).top_ids) == 5
+def test_no_more_tokens_are_reported_than_exist() -> None:
+    values = reader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])))
+    assert len(values.read(0, 5).top_ids) == 5
     few = LogprobReader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])).top, vocab_size=3)
     assert len(few.read(0, 5).top_ids) == 3
 
 
-def test_nothing_is_computed_where_nobody_asks() -> None:
+def test_nothing_is_computed_without_requests_for_log_probabilities() -> None:
     drawn = draw(some_logits(9, 2), [Row(), Row()], parameters([0.0, 1.0]))
     assert not any(np.asarray(part).any() for part in jax.tree.leaves(drawn.top))
