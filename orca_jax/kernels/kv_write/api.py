@@ -169,7 +169,7 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
 
 
 BACKENDS = (Backend("tpu", "orca_jax.kernels.kv_write.tpu", "tpu"),)
-"""Kernels of single platforms, each the default there. A module has `refusal(pages)` and `write(...)`."""
+"""Kernels of one platform, and the default there. The modules have `refusal(pages)` and `write(...)`."""
 
 _PLAIN: dict[str, Callable[..., KVPages]] = {"scatter": scatter, "blocks": _blocks, "pages": _pages}
-"""Those of every platform, in plain XLA."""
+"""Implementations for every platform, in plain XLA."""

@@ -10,7 +10,7 @@ from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, slot
 def scatter(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Every token to its slot at once. A padding token's page does not exist, and its write is dropped."""
+    """Write every token to its slot at once. Padding tokens get a page out of range, and their writes are dropped."""
     if pages.is_quantised:
         raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
     token = jnp.arange(k.shape[0], dtype=jnp.int32)

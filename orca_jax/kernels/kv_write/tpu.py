@@ -172,8 +172,9 @@ def _kernel(count: Any, *refs: Any, group: int) -> None:
 def write(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Requests with one token, which are the first rows and tokens, by scatter; then chunks by the kernel. Quantised
-    pages have a kernel for both.
+    """Write requests with one token by scatter, then chunks by the kernel. Quantised pages have one kernel for both.
+
+    Requests with one token are the first rows, and have the first tokens.
     """
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
