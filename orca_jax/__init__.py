@@ -1,6 +1,6 @@
 """Iteration-level scheduling and selective batching for Transformer generation in JAX.
 
-`LLM` is loaded on first use, so that `import orca_jax` costs nothing and needs no device.
+`LLM` is imported on first use, so that `import orca_jax` is fast and needs no device.
 """
 
 from typing import TYPE_CHECKING

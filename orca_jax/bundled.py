@@ -1,4 +1,4 @@
-"""Where a model's files lie, by what `--model` says of it, and a length ranker's."""
+"""Finds the directories of models and length rankers, of which a demo of each comes with the package."""
 
 from pathlib import Path
 
@@ -10,44 +10,49 @@ PRESET_PREFIX = "preset:"
 
 
 def is_preset(model: str) -> bool:
-    """Whether this names a packaged configuration rather than a directory."""
+    """Return True if the name is a packaged configuration instead of a directory."""
     return model.startswith(PRESET_PREFIX)
 
 
 def model_directory(model: str) -> str:
-    """The directory; empty for a preset, which has none. Raises ConfigError."""
+    """Return the directory of a model, or an empty string for a preset.
+
+    Raises:
+        ConfigError: it is the demo model, and this installation does not contain it.
+    """
     if model == DEMO:
         return str(demo_directory())
     return "" if is_preset(model) else model
 
 
 def demo_directory() -> Path:
-    """The bundled model: in the source tree, or in the installed package.
+    """Return the directory of the demo model in the installed package or in the source tree.
 
     Raises:
-        ConfigError: neither has it.
+        ConfigError: neither of them contains it.
     """
     found = _bundled(DEMO, "config.json")
     if found is None:
-        raise ConfigError("this installation lacks the demo model; name a model directory or a preset", param="model")
+        message = "this installation does not contain the demo model; give a model directory or a preset"
+        raise ConfigError(message, param="model")
     return found
 
 
 def ranker_directory(name: str) -> Path:
-    """Where a length ranker lies: "demo" is the bundled one, anything else a directory.
+    """Return the directory of a length ranker; "demo" is the one that comes with the package.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: there is no such directory.
     """
     found = _bundled(DEMO_RANKER, "params/_METADATA") if name == DEMO else Path(name)
     if found is None or not found.is_dir():
-        message = f'length_predictor must be "bound", "quantiles", "demo" or a ranker\'s directory, got {name!r}'
+        message = f'length_predictor must be "bound", "quantiles", "demo" or the directory of a ranker, got {name!r}'
         raise ConfigError(message, param="length_predictor")
     return found
 
 
 def _bundled(folder: str, file: str) -> Path | None:
-    """A checkpoint of ours, known by a file in it: in the installed package, or in the source tree."""
+    """Return the first folder with this file in it: in the installed package, then in the source tree."""
     here = Path(__file__).parent
     places = (here / f"_{folder}", here.parent / "checkpoints" / folder)
     return next((place for place in places if (place / file).is_file()), None)

@@ -1,7 +1,7 @@
-"""Settings, one small frozen dataclass for each floor.
+"""Settings: one small frozen dataclass per layer of the package.
 
-"auto" may appear only in `EngineConfig`, which holds what the user said. `build.py` resolves it once
-into the other values, which hold what is so. Nothing reads the environment.
+Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `build/engine.py` resolves them once
+into the other classes. No setting is read from the environment.
 """
 
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from typing import Literal
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
-PageLayout = Literal["head_major", "packed"]  # how tokens stand in a page, see kernels/kv_pages.py
+PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions. `kind` names the scaling as Hugging Face's `rope_type` does."""
+    """Rotary position embeddings. `kind` is the scaling, with the names of Hugging Face's `rope_type`."""
 
     theta: float = 10000.0
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
-    original_max_position: int = 0  # positions seen before scaling; 0 where the kind needs none
+    original_max_position: int = 0  # positions before scaling; 0 if the kind does not use it
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
@@ -35,7 +35,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What one pre-norm decoder needs to know; GPT-2 and Llama differ only here and in weight names."""
+    """The shape of a pre-norm decoder. GPT-2 and Llama differ only in these values and in the names of weights."""
 
     family: str
     vocab_size: int
@@ -59,13 +59,13 @@ class ModelConfig:
 
     @property
     def padded_vocab_multiple(self) -> int:
-        """The vocabulary is padded to a multiple of this and of the mesh, for aligned matrix products."""
+        """Rows of the vocabulary are padded to a multiple of this and of the mesh, for aligned matrix products."""
         return 128
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """K/V memory: `num_pages` pages of `page_size` slots; a slot is K and V of one token in all layers."""
+    """The KV cache: `num_pages` pages of `page_size` slots. A slot holds one token's keys and values of all layers."""
 
     num_pages: int
     page_size: int
@@ -74,13 +74,13 @@ class CacheConfig:
 
     @property
     def num_slots(self) -> int:
-        """Tokens whose K and V fit."""
+        """The number of tokens that fit into the cache."""
         return self.num_pages * self.page_size
 
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """Shapes and devices of the computing floor."""
+    """Shapes and devices of the executor."""
 
     dtype: DType
     tensor_parallel_size: int
@@ -91,26 +91,26 @@ class ExecutorConfig:
     attention_implementation: str | None = None  # None: the backend's default
     compile_cache: str | None = None  # directory; None: no persistent cache
     strict_compile: bool = False  # a compile while serving raises
-    max_steps: int = 1  # repetitions of an iteration that one dispatch may make, tokens that a row may keep
+    max_steps: int = 1  # most repetitions of an iteration in one dispatch, and tokens kept per row
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What a user may say, with vLLM's names. `None` means "auto" and is resolved in `build.py`."""
+    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/engine.py` resolves it."""
 
     model: str = "demo"  # "demo", a directory, or "preset:<name>"
-    tokenizer: str | None = None  # directory or tokenizer.json; None: the model's own
+    tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
     load_format: LoadFormat = "auto"
     dtype: DType | Literal["auto"] = "auto"
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs
     scheduler: SchedulerName = "chunked"
-    scheduling_policy: OrderingName = "fcfs"  # chunked: who comes first
-    length_predictor: str = "bound"  # how long a request will run: bound, quantiles, demo, or a ranker's directory
+    scheduling_policy: OrderingName = "fcfs"  # chunked: order of the waiting requests
+    length_predictor: str = "bound"  # bound, quantiles, demo, or the directory of a ranker
     overlap: bool = True  # chunked: select the next iteration while one runs
-    check_in_intervals: tuple[int, ...] | None = None  # chunked: iterations between looks at medium, at long requests
-    enable_prefix_caching: bool = True  # chunked: begin with pages of requests whose prompts begin alike
+    check_in_intervals: tuple[int, ...] | None = None  # chunked: iterations between checks of medium, of long requests
+    enable_prefix_caching: bool = True  # chunked: reuse pages of prompts with the same beginning
     n_workers: int = 1  # the paper's n_workers: iterations in flight
     n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
     tensor_parallel_size: int | None = None
@@ -122,5 +122,5 @@ class EngineConfig:
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: str | None = None
-    trace_file: str | None = None  # where every arrival, iteration and end is written down, for `orca_jax.timeline`
+    trace_file: str | None = None  # file for the timeline, which `python -m orca_jax.timeline` shows
     progress: bool = True  # bars on standard error while loading and compiling

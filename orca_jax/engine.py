@@ -1,5 +1,6 @@
 """The engine: Algorithm 1 of the paper around a scheduler and an executor."""
 
+import dataclasses
 import logging
 import random
 import time
@@ -8,11 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orca_jax.observer import Observer
-from orca_jax.request import USUAL, Constraint, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.step import Executor, Handle, StepPlan
+from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
+
+HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
+"""Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
+_STATE = frozenset({"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots"})
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +29,14 @@ class EngineStats:
     iterations: int  # collected
     scheduled_requests: int  # sum of batch sizes over all plans
     scheduled_tokens: int  # sum of tokens over all plans
-    schedule_seconds: float  # host time to select and plan, and to find out what constrained requests may draw
-    update_seconds: float  # host time to record results and hand them out
+    schedule_seconds: float  # host time to select and plan, and to compute the allowed ids of constrained requests
+    update_seconds: float  # host time to record results and deliver updates
     waiting: int  # requests without a row
     running: int  # requests with a row
     in_flight: int  # iterations
     preemptions: int
     cache_queries: int  # prompt tokens of all requests that began to run
-    cache_hits: int  # of these, tokens whose pages were there
+    cache_hits: int  # of these, tokens found in the prefix cache
     num_pages: int
     free_pages: int
     reserved_slots: int  # the paper's n_rsrv
@@ -43,16 +48,34 @@ class EngineStats:
         return self.scheduled_requests / planned if planned else 0.0
 
 
+@dataclass(slots=True)
+class InFlight:
+    """A submitted iteration."""
+
+    plan: StepPlan
+    handle: Handle
+    needs_mask: bool  # `Executor.constrain` was not called for it yet
+
+
+def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
+    """The totals since start of both, by field name, without the engine's state of the moment.
+
+    `iterations` are those that the engine has collected.
+    """
+    both = dataclasses.asdict(executor) | dataclasses.asdict(engine)
+    return {name: value for name, value in both.items() if name not in _STATE}
+
+
 class Engine:
-    """Runs requests on an executor, an iteration at a time. Not thread-safe: one thread owns an engine.
+    """Runs requests on an executor, one iteration at a time. Not thread-safe: one thread owns an engine.
 
     Args:
         executor: runs plans; the caller closes it.
-        scheduler: decides who runs next.
-        pool: the requests, and through `pool.kv` the memory; nobody else may change it.
-        seed: of the seeds that are drawn for requests without one.
+        scheduler: decides which requests run next.
+        pool: the requests and, as `pool.kv`, the memory; only the engine changes it.
+        seed: seeds the random seeds of requests without one.
         clock: seconds, monotonic; the unit of all times in updates.
-        observer: is told of every turn.
+        observer: receives every event.
     """
 
     def __init__(
@@ -71,8 +94,7 @@ class Engine:
         self.observer = observer or Observer()
         self._clock = clock
         self._seeds = random.Random(seed)
-        self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
-        self._awaiting: tuple[StepPlan, Handle] | None = None  # the newest of them, before it was constrained
+        self._in_flight: deque[InFlight] = deque()
         self._iterations = 0
         self._scheduled_requests = 0
         self._scheduled_tokens = 0
@@ -85,14 +107,15 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         constraint: Constraint | None = None,
-        urgency: Urgency = USUAL,
+        urgency: Urgency = DEFAULT_URGENCY,
     ) -> None:
-        """Queue a request. `constraint` is what `params.structured` was compiled to, and serves this request alone.
+        """Enqueue a request.
 
-        `urgency` says how soon, to the scheduler's ordering.
+        `constraint` is `params.structured` in compiled form; it belongs to this request alone. The scheduler's
+        ordering reads `urgency`.
 
         Raises:
-            RequestError: it could never run; `param` names the field and the message says how to mend it.
+            RequestError: it could never run; `param` names the field and the message says how to change it.
         """
         seed = self._seeds.getrandbits(63)
         now = self._clock()
@@ -102,65 +125,27 @@ class Engine:
         self.observer.arrived(request)
 
     def abort(self, request_id: str) -> bool:
-        """End a request; a coming step hands out its last update. False if it is not live (any more)."""
+        """End a request; a later step returns its last update. False if it is not live (any more)."""
         return self.pool.abort(request_id)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
+        """True if `step` has anything to do."""
         return self.pool.has_work
 
     def step(self) -> list[RequestUpdate]:
-        """One turn of Algorithm 1 (section 4.2): fill the pipeline, wait for its oldest iteration, hand out tokens.
+        """One turn of Algorithm 1 (section 4.2); the numbers are its lines.
 
-        Returns at most one update for each request. What the executor raises passes through, and ends the engine.
+        Returns at most one update for each request. An exception of the executor passes through and ends the engine.
         """
-        while len(self._in_flight) < self.scheduler.n_workers:
-            plan = self._plan()  # 4, 6, 7
-            if plan is None:
-                break
-            self._in_flight.append((plan, self.executor.submit(plan)))  # 5, 8
-            self.observer.submitted(plan, self.pool, self.executor.stats)
-            if plan.is_constrained:
-                self._awaiting = self._in_flight[-1]
-                if not any([member.is_constrained and member.last_on_device for member in plan.members]):
-                    self._constrain()  # while the layers run
-        if not self._in_flight:
-            return self._deliver()  # aborted while they waited
-        plan, handle = self._in_flight.popleft()  # 15
-        result = self.executor.collect(handle)  # 9, 10
-        self.observer.collected(plan, result)
-        start = time.perf_counter()
-        self.pool.record(plan, result)  # 11-13
-        self._constrain()  # the next iteration, where that has waited for these tokens
-        updates = self._deliver()  # 13, 14
-        self._iterations += 1
-        self._update_seconds += time.perf_counter() - start
-        return updates
+        while len(self._in_flight) < self.scheduler.n_workers and (plan := self._select()):  # 4, 6, 7
+            self._submit(plan)  # 5, 8
+        if self._in_flight:
+            self._record(self._in_flight.popleft())  # 15, 9-13
+        return self._deliver()  # 13, 14
 
-    @property
-    def stats(self) -> EngineStats:
-        """Where the engine stands."""
-        kv = self.pool.kv
-        return EngineStats(
-            iterations=self._iterations,
-            scheduled_requests=self._scheduled_requests,
-            scheduled_tokens=self._scheduled_tokens,
-            schedule_seconds=self._schedule_seconds,
-            update_seconds=self._update_seconds,
-            waiting=len(self.pool) - kv.num_held_rows,
-            running=kv.num_held_rows,
-            in_flight=len(self._in_flight),
-            preemptions=self.pool.num_preemptions,
-            cache_queries=self.pool.num_cache_queries,
-            cache_hits=self.pool.num_cache_hits,
-            num_pages=kv.num_pages,
-            free_pages=kv.num_free_pages,
-            reserved_slots=kv.reserved_slots,
-        )
-
-    def _plan(self) -> StepPlan | None:
-        """The next iteration, or None when nobody can run."""
+    def _select(self) -> StepPlan | None:
+        """The next iteration, or None if no request can run."""
         start = time.perf_counter()
         self.observer.selecting()
         selection = self.scheduler.select(self.pool, self.pool.kv)
@@ -175,23 +160,71 @@ class Engine:
         self._scheduled_tokens += sum([choice.num_tokens for choice in selection.choices])
         self._schedule_seconds += time.perf_counter() - start
         logger.debug("iteration %d: %d requests", number, len(plan.members))
-        self.observer.planned()
+        self.observer.planned(selection.held)
         return plan
 
+    def _submit(self, plan: StepPlan) -> None:
+        newest = InFlight(plan, self.executor.submit(plan), plan.is_constrained)
+        self._in_flight.append(newest)
+        self.observer.submitted(plan, self.pool, self.executor.stats)
+        if newest.needs_mask and not plan.has_unknown_context:
+            self._mask(newest)  # while the layers run
+
+    def _record(self, oldest: InFlight) -> None:
+        """Wait for an iteration, and take its results into the pool."""
+        result = self.executor.collect(oldest.handle)
+        self.observer.collected(oldest.plan, result)
+        start = time.perf_counter()
+        self.pool.record(oldest.plan, result)
+        self._iterations += 1
+        if self._in_flight and self._in_flight[-1].needs_mask:  # it has waited for these tokens
+            self._mask(self._in_flight[-1])
+        self._update_seconds += time.perf_counter() - start
+
     def _deliver(self) -> list[RequestUpdate]:
+        start = time.perf_counter()
         updates = self.pool.deliver(self.scheduler.may_return, self._clock())
         self.observer.delivered(updates)
         if not self.pool.has_work:
             self.executor.rest()
+        self._update_seconds += time.perf_counter() - start
         return updates
 
-    def _constrain(self) -> None:
-        """Tell the executor what the newest iteration may draw, if it is still waiting for that."""
-        if self._awaiting is None:
-            return
-        plan, handle = self._awaiting
-        self._awaiting = None
+    def _mask(self, newest: InFlight) -> None:
+        """Send the allowed ids of the constrained members; the sampler of the iteration waits for them."""
         start = time.perf_counter()
-        allowed = self.pool.allowed(plan)
+        allowed = self.pool.allowed(newest.plan)
         self._schedule_seconds += time.perf_counter() - start
-        self.executor.constrain(handle, allowed)
+        self.executor.constrain(newest.handle, allowed)
+        newest.needs_mask = False
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests with a row."""
+        return self.pool.kv.num_held_rows
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests without a row."""
+        return len(self.pool) - self.pool.kv.num_held_rows
+
+    @property
+    def stats(self) -> EngineStats:
+        """The totals and the state of this moment."""
+        kv = self.pool.kv
+        return EngineStats(
+            iterations=self._iterations,
+            scheduled_requests=self._scheduled_requests,
+            scheduled_tokens=self._scheduled_tokens,
+            schedule_seconds=self._schedule_seconds,
+            update_seconds=self._update_seconds,
+            waiting=self.num_waiting,
+            running=self.num_running,
+            in_flight=len(self._in_flight),
+            preemptions=self.pool.num_preemptions,
+            cache_queries=self.pool.num_cache_queries,
+            cache_hits=self.pool.num_cache_hits,
+            num_pages=kv.num_pages,
+            free_pages=kv.num_free_pages,
+            reserved_slots=kv.reserved_slots,
+        )

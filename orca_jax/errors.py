@@ -1,26 +1,26 @@
-"""Every error that this package raises on purpose.
+"""The errors that this package raises on purpose.
 
     OrcaError
     ├── ConfigError          a flag, an argument or a model's config.json is wrong; names the parameter
     │   └── CheckpointError  weights that do not fit the model; lists every problem at once
-    ├── RequestError         one request is wrong; names the field; nothing else is disturbed
-    └── EngineError          the engine cannot go on
+    ├── RequestError         one request is wrong; names the field; other requests are not affected
+    └── EngineError          the engine cannot continue
         ├── EngineDeadError             the engine process ended
-        └── CompileWhileServingError    XLA compiled after start-up, and that was declared an error
+        └── CompileWhileServingError    XLA compiled after start-up, with `strict_compile` set
 
-A user's mistake is a `ConfigError` or a `RequestError` and its message says how to mend it.
-Pressure on memory is no error: requests wait.
+A user's mistake is a `ConfigError` or a `RequestError`, and its message describes the correction.
+Lack of memory is not an error: requests wait.
 """
 
 from collections.abc import Sequence
 
 
 class OrcaError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors raised on purpose."""
 
 
 class ConfigError(OrcaError, ValueError):
-    """A setting is wrong. `param` is the flag or file that has to change."""
+    """A setting is wrong. `param` is the name of the flag or of the file to change."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ConfigError(OrcaError, ValueError):
 
 
 class CheckpointError(ConfigError):
-    """The weights do not fit the model. `problems` holds one line for each mismatch."""
+    """The weights do not fit the model. `problems` holds one line per mismatch."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -38,7 +38,7 @@ class CheckpointError(ConfigError):
 
 
 class RequestError(OrcaError, ValueError):
-    """One request is wrong. `param` is the field that has to change."""
+    """One request is wrong. `param` is the name of the field to change."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -47,12 +47,12 @@ class RequestError(OrcaError, ValueError):
 
 
 class EngineError(OrcaError, RuntimeError):
-    """The engine cannot go on."""
+    """The engine cannot continue."""
 
 
 class EngineDeadError(EngineError):
-    """The engine process ended; open requests fail with this."""
+    """The engine process ended. All open requests fail with this error."""
 
 
 class CompileWhileServingError(EngineError):
-    """XLA compiled something after start-up although `strict_compile` was asked for."""
+    """XLA compiled a program after start-up, although `strict_compile` is set."""

@@ -1,4 +1,4 @@
-"""`LLM`: the engine in this process, for scripts and notebooks, in vLLM's shapes."""
+"""`LLM`: the engine in this process, for scripts and notebooks, with the interface of vLLM."""
 
 import contextlib
 import dataclasses
@@ -18,31 +18,38 @@ from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.request import USUAL, CompletionOutput, RequestOutput, RequestUpdate, SamplingParams, Urgency
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import (
+    DEFAULT_URGENCY,
+    CompletionOutput,
+    RequestOutput,
+    RequestUpdate,
+    SamplingParams,
+    TokenLogprobs,
+    Urgency,
+)
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+PromptInput = str | Sequence[int]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Batch:
-    """The requests of one call: how many are open, and what has finished and was not taken yet."""
+class _OfflineCall:
+    """The requests of one call: the number of open ones, and the outputs that its caller has not taken yet."""
 
     num_open: int = 0
     done: deque[RequestOutput] = field(default_factory=deque)
 
 
 @dataclass(eq=False)
-class _Pending:
-    """An open request, and what it has generated."""
+class _OpenRequest:
+    """An open request with its output so far."""
 
-    batch: _Batch
+    call: _OfflineCall
     prompt: str | None
     prompt_ids: tuple[int, ...]
     stream: OutputStream
@@ -53,7 +60,7 @@ class _Pending:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def take(self, update: RequestUpdate) -> None:
-        """Add what an iteration brought."""
+        """Append the text, ids and log probabilities of an iteration."""
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
         self.logprobs += update.logprobs
@@ -61,7 +68,7 @@ class _Pending:
             self.prompt_logprobs = update.prompt_logprobs
 
     def output(self, update: RequestUpdate) -> RequestOutput:
-        """The whole, at its end. What came after a stop string is no part of it."""
+        """Return the whole output of the finished request, without the tokens after a stop string."""
         stream, used = self.stream, self.stream.num_tokens
         logprobs = tuple(self.logprobs[:used]) if self.wants_logprobs else None
         completion = CompletionOutput(
@@ -84,7 +91,7 @@ class _Pending:
 
 
 class LLM:
-    """Generates text with the engine in this process. Not thread-safe.
+    """An engine in this process that generates text. It is not thread-safe.
 
     Example:
         llm = LLM(model="demo", max_num_seqs=32)
@@ -104,45 +111,46 @@ class LLM:
         for name in settings:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-                raise ConfigError(f"LLM takes no argument {name!r}{hint}", param=name)
+                hint = f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
+                raise ConfigError(f"LLM has no argument {name!r}{hint}", param=name)
         config = EngineConfig(model=model, **settings)
-        built = build_engine(config)
+        self._built = built = build_engine(config)
         self._has_priorities = config.scheduling_policy == "priority"
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
-        self.head = built.head  # what a trace of the engine begins with, for `orca_jax.timeline.record`
+        self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._numbers = itertools.count()
-        self._open: dict[str, _Pending] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._abandoned: list[str] = []
         self._stepping = False
-        self._unusable: str | None = None  # why
+        self._unusable: str | None = None  # the reason
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Run all prompts and return their outputs in the prompts' order.
+        """Run all prompts, and return their outputs in the order of the prompts.
 
         Args:
-            prompts: strings or lists of ids, mixed as you like; one alone is a list of one.
-            sampling_params: one for all, one for each prompt, or None for the defaults.
-            use_tqdm: show a bar on standard error.
-            priority: one for each prompt, lower is sooner; needs `scheduling_policy="priority"`. None: all the same.
+            prompts: strings or lists of token ids, also mixed; a single prompt counts as a list of one.
+            sampling_params: one for all prompts, one for each prompt, or None for the defaults.
+            use_tqdm: show a progress bar on standard error.
+            priority: one number for each prompt; a lower one runs sooner. It needs `scheduling_policy="priority"`.
+                None: all prompts have the same priority.
 
         Raises:
-            RequestError: a prompt or its parameters are wrong; `param` says which, and nothing was run.
+            RequestError: a prompt or its parameters are wrong; `param` names it. No prompt was run.
         """
-        batch, ids = self._add(_as_list(prompts), sampling_params, priority)
+        call, ids = self._add(_as_list(prompts), sampling_params, priority)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
         with tqdm(total=len(ids), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            for output in self._drain(batch, ids):
+            for output in self._drain(call, ids):
                 outputs[output.request_id] = output
                 num_tokens += len(output.outputs[0].token_ids)
                 bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
@@ -151,32 +159,33 @@ class LLM:
 
     def stream(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: Sequence[int] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Like `generate`, but hands each output out as soon as its request ends, in that order.
+        """Yield each output as soon as its request ends.
 
-        The engine runs while the next output is asked for. Closing or dropping the iterator aborts what is left.
+        The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
+        Arguments and errors are as in `generate`.
         """
         return self._drain(*self._add(_as_list(prompts), sampling_params, priority))
 
-    def stream_text(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """The text that continues one prompt, in pieces as they are generated. Dropping the iterator aborts the rest.
+    def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
 
         Raises:
-            RequestError: the prompt or its parameters are wrong; `param` says which.
+            RequestError: the prompt or its parameters are wrong; `param` names it.
         """
-        batch, (request_id,) = self._add([prompt], sampling_params, None)
-        pending = self._open[request_id]
+        call, (request_id,) = self._add([prompt], sampling_params, None)
+        request = self._open[request_id]
 
         def pieces() -> Generator[str]:
             shown = 0
             try:
                 yield ""
-                while batch.num_open or shown < len(pending.text):
-                    if shown < len(pending.text):
-                        piece, shown = pending.text[shown:], len(pending.text)
+                while call.num_open or shown < len(request.text):
+                    if shown < len(request.text):
+                        piece, shown = request.text[shown:], len(request.text)
                         yield piece
                         continue
                     self._check_usable()
@@ -185,14 +194,14 @@ class LLM:
                 self._abandon([request_id] if request_id in self._open else [])
 
         generator = pieces()
-        next(generator)  # started at once, so that dropping it unused aborts the request too
+        next(generator)  # start it, so that dropping it unused aborts the request too
         return generator
 
     def close(self) -> None:
-        """Free the device's memory. Nothing can be generated afterwards."""
+        """Free the memory of the device. The LLM cannot be used afterwards."""
         if self._unusable != "it was closed":
             self._unusable = "it was closed"
-            self.engine.executor.close()
+            self._built.close()
 
     def __enter__(self) -> Self:
         return self
@@ -202,74 +211,78 @@ class LLM:
 
     def _add(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
-    ) -> tuple[_Batch, list[str]]:
-        """Queue all prompts, or none of them."""
+    ) -> tuple[_OfflineCall, list[str]]:
+        """Add all prompts to the engine, or none of them."""
         self._check_usable()
         self._reap()
         params = _one_for_each(sampling_params, len(prompts))
         urgencies = self._urgencies(priority, len(prompts))
-        batch = _Batch()
+        call = _OfflineCall()
         added: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
                 with _naming(index):
-                    added.append(self._add_one(batch, prompt, params[index], urgencies[index]))
+                    added.append(self._add_one(call, prompt, params[index], urgencies[index]))
         except BaseException:
             self._abandon(added)
             raise
-        return batch, added
+        return call, added
 
     def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
         if priority is None:
-            return [USUAL] * count
+            return [DEFAULT_URGENCY] * count
         if len(priority) != count:
-            raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each", param="priority")
+            raise RequestError(
+                f"{len(priority)} priorities for {count} prompts; give one for each prompt", param="priority"
+            )
         if any(priority) and not self._has_priorities:
-            message = 'priority must be 0 here: this LLM was not made with scheduling_policy="priority"'
+            message = 'priority must be 0, since this LLM was not created with scheduling_policy="priority"'
             raise RequestError(message, param="priority")
         return [Urgency(one) for one in priority]
 
-    def _add_one(self, batch: _Batch, prompt: Prompt, params: SamplingParams, urgency: Urgency) -> str:
+    def _add_one(self, call: _OfflineCall, prompt: PromptInput, params: SamplingParams, urgency: Urgency) -> str:
         if not isinstance(prompt, str | list | tuple):
-            raise RequestError(f"a prompt is a string or a list of token ids, not {type(prompt).__name__}", "prompt")
+            raise RequestError(
+                f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
+            )
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request_id = str(next(self._numbers))
         constraint = None if params.structured is None else self._grammars.compile(params.structured)
         self.engine.add(request_id, ids, engine_params(params, self.tokenizer), constraint, urgency)
-        self._open[request_id] = _Pending(
-            batch,
+        self._open[request_id] = _OpenRequest(
+            call,
             prompt if isinstance(prompt, str) else None,
             tuple(ids),
             OutputStream.for_params(self.tokenizer, params),
             params.logprobs is not None,
         )
-        batch.num_open += 1
+        call.num_open += 1
         return request_id
 
-    def _drain(self, batch: _Batch, ids: list[str]) -> Iterator[RequestOutput]:
-        """Yield the batch's outputs; started at once, so that dropping it unused aborts the batch too."""
+    def _drain(self, call: _OfflineCall, ids: list[str]) -> Iterator[RequestOutput]:
+        """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""
 
         def outputs() -> Generator[RequestOutput | None]:
             try:
                 yield None
-                while batch.done or batch.num_open:
-                    if not batch.done:
+                while call.done or call.num_open:
+                    if not call.done:
                         self._check_usable()
                         self._step()
                         continue
-                    yield batch.done.popleft()
+                    yield call.done.popleft()
             finally:
                 self._abandon([request_id for request_id in ids if request_id in self._open])
 
         generator = outputs()
         next(generator)
-        return cast(Iterator[RequestOutput], generator)  # only its first value was None
+        return cast(Iterator[RequestOutput], generator)  # only the first value is None
 
     def _step(self) -> None:
-        """One iteration, whose updates may belong to any open batch."""
+        """Run one iteration; its updates may belong to any open call."""
         with _interrupt_later():
             self._step_whole()
         self._reap()
@@ -280,36 +293,36 @@ class LLM:
             for update in self.engine.step():
                 self._take(update)
         except BaseException as error:
-            # An iteration was cut in two, so that scheduler and device may disagree from here on.
+            # The iteration is incomplete, so the scheduler and the device may no longer agree.
             self._unusable = self._unusable or f"it failed with {type(error).__name__}: {error}"
             raise
         finally:
             self._stepping = False
 
     def _take(self, update: RequestUpdate) -> None:
-        pending = self._open.get(update.request_id)
-        if pending is None:
+        request = self._open.get(update.request_id)
+        if request is None:
             return  # abandoned
-        pending.take(update)
-        if pending.stream.finish_reason is None:
+        request.take(update)
+        if request.stream.finish_reason is None:
             return
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)
-        if update.finish_reason is None:  # a stop string, of which the engine knows nothing
+        if update.finish_reason is None:  # ended by a stop string, which the engine does not look for
             self._abandoned.append(update.request_id)
         else:
             del self._open[update.request_id]
-        pending.batch.num_open -= 1
-        pending.batch.done.append(pending.output(update))
+        request.call.num_open -= 1
+        request.call.done.append(request.output(update))
 
     def _abandon(self, request_ids: Sequence[str]) -> None:
-        """Nobody waits for these. May be called by the garbage collector, so also in the middle of a step."""
+        """Abort these requests; during a step, after it. The garbage collector may call this at any time."""
         self._abandoned += request_ids
         if not self._stepping:
             self._reap()
 
     def _reap(self) -> None:
-        """Abort what was abandoned. With nothing open, an iteration still on the device is awaited: no work is left."""
+        """Abort the abandoned requests. If no request is open then, finish the iterations in flight."""
         if self._unusable is not None:
             return
         while self._abandoned:
@@ -321,30 +334,35 @@ class LLM:
 
     def _check_usable(self) -> None:
         if self._unusable is not None:
-            raise EngineError(f"this LLM cannot be used any more: {self._unusable}; make a new one")
+            raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts is a string, a list of ids, or a list of these, not {type(prompts).__name__}")
+        raise RequestError(
+            f"prompts must be a string, a list of token ids, or a list of these, not {type(prompts).__name__}"
+        )
     if prompts and all(isinstance(part, int) for part in prompts):
         return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    return list(cast(Sequence[PromptInput], prompts))
 
 
 def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
-        raise RequestError(f"{len(params)} sampling_params for {count} prompts", param="sampling_params")
+        raise RequestError(
+            f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all",
+            param="sampling_params",
+        )
     return params
 
 
 @contextlib.contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Say which prompt an error is about."""
+    """Add the index of the prompt to an error."""
     try:
         yield
     except RequestError as error:
@@ -353,7 +371,7 @@ def _naming(index: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_later() -> Iterator[None]:
-    """Let Ctrl-C wait until an iteration is whole, so that the engine can go on afterwards."""
+    """Delay Ctrl-C until the iteration is complete, so that the engine can be used afterwards."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield

@@ -1,7 +1,7 @@
-"""How log lines look. Modules log with the standard library, and what they say is rendered here, once for all.
+"""The format of log lines. Modules log with the standard library; the formatters here render all records.
 
-Fields go into `extra={...}`, and structlog's context variables are fields of every line within a call. What clients
-send may stand in a line and never makes one.
+Fields go into `extra={...}`, and structlog's context variables are fields of every line within a call. Text of clients
+may appear in a line, but cannot add a line.
 """
 
 import json
@@ -16,16 +16,20 @@ import structlog
 from orca_jax.server_config import ServerConfig
 
 Format = Literal["text", "json"]
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}  # of records, beside `extra`
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+}  # the standard fields of records, all others are from `extra`
 
 
 def configure_logging(config: ServerConfig) -> None:
-    """Send the front end's log to standard error, as `--log-format` says. Replaces what was there."""
+    """Send the front end's log to standard error in the format of `--log-format`; replace earlier handlers."""
     install_handler(config.log_format)
 
 
 def install_handler(log_format: Format, *, process: str = "server", stream: TextIO | None = None) -> None:
-    """Render all that this process logs, of libraries warnings and errors. `process` is a field of each line."""
+    """Render the log of this process; libraries log warnings and errors only. `process` is a field of each line."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(make_formatter(log_format, process))
     root = logging.getLogger()
@@ -33,24 +37,24 @@ def install_handler(log_format: Format, *, process: str = "server", stream: Text
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("orca_jax").setLevel(logging.INFO)
-    # No line shows these, and each would cost a system call or more.
+    # No line shows these, and each of them costs at least a system call.
     logging.logProcesses = logging.logThreads = logging.logMultiprocessing = False
 
 
 def make_formatter(log_format: Format, process: str) -> logging.Formatter:
-    """A formatter of one line for each record, with the call's id where one is being answered."""
+    """A formatter that renders a record as one line, with the id of the current call."""
     return _Formatter(_json_line if log_format == "json" else _text_line, process)
 
 
 def printable(text: str) -> str:
-    """The text with escapes for whatever moves a cursor, ends a line or is not seen."""
+    """The text with escapes for invisible characters, line ends and cursor movements."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Formatter(logging.Formatter):
-    """Not structlog's own, which copies each record: every request has two lines."""
+    """Renders records. structlog's own formatter copies each record, and every request logs two."""
 
     def __init__(self, render: Callable[[dict[str, object]], str], process: str) -> None:
         super().__init__()
@@ -58,7 +62,7 @@ class _Formatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole line, or with a traceback lines, without the last end."""
+        """The line, and the lines of a traceback, without a final line end."""
         at = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
             "timestamp": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -75,7 +79,7 @@ class _Formatter(logging.Formatter):
 
 
 def _json_line(line: dict[str, object]) -> str:
-    # ensure_ascii escapes all line ends that Unicode knows, and the terminals' control characters.
+    # ensure_ascii escapes all line ends of Unicode, and control characters of terminals.
     return json.dumps(line, default=str, ensure_ascii=True)
 
 
@@ -83,7 +87,7 @@ def _text_line(line: dict[str, object]) -> str:
     """`2026-01-31T12:00:00.000000Z info orca_jax.serve.x: what happened name=value`, then a traceback, indented."""
     fields = dict(line)
     trace = str(fields.pop("exception", ""))
-    del fields["process"]  # one terminal, and the engine's loggers have names of their own
+    del fields["process"]  # the names of the loggers tell the engine from the server
     head = [printable(str(fields.pop(name))) for name in ("timestamp", "level", "logger", "event")]
     parts = ["{} {} {}: {}".format(*head), *(f"{name}={_value(value)}" for name, value in fields.items())]
     return "".join([" ".join(parts), *(f"\n    | {printable(row)}" for row in trace.splitlines())])

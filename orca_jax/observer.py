@@ -1,32 +1,34 @@
-"""What an engine tells about its turns to whoever listens."""
+"""Hooks of an engine's turns."""
 
 from collections.abc import Sequence
 
-from orca_jax.request import Request, RequestUpdate
+from orca_jax.request import RequestUpdate
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
+from orca_jax.sched.scheduler import Held
 from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
 
 class Observer:
-    """Told of everything that happens, in the order in which it does; changes nothing. This one keeps nothing."""
+    """Receives every event of an engine, in order, and changes nothing. This one ignores all of them."""
 
     def arrived(self, request: Request) -> None:
         """A request is in the queue."""
 
     def selecting(self) -> None:
-        """The engine asks its scheduler who runs next; nobody may."""
+        """The engine calls its scheduler now; the selection may be empty."""
 
     def preempted(self, request: Request) -> None:
-        """A request has just lost its row and its pages to the iteration that is being planned."""
+        """A request has just lost its row and its pages to the iteration in the making."""
 
-    def planned(self) -> None:
-        """The next iteration is decided, and goes to the executor now."""
+    def planned(self, held: Held | None) -> None:
+        """The next iteration is decided and goes to the executor now; `held` is as in `Selection`."""
 
     def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
-        """The executor has it; a device works, so that here is the time to do what takes some."""
+        """The executor has the plan. The device is busy, so slow work of an observer belongs here."""
 
     def collected(self, plan: StepPlan, result: StepResult) -> None:
-        """The oldest submitted iteration has come back."""
+        """The oldest submitted iteration has returned."""
 
     def delivered(self, updates: Sequence[RequestUpdate]) -> None:
-        """The turn is over: updates are handed out, and the iteration that was collected in it is done with."""
+        """The turn is over: updates are delivered, and the iteration collected in it is recorded."""

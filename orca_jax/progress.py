@@ -5,11 +5,11 @@ from collections.abc import Callable
 from tqdm import tqdm
 
 type Progress = Callable[[int, int], None]
-"""Told how much is done of how much, after each piece."""
+"""Called after each piece of work with the number of pieces done, and of all pieces."""
 
 
 def progress_bar(label: str, enabled: bool) -> Progress:
-    """A bar that appears with the first piece and vanishes with the last."""
+    """Return a function that draws a bar; the bar disappears after the last piece."""
     bar: tqdm[None] | None = None
 
     def show(done: int, total: int) -> None:

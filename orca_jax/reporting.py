@@ -1,4 +1,4 @@
-"""Figures for people: percentiles, tables, and the hardware under them."""
+"""Reports of measurements: percentiles, tables and the hardware."""
 
 import math
 import os
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` % of the values do not exceed (nearest rank)."""
+    """Return the nearest-rank percentile: at least `percent` % of the values are at most as large."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Names and figures, aligned."""
+    """Print a title and a line per figure, with aligned columns."""
     print(title)
     width = max(map(len, rows))
     for name, value in rows.items():
@@ -23,7 +23,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def hardware() -> dict[str, Any]:
-    """What this runs on."""
+    """Describe the processor, the devices and the versions of JAX and Python."""
     import jax
 
     devices = jax.devices()
@@ -37,7 +37,7 @@ def hardware() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system gives it."""
+    """Return the name of the processor as the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

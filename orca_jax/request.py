@@ -1,143 +1,179 @@
-"""A request: one prompt and its sampling parameters; it owns its generated ids."""
+"""Values that a caller of the engine passes and gets: parameters, urgency, updates, outputs."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.errors import RequestError
-from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs, TokenSet
+
+MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
+MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-MAX_PRIORITY = 100  # and its negative: further apart nobody may be, so that nobody waits for ever
+TokenSet = int
+"""A set of token ids as the bits of an integer: bit i is id i."""
+
+MAX_PRIORITY = 100  # priorities lie between -100 and 100: the bound keeps requests from starving
 
 
-class State(Enum):
-    """The states of Algorithm 1, and the end."""
+class Range(NamedTuple):
+    """The range of a numeric field. Both ends are included, unless `excludes_low`; infinity never is."""
 
-    INITIATION = "initiation"  # prompt tokens are still to be processed
-    RUNNING = "running"  # member of an iteration in flight
-    INCREMENT = "increment"  # one generated token at a time
-    FINISHED = "finished"
+    low: float
+    high: float
+    excludes_low: bool = False
+    is_integer: bool = False
+    wording: str = ""  # for error messages; empty: derived from the ends
+
+    def has(self, value: object) -> bool:
+        """True for a number in this range. A boolean is not a number."""
+        if isinstance(value, bool) or not isinstance(value, int if self.is_integer else (int, float)):
+            return False
+        is_above = self.low < value if self.excludes_low else self.low <= value
+        return is_above and value <= self.high and value != math.inf
+
+    @property
+    def text(self) -> str:
+        """The range in words, for error messages."""
+        if self.is_integer:
+            return self.wording or f"an integer from {self.low} to {self.high}"
+        return self.wording or f"a number in {'(' if self.excludes_low else '['}{self.low}, {self.high}]"
+
+
+# The only table of ranges. `SamplingParams`, `Urgency` and the fields of the API (`openai/schema`) are checked with it.
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, excludes_low=True),
+    "top_k": Range(-1, 2**31 - 1, is_integer=True, wording="an integer >= 1, or 0 (or -1) for all"),
+    "min_p": Range(0, 1),
+    "seed": Range(-(2**63), 2**63 - 1, is_integer=True, wording="a 64-bit integer"),
+    "max_tokens": Range(1, math.inf, is_integer=True, wording="an integer >= 1"),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, 100, excludes_low=True),
+    "logit_bias": Range(-100, 100, wording="a map of ids to numbers in [-100, 100]"),  # for each bias
+    "logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
+    "prompt_logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
+    "priority": Range(-MAX_PRIORITY, MAX_PRIORITY, is_integer=True),
+    "deadline": Range(0, math.inf, excludes_low=True, wording="a number of seconds above 0"),
+}
+TOKEN_ID = Range(0, 2**31 - 1, is_integer=True, wording="token ids")  # for each element of a list of ids
+
+
+class TokenLogprobs(NamedTuple):
+    """One token under the model's own distribution: before temperature, filters, penalties, biases and masks."""
+
+    logprob: float
+    rank: int  # more probable tokens, plus one
+    top_ids: tuple[int, ...] = ()  # the most probable tokens, as many as requested, best first
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """What the generated text must match. `kind` says how `value` is read."""
+    """A constraint on the generated text. `kind` gives the format of `value`."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar
 
 
 class Constraint(Protocol):
-    """Which ids a request may generate next. It has been told of every id that the request generated so far."""
+    """The ids that a request may generate next. `accept` is called for every id generated so far."""
 
     def allowed(self) -> TokenSet:
-        """The ids that may come next.
+        """The ids allowed next.
 
         Raises:
-            RequestError: it cannot be said; the request then ends with reason "error".
+            RequestError: they cannot be computed; the request then ends with reason "error".
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Take in the id that was generated, which `allowed` held."""
+        """Record the generated id, one of `allowed`."""
         ...
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request's tokens are chosen and when it ends.
+    """Rules for choosing a request's tokens and for ending it.
 
-    The last group is about text, which the engine never sees: a face (`LLM`, the server) turns it into the fields
-    above or handles it, and the engine refuses what is left of it.
+    The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields or
+    convert them into the fields above, and the engine refuses a request with one of them still set.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
 
-    max_tokens: int = 16  # generated tokens at most
+    max_tokens: int = 16  # maximum number of generated tokens
     temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0  # smallest set of tokens with at least this probability; (0, 1]
-    top_k: int = 0  # the k most probable tokens; 0 for all
-    min_p: float = 0.0  # tokens with at least this share of the most probable one's probability; [0, 1]
-    seed: int | None = None  # None: drawn by the engine
-    stop_token_ids: tuple[int, ...] = ()  # end the request, beside the model's own end tokens
+    top_p: float = 1.0  # sample from the smallest set of tokens with at least this total probability; (0, 1]
+    top_k: int = 0  # sample from the k most probable tokens; 0 for all
+    min_p: float = 0.0  # exclude tokens with less than this fraction of the highest probability; [0, 1]
+    seed: int | None = None  # None: chosen by the engine
+    stop_token_ids: tuple[int, ...] = ()  # these end the request, in addition to the model's end tokens
     ignore_eos: bool = False  # do not end at the model's end tokens
-    min_tokens: int = 0  # generated tokens before any end token may come
-    presence_penalty: float = 0.0  # taken from the logit of every token generated so far; [-2, 2]
-    frequency_penalty: float = 0.0  # the same, times how often it was generated; [-2, 2]
+    min_tokens: int = 0  # minimum number of generated tokens before an end token
+    presence_penalty: float = 0.0  # subtracted from the logit of every token generated so far; [-2, 2]
+    frequency_penalty: float = 0.0  # the same, once for each time it was generated; [-2, 2]
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and output, multiplies negative; > 0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit; [-100, 100]
-    allowed_token_ids: tuple[int, ...] | None = None  # nothing else is generated, end tokens apart only if listed
-    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never generated
-    logprobs: int | None = None  # log probabilities of the generated tokens, and of so many most probable ones
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens from the second on
-    cache_salt: str = ""  # computed pages are shared only among requests of one salt
-    structured: StructuredOutput | None = None  # what the text must match; needs a tokenizer behind the engine
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> number added to its logit; [-100, 100]
+    allowed_token_ids: tuple[int, ...] | None = None  # only these are generated; list end tokens to allow them
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that must not be generated
+    logprobs: int | None = None  # return those of the generated tokens and of this many most probable ones
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens after the first
+    cache_salt: str = ""  # only requests with the same salt share prefix-cache pages
+    structured: StructuredOutput | None = None  # constraint on the text; requires a tokenizer
 
-    stop: tuple[str, ...] = ()  # strings that end the request; not part of the text
-    include_stop_str_in_output: bool = False  # make them part of it
-    bad_words: tuple[str, ...] = ()  # words that are never generated; become `bad_token_ids`
+    stop: tuple[str, ...] = ()  # strings that end the request and are cut from the text
+    include_stop_str_in_output: bool = False  # keep them in the text
+    bad_words: tuple[str, ...] = ()  # words that must not be generated; converted into `bad_token_ids`
     skip_special_tokens: bool = True  # leave special tokens out of the text
 
     def __post_init__(self) -> None:
+        # Lists become tuples. A frozen dataclass has no other way to convert a field.
         for name in ("stop_token_ids", "stop", "bad_words"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if type(values := getattr(self, name)) is not tuple:
+                object.__setattr__(self, name, tuple(values))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        object.__setattr__(self, "bad_token_ids", tuple(tuple(ids) for ids in self.bad_token_ids))
+        if self.bad_token_ids != ():
+            object.__setattr__(self, "bad_token_ids", tuple(tuple(ids) for ids in self.bad_token_ids))
         self._check_draw()
         self._check_end()
         self._check_logits()
         self._check_text()
 
     def _check_draw(self) -> None:
-        _require(_in(self.temperature, 0, 2), "temperature", "a number in [0, 2]", self.temperature)
-        _require(_in(self.top_p, 0, 1) and self.top_p > 0, "top_p", "a number in (0, 1]", self.top_p)
-        _require(
-            _is_int(self.top_k) and -1 <= self.top_k < 2**31,
-            "top_k",
-            "an integer >= 1, or 0 (or -1) for all",
-            self.top_k,
-        )
-        _require(_in(self.min_p, 0, 1), "min_p", "a number in [0, 1]", self.min_p)
-        _require(
-            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63),
-            "seed",
-            "a 64-bit integer",
-            self.seed,
-        )
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            _check(name, getattr(self, name))
+        if self.seed is not None:
+            _check("seed", self.seed)
 
     def _check_end(self) -> None:
-        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "an integer >= 1", self.max_tokens)
-        _require_ids("stop_token_ids", self.stop_token_ids)
-        holds = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens
+        _check("max_tokens", self.max_tokens)
+        _check_ids("stop_token_ids", self.stop_token_ids)
+        holds = Range(0, self.max_tokens, is_integer=True).has(self.min_tokens)
         _require(holds, "min_tokens", f"an integer from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
 
     def _check_logits(self) -> None:
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(_in(getattr(self, name), -2, 2), name, "a number in [-2, 2]", getattr(self, name))
-        holds = _in(self.repetition_penalty, 0, 100) and self.repetition_penalty > 0
-        _require(holds, "repetition_penalty", "a number in (0, 100]", self.repetition_penalty)
-        _require(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", len(self.logit_bias)
-        )
-        _require_ids("logit_bias", self.logit_bias)
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            _check(name, getattr(self, name))
+        num_biases = len(self.logit_bias)
+        _require(num_biases <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", num_biases)
+        _check_ids("logit_bias", self.logit_bias)
         for bias in self.logit_bias.values():
-            _require(_in(bias, -100, 100), "logit_bias", "a map of ids to numbers in [-100, 100]", bias)
+            _check("logit_bias", bias)
         if self.allowed_token_ids is not None:
             _require(bool(self.allowed_token_ids), "allowed_token_ids", "at least one id", self.allowed_token_ids)
-            _require_ids("allowed_token_ids", self.allowed_token_ids)
+            _check_ids("allowed_token_ids", self.allowed_token_ids)
         for ids in self.bad_token_ids:
             _require(bool(ids), "bad_token_ids", "a list of sequences that are not empty", ids)
-            _require_ids("bad_token_ids", ids)
+            _check_ids("bad_token_ids", ids)
         for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            holds = count is None or (_is_int(count) and 0 <= count <= MAX_LOGPROBS)
-            _require(holds, name, f"an integer from 0 to {MAX_LOGPROBS}", count)
+            if (count := getattr(self, name)) is not None:
+                _check(name, count)
 
     def _check_text(self) -> None:
         for name in ("stop", "bad_words"):
@@ -146,20 +182,17 @@ class SamplingParams:
             _require(holds, name, "a list of strings that are not empty", strings)
 
 
-def _require_ids(param: str, ids: Iterable[object]) -> None:
+def _check(param: str, value: object) -> None:
+    known = RANGES[param]
+    if not known.has(value):
+        raise RequestError(f"{param} must be {known.text}, got {value!r}", param=param)
+
+
+def _check_ids(param: str, ids: Collection[int]) -> None:
+    if not ids or (set(map(type, ids)) == {int} and TOKEN_ID.has(min(ids)) and TOKEN_ID.has(max(ids))):
+        return  # fast path: a list may contain a whole vocabulary
     for token in ids:
-        holds = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
-        _require(holds, param, "token ids", token)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _in(value: object, low: float, high: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and low <= value <= high
+        _require(TOKEN_ID.has(token), param, TOKEN_ID.text, token)
 
 
 def _require(holds: bool, param: str, what: str, got: object) -> None:
@@ -169,137 +202,72 @@ def _require(holds: bool, param: str, what: str, got: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What a scheduler's ordering may look at; each looks at one of these, and `fcfs` at none.
+    """Inputs of a scheduler's ordering. Each ordering uses one of them, and `fcfs` none.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
     """
 
-    priority: int = 0  # lower is sooner
-    tenant: str = ""  # who shares the engine with others; the empty one is a tenant too
-    deadline: float | None = None  # seconds after its arrival; None: it has time
+    priority: int = 0  # lower values run earlier
+    tenant: str = ""  # for fair sharing of the engine; the empty string is a tenant too
+    deadline: float | None = None  # seconds after arrival; None: no deadline
 
     def __post_init__(self) -> None:
-        holds = _is_int(self.priority) and abs(self.priority) <= MAX_PRIORITY
-        _require(holds, "priority", f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", self.priority)
-        holds = self.deadline is None or (_in(self.deadline, 0, math.inf) and self.deadline > 0)
-        _require(holds, "deadline", "a number of seconds above 0", self.deadline)
+        _check("priority", self.priority)
+        if self.deadline is not None:
+            _check("deadline", self.deadline)
 
 
-USUAL = Urgency()
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One request in the pool, which owns it; every field below `seed` changes only there.
-
-    `num_computed` counts the tokens whose K and V are in the cache. Preemption sets it back to 0, and
-    the generated ids are then processed again like a prompt.
-    """
-
-    request_id: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    arrival: float  # seconds, on the engine's clock
-    arrival_index: int  # order of arrival, unique
-    seed: int  # resolved: never None
-    stop_ids: frozenset[int]  # end tokens of this request
-    constraint: Constraint | None = None
-    urgency: Urgency = USUAL
-    predicted_output: float = 0.0  # tokens that it was thought to generate in all, when it arrived
-    state: State = State.INITIATION
-    generated_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, where asked for
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's ids from the second on
-    num_computed: int = 0
-    num_iterations: int = 0
-    num_delivered: int = 0  # generated ids already handed out
-    row: int | None = None  # held from the first iteration to the end, or to a preemption
-    in_flight: int = 0  # iterations submitted and not yet collected
-    num_pending: int = 0  # tokens that these sample, so that they are on the device only
-    num_cached: int = 0  # tokens of the prompt whose pages were there before it was admitted first
-    page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
-    num_remembered: int = 0  # pages that others can find by these
-    has_ended: bool = False  # its last update was handed out; it stays while an iteration is in flight
-    finish_reason: FinishReason | None = None
-    error: str | None = None  # why no further token can be chosen; the request ends with reason "error"
-    aborted: bool = False
-    first_scheduled: float | None = None
-    first_token: float | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and generated tokens so far."""
-        return len(self.prompt_ids) + len(self.generated_ids)
-
-    @property
-    def num_left(self) -> int:
-        """Tokens to process now, those of iterations in flight included; 0 for a request that is about to end."""
-        if self.num_pending and len(self.generated_ids) + self.num_pending >= self.params.max_tokens:
-            return 0
-        return self.num_tokens + self.num_pending - self.num_computed
-
-    @property
-    def max_total(self) -> int:
-        """The paper's `max_tokens`: slots that the request may need at most."""
-        return len(self.prompt_ids) + self.params.max_tokens
-
-    def ids_from(self, start: int, count: int) -> list[int]:
-        """`count` ids of prompt and generated text from position `start`."""
-        boundary = len(self.prompt_ids)
-        if start >= boundary:
-            return self.generated_ids[start - boundary : start - boundary + count]
-        ids = self.prompt_ids[start : start + count]
-        return ids + self.generated_ids[: count - len(ids)]
+DEFAULT_URGENCY = Urgency()
 
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times of one request in seconds on the engine's clock; a token's time is when it was handed out.
+    """Times of one request in seconds on the engine's clock. The time of a token is the time of its delivery.
 
-    They come with its first ids, since whoever hangs up never sees the end, and with its last.
+    They are sent with the first ids and with the last: a client that disconnects never gets the last ones.
     """
 
     arrival: float
     first_scheduled: float
     first_token: float
-    finished: float  # of the update that brings these times: with the last one, the end
+    finished: float  # time of the update with these metrics; in the last update, the end of the request
 
 
 class RequestUpdate(NamedTuple):
-    """What an iteration brought to one request: handed out by the engine, in ids."""
+    """The result of an iteration for one request, in ids, as delivered by the engine."""
 
     request_id: str
     new_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with finish_reason "error"
     metrics: RequestMetrics | None = None  # with the first ids, and with "stop" or "length"
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, where asked for
-    num_cached: int = 0  # tokens of the prompt that were not computed again
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
+    num_cached: int = 0  # tokens of the prompt read from the prefix cache
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One generated text, in vLLM's shape."""
+    """One generated text, with the fields of vLLM's class."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
-    stop_reason: int | str | None = None  # the stop string, or the id of `stop_token_ids`, that ended it
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, where asked for
-    cumulative_logprob: float | None = None  # their sum
+    stop_reason: int | str | None = None  # the stop string or id of `stop_token_ids` at its end
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, if requested
+    cumulative_logprob: float | None = None  # sum of the log probabilities
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request, in vLLM's shape."""
+    """A finished request, with the fields of vLLM's class."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
-    metrics: RequestMetrics | None = None  # None where an error or a stop string ended it
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids from the second on
+    metrics: RequestMetrics | None = None  # None if an error or a stop string ended it
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids after the first

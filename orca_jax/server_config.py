@@ -1,81 +1,97 @@
-"""Settings of the server, beside the engine's: one field, one flag. `server_args.py` makes the flags."""
+"""Settings of the server beside those of the engine. `serve/args.py` makes one flag for each field."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orca_jax.config import EngineConfig
-from orca_jax.step import MAX_LOGPROBS
+from orca_jax.request import MAX_LOGPROBS
 
 MIB = 2**20
 
 
 def _flag(default: Any, group: str, text: str, *, shown: bool = True) -> Any:
-    """A field with what `--help` says of it; a secret is not shown by `repr`."""
+    """A field with its group and text in `--help`; `shown=False` keeps a secret out of `repr`."""
     return field(default=default, repr=shown, metadata={"group": group, "help": text})
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the front end needs to know. Times are seconds; `None` means none, or what the help text says."""
+    """Settings of the front end. Times are seconds; `None` means no limit, or the default named in the help text."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
 
-    host: str = _flag("127.0.0.1", "address", "address to listen on")
-    port: int = _flag(8000, "address", "0 takes a free one")
-    uds: str | None = _flag(None, "address", "listen on this Unix socket instead, which only its owner can open")
-    root_path: str = _flag("", "address", "prefix under which a proxy publishes the server")
-    ssl_keyfile: str | None = _flag(None, "address", "private key, for HTTPS")
-    ssl_certfile: str | None = _flag(None, "address", "certificate, for HTTPS")
-    ssl_ca_certs: str | None = _flag(None, "address", "authorities that sign the certificates clients must show")
+    host: str = _flag("127.0.0.1", "address", "IP address or host name to listen on")
+    port: int = _flag(8000, "address", "port to listen on; 0 chooses a free port")
+    uds: str | None = _flag(None, "address", "Unix socket to listen on instead of a port; only its owner can connect")
+    root_path: str = _flag("", "address", "path prefix of the server behind a reverse proxy, such as /llm")
+    ssl_keyfile: str | None = _flag(None, "address", "private key file for HTTPS")
+    ssl_certfile: str | None = _flag(None, "address", "certificate file for HTTPS")
+    ssl_ca_certs: str | None = _flag(
+        None, "address", "file of certificate authorities; clients must present a certificate signed by one of them"
+    )
 
     served_model_name: tuple[str, ...] = _flag(
-        (), "model", "names of the model in the API, the first of them in answers; default: what --model says"
+        (), "model", "model names in the API; answers use the first one; default: the value of --model"
     )
-    chat_template: str | None = _flag(None, "model", "file with the chat template; default: the model directory's own")
+    chat_template: str | None = _flag(None, "model", "chat template file; default: the template of the model directory")
     generation_config: str = _flag(
-        "auto", "model", '"auto" takes sampling defaults from the model directory, "none" does not; or a directory'
+        "auto", "model", 'source of sampling defaults: "auto" for the model directory, "none", or a directory'
     )
     tool_call_parser: Literal["hermes", "llama3_json", "mistral"] | None = _flag(
-        None, "model", 'how the model writes tool calls of its own accord, for tool_choice "auto"'
+        None, "model", 'format of the tool calls that the model generates; needed for tool_choice "auto"'
     )
-    max_logprobs: int = _flag(MAX_LOGPROBS, "model", "most probable tokens that a request may ask for")
+    max_logprobs: int = _flag(
+        MAX_LOGPROBS, "model", "largest number of log probabilities per token that a request may ask for"
+    )
 
     api_key: tuple[str, ...] = _flag(
-        (), "access", "keys, one of which every request but /live and /health must bring", shown=False
+        (), "access", "API keys; every route but /live and /health requires one of them", shown=False
     )
-    api_key_file: str | None = _flag(None, "access", "file with one key a line, where no process list shows them")
+    api_key_file: str | None = _flag(
+        None, "access", "file of API keys, one per line; unlike --api-key it does not show them in process lists"
+    )
     cache_salt_per_key: bool = _flag(
         False,
         "access",
-        "requests of different keys never share computed prefixes, nor learn by time that one was there",
+        "separate prefix cache for each API key (prevents timing side channels)",
     )
-    allowed_origins: tuple[str, ...] = _flag((), "access", "origins whose pages may call the server; default: none")
-    allow_credentials: bool = _flag(False, "access", "let such pages send credentials")
+    allowed_origins: tuple[str, ...] = _flag(
+        (), "access", "origins of web pages that may call the server (CORS); default: none"
+    )
+    allow_credentials: bool = _flag(False, "access", "allow these web pages to send credentials (CORS)")
 
     max_num_queued_reqs: int = _flag(
-        1024, "pressure", "requests that may wait beyond those that can run; further ones are refused"
+        1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
     )
-    max_num_queued_tokens: int = _flag(4_000_000, "pressure", "prompt tokens that may wait for their first iteration")
-    overload_status: Literal[429, 503] = _flag(503, "pressure", "status of a refused request")
-    queue_timeout: float | None = _flag(None, "pressure", "longest wait for a first token; a request may ask for less")
-    request_timeout: float | None = _flag(None, "pressure", "longest time for a whole call; a request may ask for less")
-    read_timeout: float = _flag(30.0, "pressure", "longest time for a client to send a request")
-    write_timeout: float = _flag(30.0, "pressure", "longest time for a client to take what was sent")
-    max_body_bytes: int = _flag(32 * MIB, "pressure", "longest body of a request")
+    max_num_queued_tokens: int = _flag(4_000_000, "limits", "largest number of prompt tokens in the queue")
+    overload_status: Literal[429, 503] = _flag(
+        503, "limits", "HTTP status of a request refused because the queue is full"
+    )
+    queue_timeout: float | None = _flag(
+        None, "limits", "longest wait for the first token; a request may set a shorter one"
+    )
+    request_timeout: float | None = _flag(
+        None, "limits", "longest time for a whole request; a request may set a shorter one"
+    )
+    read_timeout: float = _flag(30.0, "limits", "longest time for a client to send a request")
+    write_timeout: float = _flag(30.0, "limits", "longest time without progress for a client that reads an answer")
+    max_body_bytes: int = _flag(32 * MIB, "limits", "largest request body in bytes")
 
-    shutdown_timeout: float = _flag(30.0, "life", "after SIGTERM, time for running requests to end")
-    restart_engine: bool = _flag(False, "life", "start the engine again when it dies or hangs")
-    heartbeat_timeout: float = _flag(3.0, "life", "silence after which a serving engine counts as hung")
-    step_timeout: float = _flag(120.0, "life", "longest iteration of the engine before it counts as hung")
-    load_timeout: float = _flag(1800.0, "life", "longest time to load and compile")
+    shutdown_timeout: float = _flag(30.0, "lifecycle", "time after SIGTERM or SIGINT for open requests to finish")
+    restart_engine: bool = _flag(False, "lifecycle", "restart the engine if it dies or hangs")
+    heartbeat_timeout: float = _flag(3.0, "lifecycle", "time without a heartbeat after which the engine counts as hung")
+    step_timeout: float = _flag(120.0, "lifecycle", "longest iteration; an engine in a longer one counts as hung")
+    load_timeout: float = _flag(1800.0, "lifecycle", "longest time for loading and compiling the model")
 
-    log_format: Literal["text", "json"] = _flag("text", "observability", "how log lines look")
-    log_requests: bool = _flag(True, "observability", "write a line for every request")
+    log_format: Literal["text", "json"] = _flag("text", "observability", "format of log lines")
+    log_requests: bool = _flag(True, "observability", "log every request")
     otlp_traces_endpoint: str | None = _flag(
-        None, "observability", "OpenTelemetry collector that gets a span for every request; needs the otel extra"
+        None,
+        "observability",
+        "URL of an OpenTelemetry collector (OTLP over HTTP) for a span per request; needs the otel extra",
     )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the model."""
+        """Names of the model in the API."""
         return self.served_model_name or (self.engine.model,)

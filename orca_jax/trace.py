@@ -1,11 +1,11 @@
-"""The old name of two commands: `python -m orca_jax.timeline`, and of `python -m orca_jax.bench {replay,burst}`."""
+"""The old name of `python -m orca_jax.timeline` and of `python -m orca_jax.bench {replay,burst}`."""
 
 import sys
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command under its new name; standard error says which one it is."""
+    """Run the command, and print its new name to standard error."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["replay"], ["burst"]):
         print(f"python -m orca_jax.trace {words[0]} is now python -m orca_jax.bench {words[0]}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Answers a file of requests: `python scripts/batch_generate.py -i in.jsonl -o out.jsonl`; --help lists the flags.
+"""Answers a file of requests: `python scripts/batch_generate.py -i in.jsonl -o out.jsonl`. --help lists the flags.
 
-The same as `python -m orca_jax.batch`; docs/batch.md says what goes in and what comes out.
+The same as `python -m orca_jax.batch`; docs/batch.md describes input and output.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Writes a Hugging Face directory as a model directory with an Orbax checkpoint, which loads shard by shard.
+"""Converts a Hugging Face directory to a model directory with an Orbax checkpoint. Such a checkpoint loads by shards.
 
     python scripts/convert_checkpoint.py models/smol models/smol-orbax
 
-Configuration, tokenizer and chat template are copied. To write what you trained yourself, call
+Configuration, tokenizer and chat template are copied. To save a model of your own training, call
 `orca_jax.model.checkpoint.save_decoder` and put a config.json and a tokenizer.json beside its folder.
 """
 
@@ -28,12 +28,12 @@ OF_WEIGHTS = "model.safetensors.index.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert; 2 where the source cannot be read or the destination holds a checkpoint already."""
+    """Convert; returns 2 if the source cannot be read or the destination already has a checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="a directory with config.json and safetensors")
-    parser.add_argument("destination", type=Path, help="where the model directory is written")
+    parser.add_argument("source", type=Path, help="directory with config.json and safetensors")
+    parser.add_argument("destination", type=Path, help="model directory to write")
     parser.add_argument(
-        "--dtype", choices=get_args(DType), help="of the weights that are written (default: what config.json says)"
+        "--dtype", choices=get_args(DType), help="type of the written weights (default: as in config.json)"
     )
     args = parser.parse_args(argv)
     try:
@@ -46,20 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def convert(source: Path, destination: Path, dtype: DType | None = None) -> None:
-    """Write `source` to `destination`. It goes through the memory of one device, whole.
+    """Write `source` to `destination`. The whole model passes through the memory of one device.
 
     Args:
         source: a model directory.
-        destination: made where it is missing; must hold no checkpoint.
-        dtype: of the weights that are written; None: as config.json says, or float32.
+        destination: created if missing; must not hold a checkpoint.
+        dtype: type of the written weights; None: as in config.json, or else float32.
 
     Raises:
         ConfigError: the source's configuration is wrong, or the destination holds a checkpoint.
         CheckpointError: the source's weights do not fit its configuration.
     """
     if (destination / PARAMS).exists():
-        raise ConfigError(f"{destination / PARAMS} exists; name another destination, or remove it", param="destination")
-    read_model_config(source)  # says what is wrong with it
+        raise ConfigError(
+            f"{destination / PARAMS} already exists; choose another destination, or remove it", param="destination"
+        )
+    read_model_config(source)  # raises if it is wrong
     kept = dtype or _stored_dtype(source)
     mesh = tensor_mesh(jax.local_devices()[:1])
     decoder = load_decoder(source, dtype=kept, mesh=mesh, progress=progress_bar("Loading", True))

@@ -1,10 +1,10 @@
-"""Writes down how long the answers to word problems were: what `train_length_ranker.py` learns from.
+"""Logs the lengths of answers to word problems, as training data for `train_length_ranker.py`.
 
     python scripts/log_lengths.py --questions gsm8k_train.jsonl --out lengths.jsonl
 
-Each line is JSON: `prompt_ids`, `generated` (tokens) and `finish_reason`, in the order in which answers ended.
-What was cut off at `max_tokens` has the reason "length", and would have been longer. A server's log can be brought into
-this shape.
+Each line is JSON: `prompt_ids`, `generated` (tokens) and `finish_reason`, in the order of completion.
+An answer cut off at `max_tokens` has the reason "length", and would have been longer. A server's log can be converted
+to this format.
 """
 
 import argparse
@@ -19,23 +19,32 @@ from orca_jax.request import SamplingParams
 
 
 def parse_args() -> argparse.Namespace:
-    """The flags."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--questions", required=True, metavar="FILE", help="JSON lines with a question each")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="is appended to")
-    parser.add_argument("--model", default="demo", help="what answers (default: demo)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="questions that are left out (default: 0)")
-    parser.add_argument("--count", type=int, metavar="N", help="questions; default: all that follow")
-    parser.add_argument("--max-tokens", type=int, default=400, metavar="N", help="of each answer (default: 400)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="(default: 0.7, as the demo's own)")
-    parser.add_argument("--top-p", type=float, default=0.95, help="(default: 0.95, as the demo's own)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
-    parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="at once (default: 64)")
+    parser.add_argument("--questions", required=True, metavar="FILE", help="JSON lines, each with a question")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="log to append to")
+    parser.add_argument("--model", default="demo", help="model to run (default: demo)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of questions to skip (default: 0)")
+    parser.add_argument("--count", type=int, metavar="N", help="number of questions (default: all that follow)")
+    parser.add_argument("--max-tokens", type=int, default=400, metavar="N", help="limit of each answer (default: 400)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        help="sampling temperature (default: 0.7, as in the demo's configuration)",
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=0.95, help="nucleus sampling (default: 0.95, as in the demo's configuration)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=64, metavar="N", help="requests in one iteration (default: 64)"
+    )
     return parser.parse_args()
 
 
 def log(args: argparse.Namespace) -> int:
-    """Answer and write; returns how many lines."""
+    """Answer the questions and append to the log; returns the number of lines."""
     last = None if args.count is None else args.first + args.count
     questions = read_questions(args.questions)[args.first : last]
     with LLM(args.model, max_num_seqs=args.max_num_seqs, scheduler="chunked", seed=args.seed) as llm:

@@ -1,11 +1,11 @@
-"""Makes the small models that the tests compare with transformers, or verifies the ones that are there.
+"""Creates the small models of the tests that compare with transformers, or verifies the existing ones.
 
     python scripts/make_reference.py [--verify] [--out tests/fixtures/reference]
 
 Needs torch, transformers and safetensors, in an environment of their own: neither the package nor its tests use them.
-Each folder is a Hugging Face directory with random weights and `expected.npz`: for every prompt its ids, the logits
-of every position in float32, the ids that greedy `generate()` adds, and the least margin between the best and the
-second best logit on the way, which is kept wide enough that rounding cannot turn it.
+Each folder is a Hugging Face directory with random weights and `expected.npz`. This file has for every prompt its ids,
+the logits of every position in float32 and the ids generated greedily by `generate()`. It also has the least margin
+between the best and the second best logit on the way. The margin is wide enough to exclude changes by rounding.
 """
 
 import argparse
@@ -28,16 +28,16 @@ TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A model: its family and configuration, and how it is written."""
+    """A model: its family, its configuration and the size of its files."""
 
     family: str
     options: Mapping[str, Any]
     shard_size: str = "100MB"
-    extra: Mapping[str, Any] = field(default_factory=dict)  # options that are tried on top, such as a kind of rope
+    extra: Mapping[str, Any] = field(default_factory=dict)  # options on top, such as a kind of rope
 
 
 def gpt2(heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> Case:
-    """A GPT-2 of a given shape; end tokens are off, so that every prompt generates as much."""
+    """A GPT-2 of a given shape. End tokens are off: every prompt generates the same number of tokens."""
     embed = heads * head_dim
     shape = {"n_head": heads, "n_embd": embed, "n_inner": 2 * embed, "n_layer": layers, "vocab_size": vocab}
     shape["n_positions"] = 64
@@ -45,7 +45,7 @@ def gpt2(heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> 
 
 
 def llama(heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> Case:
-    """A Llama of a given shape, likewise."""
+    """A Llama of a given shape, also without end tokens."""
     shape = {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -60,7 +60,7 @@ def llama(heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, **o
 
 
 def stretched(**rope: Any) -> Case:
-    """A small Llama with a kind of rope whose original context is short, so that the kind matters."""
+    """A small Llama with a kind of rope and a short original context, so that the kind matters."""
     parameters = {"rope_theta": 10000.0, **rope}
     return llama(2, 1, 16, 2, 97, rope_parameters=parameters)
 
@@ -102,21 +102,21 @@ CASES: Mapping[str, Case] = {
 
 
 def build(case: Case, seed: int) -> Any:
-    """The model with random weights wide enough that no position is like another."""
+    """The model with random weights, wide enough to make all positions differ."""
     torch.manual_seed(seed)
     kind = transformers.GPT2Config if case.family == "gpt2" else transformers.LlamaConfig
     config = kind(**case.options, initializer_range=0.2, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name or ".ln_" in name:  # else these start as zeros and ones
+            if name.endswith("bias") or "norm" in name or ".ln_" in name:  # these start as zeros and ones
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
 @torch.no_grad()
 def expect(model: Any, seed: int) -> dict[str, np.ndarray]:
-    """What the model says to a few random prompts, and the least margin on the greedy way."""
+    """The model's results for a few random prompts, and the least margin in greedy generation."""
     random = np.random.default_rng(seed)
     expected: dict[str, np.ndarray] = {}
     margins = []
@@ -156,7 +156,7 @@ def make(name: str, directory: Path) -> None:
 
 
 def verify(name: str, directory: Path) -> bool:
-    """Read the model back, ask it the same, and compare."""
+    """Read the model back, run it on the same prompts, and compare."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     stored, worst, same = np.load(directory / "expected.npz"), 0.0, True
     for number in range(len(PROMPT_LENGTHS)):
@@ -177,7 +177,7 @@ def verify(name: str, directory: Path) -> bool:
 def main() -> int:
     """Make or verify all cases; 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--verify", action="store_true", help="compare what is there, write nothing")
+    parser.add_argument("--verify", action="store_true", help="compare the existing models, write nothing")
     parser.add_argument("--out", type=Path, default=Path("tests/fixtures/reference"))
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()

@@ -1,10 +1,10 @@
-"""Trains the small GPT that is bundled in checkpoints/demo, from text files, on whatever JAX finds.
+"""Trains the small GPT of checkpoints/demo from text files, on JAX's default device.
 
     python scripts/train_demo.py --data problems.jsonl novel.txt --eval-data test.jsonl --minutes 60
 
-The length of the training is a time, not a number of steps: the learning rate is planned by the clock, and a run
-that was interrupted (Ctrl-C) goes on with --resume. To end a run early, interrupt it and resume with fewer --minutes:
-the rate then falls faster. At every evaluation the state goes to --run-dir, and the best model so far to --out.
+The length of the training is a time, not a number of steps: the clock sets the learning rate. To continue an
+interrupted run (Ctrl-C), add --resume. To end a run early, interrupt it and resume with fewer --minutes: the rate then
+falls faster. Each evaluation saves the state to --run-dir, and the best model so far to --out.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SHAPES = (256, 256, 256, 512, 256, 256, 256, 1024)  # row lengths in turn: mostl
 
 @dataclass
 class Run:
-    """Where a run stands; saved beside its arrays."""
+    """The progress of a run; saved beside its arrays."""
 
     step: int = 0
     tokens: int = 0
@@ -51,26 +51,32 @@ class Run:
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help=".jsonl with question and answer, or text")
     parser.add_argument(
-        "--eval-data", type=Path, nargs="*", default=[], help="held-out .jsonl; text holds out its tails"
+        "--data", type=Path, nargs="+", required=True, help=".jsonl files with question and answer, or text files"
+    )
+    parser.add_argument(
+        "--eval-data",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="held-out .jsonl files (of each text in --data, the last 2 %% are held out)",
     )
     parser.add_argument("--out", type=Path, default=Path("checkpoints/demo"), help="model directory (%(default)s)")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --run-dir")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
-    parser.add_argument("--eval-minutes", type=float, default=5.0, help="between evaluations (%(default)s)")
+    parser.add_argument("--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens per update (%(default)s)")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--embed", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=6, help="layers of the model (%(default)s)")
+    parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
+    parser.add_argument("--vocab", type=int, default=4096, help="size of the vocabulary (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial values and batches (%(default)s)")
     return parser.parse_args(arguments)
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    """A small GPT-2."""
+    """The shape of a small GPT-2."""
     return ModelConfig(
         family="gpt2",
         vocab_size=args.vocab,
@@ -92,7 +98,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """The arguments that matter to somebody who repeats the run; files by name."""
+    """The arguments needed to repeat the run; files without their folders."""
     data, held_out = (" ".join(path.name for path in paths) for paths in (args.data, args.eval_data))
     return f"--data {data}" + (f" --eval-data {held_out}" if held_out else "") + f" --minutes {args.minutes:g}"
 
@@ -103,7 +109,7 @@ def best(history: list[Record]) -> Record:
 
 
 def save_run(directory: Path, run: Run, trainer: Trainer) -> None:
-    """Write the state beside the old one, then swap, so that an interruption leaves a whole one."""
+    """Write the state beside the old one, then swap them: an interruption leaves a complete state."""
     fresh, old = directory / "state.new", directory / "state"
     shutil.rmtree(fresh, ignore_errors=True)
     leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves((trainer.params, trainer.state)))}
@@ -115,7 +121,7 @@ def save_run(directory: Path, run: Run, trainer: Trainer) -> None:
 
 
 def restore_run(directory: Path, trainer: Trainer) -> Run:
-    """Read what `save_run` wrote into `trainer`."""
+    """Read the files of `save_run` into `trainer`; returns the progress."""
     leaves, structure = jax.tree.flatten((trainer.params, trainer.state))
     on_host = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in range(len(leaves))}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -130,7 +136,7 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """The list gets the signals that came; training looks at it between updates."""
+    """Collects signals in a list, for training to check between updates."""
     received: list[int] = []
     before = {number: getsignal(number) for number in (SIGINT, SIGTERM)}
     for number in before:
@@ -159,7 +165,7 @@ class Training:
             Decoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(args.seed), vocab_rows=args.vocab)
         )
         self.run = restore_run(args.run_dir, self.trainer) if args.resume else Run()
-        # Where a resumed run stood in the data is not saved: its state is seeded by the step instead.
+        # The position in the data is not saved: the step seeds the random state of a resumed run instead.
         self.packer = Packer(self.tokenizer, heads, corpus.problems, config.max_positions, args.seed + self.run.step)
         examiner = Packer(self.tokenizer, tails, held_out.problems, config.max_positions, args.seed)
         self.exam = [examiner.draw(4, 512, 2 if held_out.problems else 0) for _ in range(8)]
@@ -171,7 +177,7 @@ class Training:
         return self.packer.draw(rows, length, rows // 2 if self.packer.num_tokens[1] else 0)
 
     def train(self) -> None:
-        """Update until the time is over or a signal comes."""
+        """Update until the time is over or a signal arrives."""
         run, limit, losses = self.run, self.args.minutes * 60, []
         since_exam = 0.0
         with interruptible() as signals, tqdm(total=int(limit), initial=int(run.seconds), unit="s") as bar:
@@ -199,7 +205,7 @@ class Training:
             write_model(self.args.out, self.trainer.decoder, self.tokenizer)
 
     def describe(self) -> None:
-        """Write the card of the model in --out, which is the best one, as it is there."""
+        """Write the card of the model in --out, the best one, as saved."""
         decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
         paths = [*self.args.data, *self.args.eval_data]
         history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]

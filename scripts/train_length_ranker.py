@@ -1,10 +1,10 @@
-"""Trains a model that predicts how long answers will be, from a log of requests.
+"""Trains a model that predicts the lengths of answers, from a log of requests.
 
     python scripts/log_lengths.py --questions gsm8k_train.jsonl --out lengths.jsonl
     python scripts/train_length_ranker.py --data lengths.jsonl --model demo --out ranker
     ./scripts/serve --scheduler chunked --scheduling-policy shortest --length-predictor ranker
 
-A sixth of the log is held out: the order is learnt on the rest, and scores become tokens by what is held out.
+A sixth of the log is held out. The rest trains the order; the held-out part calibrates scores to tokens.
 """
 
 import argparse
@@ -20,33 +20,45 @@ from length_ranker.training import Settings, scores_of, train
 from orca_jax.bundled import model_directory
 from orca_jax.errors import OrcaError
 from orca_jax.model.load import load_decoder, tensor_mesh
-from orca_jax.ranker.saved import PARAMS, save_scorer, scorer_of
+from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import calibrate
-from orca_jax.ranker.tau import kendall_tau
+from orca_jax.ranker.storage import PARAMS, save_scorer, scorer_of
 from orca_jax.text.tokenizer import load_tokenizer
 
 HELD_OUT = 1 / 6
 
 
 def parse_args() -> argparse.Namespace:
-    """The flags."""
+    """Read the command line."""
     defaults = Settings()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help="logs, JSON lines")
-    parser.add_argument("--model", default="demo", help="the served model, whose embedding is read (default: demo)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="is made, and holds no ranker yet")
     parser.add_argument(
-        "--epochs", type=int, default=defaults.epochs, metavar="N", help=f"(default: {defaults.epochs})"
+        "--data", type=Path, nargs="+", required=True, metavar="FILE", help="logs of JSON lines, see log_lengths.py"
     )
-    parser.add_argument("--about", default="", metavar="TEXT", help="for the card: what was logged, and its licence")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of initial values and draws (default: 0)")
+    parser.add_argument("--model", default="demo", help="served model; the ranker uses its embedding (default: demo)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="directory to create, without a ranker in it"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=defaults.epochs,
+        metavar="N",
+        help=f"passes over the log (default: {defaults.epochs})",
+    )
+    parser.add_argument(
+        "--about", default="", metavar="TEXT", help="description of the logged requests and their licence, for the card"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of initial values and batches (default: 0)"
+    )
     return parser.parse_args()
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train, say how good it is, and save."""
+    """Train, save, and print Kendall's tau on the held-out requests."""
     if (args.out / PARAMS).exists():
-        raise ValueError(f"{args.out} holds a ranker already; name another directory, or remove it")
+        raise ValueError(f"--out: {args.out} already holds a ranker; choose another directory, or remove it")
     source = model_directory(args.model) or args.model
     decoder = load_decoder(source, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
     tokenizer = load_tokenizer(source)

@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 FAKE_CPU_DEVICES = 8
 CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.ranker")
 
-# Held for the whole run; it must exist before a checked package is imported, hence here and not in a fixture.
+# Kept for the whole run. It must exist before the import of a checked package, hence here and not in a fixture.
 _shape_checks = install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Settle JAX's configuration before the first backend starts: collection imports test modules after this."""
+    """Set JAX's configuration before the first backend starts: collection imports test modules later."""
     platform = config.getoption("platform")
     jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
     if platform == "cpu":
@@ -29,9 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-@pytest.hookimpl(optionalhook=True)  # xdist's, and plain pytest goes without it
+@pytest.hookimpl(optionalhook=True)  # a hook of xdist, unknown without the plugin
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` of scripts/test means: one process a core, four at most; none where they would share a device."""
+    """The processes of `-n auto`: one per core, at most four; none if they would share a device."""
     by_default = config.getoption("markexpr") in config.getini("addopts")
     if config.getoption("platform") != "cpu" or not by_default:
         return 0
@@ -39,7 +39,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test for an accelerator says why it did not run, also where `-m` selects it without `--platform`."""
+    """Skip tests for an accelerator with a reason, also if `-m` selects them without `--platform`."""
     platform = config.getoption("platform")
     for marker, needed in (("gpu", "cuda"), ("tpu", "tpu")):
         if needed == platform:
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory of compiled programs for the whole run: executors of the same shapes compile once."""
+    """A directory of compiled programs for the whole run: executors with the same shapes compile once."""
     return str(tmp_path_factory.mktemp("programs"))
 
 
@@ -60,8 +60,8 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 def quick_compiles() -> Iterator[None]:
     """Compile without most of LLVM's work, in half of the time.
 
-    For a test that asks whether tokens depend on the scheduler or the pages, where any correct program will do; not
-    where numbers or memory are judged, which must be those of the programs that users run.
+    For tests that tokens do not depend on the scheduler or the pages: any correct program will do. Not for tests of
+    numbers or memory: these need the programs that users run.
     """
     jax.config.update("jax_disable_most_optimizations", True)
     yield

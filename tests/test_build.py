@@ -1,4 +1,4 @@
-"""Wiring: what "auto" becomes, and settings that are refused by name before anything is loaded or compiled."""
+"""Construction: the resolution of "auto", and errors for wrong settings before loading and compiling."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert kv.num_rows == 4
     assert kv.capacity >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
-    built.engine.executor.close()
+    built.close()
 
 
 def test_a_token_budget_leaves_half_of_itself_to_prompts() -> None:
@@ -74,4 +74,4 @@ def test_reference_attention_serves_too(program_cache: str) -> None:
     built = build_engine(config(program_cache, **settings, max_num_seqs=2))
     assert built.executor_config is not None
     assert built.executor_config.attention_implementation == "reference"
-    built.engine.executor.close()
+    built.close()

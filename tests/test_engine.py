@@ -94,7 +94,7 @@ def test_one_request_with_bad_logits_harms_nobody(name) -> None:
 
 
 def test_a_token_after_the_end_is_dropped() -> None:
-    """A's logits are bad once; while its batch runs on it is computed again, and then they are fine."""
+    """A's logits are not finite once. Its batch continues and computes A again, then with finite logits."""
     results: Iterator[int | None] = iter([None, 5, 6])
     lab = Lab("request_level", override=lambda request_id, length, token: next(results) if request_id == "A" else token)
     lab.add("A", 2, 3)
@@ -105,7 +105,7 @@ def test_a_token_after_the_end_is_dropped() -> None:
 
 
 class Script:
-    """Allows one set after another, and keeps what it is told."""
+    """Allows one set after another, and records the accepted tokens."""
 
     def __init__(self, *sets: int | RequestError) -> None:
         self.sets = list(sets)

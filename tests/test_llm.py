@@ -1,4 +1,4 @@
-"""`LLM` on the toy model: vLLM's shapes, order, abandoned iterators, and errors that leave the engine clean."""
+"""`LLM` on the toy model: vLLM's interface, order, abandoned iterators, and errors without effect on the engine."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def test_priorities() -> None:
             assert caught.value.param == "priority"
 
 
-def test_priorities_are_refused_where_nobody_looks_at_them(llm: LLM) -> None:
+def test_priorities_need_the_priority_policy(llm: LLM) -> None:
     with pytest.raises(RequestError, match="scheduling_policy") as caught:
         llm.generate(["a", "b"], params_of(1), priority=[0, 1])
     assert caught.value.param == "priority"
@@ -207,7 +207,7 @@ def test_stop_strings_end_requests_and_their_work(llm: LLM) -> None:
         assert (completion.finish_reason, completion.stop_reason) == ("stop", "xz")
         assert completion.token_ids == whole.token_ids[: at + 2], "up to the id that completed it"
         assert completion.logprobs is not None and len(completion.logprobs) == at + 2
-        assert not llm.engine.has_work, "the engine was told"
+        assert not llm.engine.has_work, "the engine has aborted it"
 
 
 def test_stop_strings_behind_the_request_level_scheduler() -> None:
@@ -270,7 +270,7 @@ def test_structured_output(llm: LLM, structured: StructuredOutput, pattern: str,
     for output in outputs[:2]:
         assert output.outputs[0].finish_reason == "stop"
         assert re.fullmatch(pattern, output.outputs[0].text)
-    assert outputs[2].outputs[0].token_ids == oracle("b", params_of(9)), "the one beside them is not disturbed"
+    assert outputs[2].outputs[0].token_ids == oracle("b", params_of(9)), "other requests are not affected"
 
 
 def test_a_structure_that_cannot_be_followed_is_an_error_of_its_request(
@@ -313,7 +313,7 @@ def test_pieces_that_others_have_made_come_too(llm: LLM) -> None:
     assert other.outputs[0].text.startswith(first + "".join(pieces))
 
 
-def test_text_that_nobody_wants_is_not_generated(llm: LLM) -> None:
+def test_text_after_the_iterator_is_dropped_is_not_generated(llm: LLM) -> None:
     llm.stream_text("abc", params_of(50))
     assert not llm.engine.has_work
     with pytest.raises(RequestError, match=r"prompts\[0\]"):

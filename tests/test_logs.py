@@ -1,4 +1,4 @@
-"""Log lines: one for each record, whatever stands in it."""
+"""Log lines: exactly one per record, for any content."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orca_jax.logs import make_formatter, printable
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from tests.serve.asgi import call
 
 FORGED = "fine\n2026-01-01T00:00:00.000000Z error orca_jax: forged"
@@ -26,7 +26,7 @@ LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 class Log:
-    """A logger of its own, rendered as the server's."""
+    """A new logger in the format of the server."""
 
     def __init__(self, log_format: Any) -> None:
         self.stream = io.StringIO()
@@ -72,7 +72,7 @@ def test_nothing_makes_a_line(log_format: Any, said: str, field: str) -> None:
     log.logger.info("%s", said, extra={"model": field})
     assert log.text.endswith("\n")
     line = log.text[:-1]
-    assert line.isprintable(), "a terminal would do something else than show it"
+    assert line.isprintable(), "a terminal would interpret the line"
     if log_format == "json":
         assert json.loads(line)["model"] == field
 
@@ -108,7 +108,7 @@ def test_every_line_of_a_call_has_its_id() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    wrapped: ASGIApp = RequestContext(app, Observer(ServerConfig()))
+    wrapped: ASGIApp = RequestContext(app, ServerObserver(ServerConfig()))
     for name in ("one", "two"):
         call(wrapped, "/x", headers=[(b"x-request-id", name.encode())])
     log.logger.info("outside")

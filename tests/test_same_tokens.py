@@ -1,4 +1,4 @@
-"""Same tokens, whatever happens around a request: the reference's, for every scheduler, bucket, mesh and batch mate."""
+"""A request gets the reference's tokens under every scheduler, bucket, mesh and batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ from orca_jax.build.engine import build_engine
 from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import USUAL, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
-# For what does not judge numbers; `generate` and log probabilities are compared with the programs that users run.
+# For tests of tokens; `generate` and log probabilities are compared with the programs that users run.
 quick = pytest.mark.usefixtures("quick_compiles")
 SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level", "chunked")
 
@@ -26,11 +26,11 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     at_step: int = 0
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
 
 
 def greedy_jobs(name: str) -> tuple[list[Job], list[list[int]]]:
-    """Four prompts of a reference model, and what generate() made of them."""
+    """Four prompts of a reference model, and the tokens of transformers' generate()."""
     expected = np.load(REFERENCE / name / "expected.npz")
     answers = [expected[f"greedy_{i}"].tolist() for i in range(4)]
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -59,12 +59,12 @@ def make_engine(
 
 
 def run(engine: Engine, jobs: Sequence[Job]) -> list[list[int]]:
-    """Tokens of each job."""
+    """The tokens of each job."""
     return [[token for update in job for token in update.new_ids] for job in run_updates(engine, jobs)]
 
 
 def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]]:
-    """Updates of each job; one arrives before step `at_step`."""
+    """The updates of each job; a job arrives before step `at_step`."""
     updates: list[list[RequestUpdate]] = [[] for _ in jobs]
     open_jobs, step = len(jobs), 0
     while open_jobs:
@@ -76,13 +76,13 @@ def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]
             open_jobs -= update.finish_reason is not None
         step += 1
         assert step < 500, "a request never ended"
-    while engine.has_work:  # what overlap computes past an end
+    while engine.has_work:  # overlap computes past an end
         assert not engine.step()
     return updates
 
 
 def check_orderings(engine: Engine, jobs: Sequence[Job], answers: list[list[int]]) -> None:
-    """Whoever comes first: those who come late are urgent in every way."""
+    """Check all orderings: later jobs are more urgent in every respect."""
     scheduler = engine.scheduler
     assert isinstance(scheduler, ChunkedScheduler)
     urgent = [replace(job, urgency=Urgency(-i, f"tenant {i % 2}", 100.0 / (1 + i))) for i, job in enumerate(jobs)]
@@ -131,7 +131,7 @@ def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
 
 @quick
 def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None:
-    """33 + 12 tokens need 45 slots, 6 pages of 8; barely more are there."""
+    """33 + 12 tokens need 45 slots, 6 pages of 8; few more are available."""
     jobs, answers = greedy_jobs("gpt2-12-heads")
     for engine in make_engine("gpt2-12-heads", program_cache, num_pages=10, n_slots=50):
         assert run(engine, jobs) == answers
@@ -144,7 +144,7 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
 def test_chunks_preemption_prefixes_and_overlap_do_not_matter(
     num_pages: int, overlap: bool, budget: int, program_cache: str
 ) -> None:
-    """33 + 12 tokens need 6 pages of 8: with 7 pages most of the four are preempted at some time."""
+    """33 + 12 tokens need 6 pages of 8: with 7 pages, most of the four requests are preempted at some time."""
     jobs, answers = greedy_jobs("gpt2-12-heads")
     late = [Job(job.prompt, job.params, at_step=3 * i) for i, job in enumerate(jobs)]
     settings = {"num_pages": num_pages, "overlap": overlap, "max_num_batched_tokens": budget}
@@ -167,7 +167,7 @@ REPEATED = (
 @quick
 @pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), (2, 60), (4, 60)])
 def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, program_cache: str) -> None:
-    """Greedy and drawn, ended by length or by an id, joined by others and, with few pages, preempted in between."""
+    """Greedy and drawn tokens, ends by length and by an id, new members and, with few pages, preemption."""
     greedy, answers = greedy_jobs("gpt2-12-heads")
     jobs = [Job(job.prompt, params) for job, params in zip(greedy, REPEATED, strict=True)]
     late = [Job(job.prompt, job.params, at_step=2 * i) for i, job in enumerate(jobs)]
@@ -228,7 +228,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("batch_tokens", [4, 16])
 @pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
 def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:
-    """The prompt's and the first token's, from the reference's logits of every prompt position."""
+    """The scores of the prompt and of the first token, from the reference's logits of every prompt position."""
     expected = np.load(REFERENCE / name / "expected.npz")
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=3, prompt_logprobs=2)
     penalty = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, repetition_penalty=5.0)

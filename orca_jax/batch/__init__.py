@@ -1,1 +1,1 @@
-"""Batch generation: a file of requests in, a file of answers out, and a run that survives its own death."""
+"""Batch generation: answers a file of requests, and resumes after a crash or a kill."""

@@ -16,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Answer a file of requests.
 
     Returns:
-        0 when every line has its row, be it an error; 1 when engine, server or disk ended the run, 130 after SIGINT
-        or SIGTERM: the same command goes on; 2 when a setting is wrong.
+        0 if every line has its row, possibly an error row. 1 if the engine, the server or the disk ended the run, and
+        130 after SIGINT or SIGTERM: the same command resumes the run. 2 if a setting is wrong.
     """
     try:
         summary = run_batch(parse_args(argv))
@@ -30,10 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_STOPPED
     except OSError as error:
         place = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {place}{error.strerror or error}; mend that, and the same command goes on", file=sys.stderr)
+        print(
+            f"error: {place}{error.strerror or error}; fix this and run the same command again to resume",
+            file=sys.stderr,
+        )
         return EXIT_STOPPED
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
+        print("interrupted; run the same command again to resume", file=sys.stderr)
         return EXIT_INTERRUPTED
     summary.print()
     return 0

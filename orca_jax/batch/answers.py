@@ -1,4 +1,4 @@
-"""Rows of the output in OpenAI's shape, and what can be read off them."""
+"""Rows of the output file in OpenAI's format: encoding, and decoding for a resumed run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an engine or a server said to a row. `body` is one value of JSON without line breaks."""
+    """The answer of an engine or a server to a row. `body` is one JSON value without line breaks."""
 
     status: int
     request_id: str
@@ -40,22 +40,22 @@ class _OutputRow(msgspec.Struct):
 
 
 def answer_row(row_id: str, row: Row, answer: Answer) -> bytes:
-    """The line of an answer, be it a refusal."""
+    """The output line for an answer, possibly an error answer."""
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
     return _encode(_OutputRow(row_id, row.custom_id, response, None)) + b"\n"
 
 
 def error_row(row_id: str, bad: BadLine) -> bytes:
-    """The line of one that was no request."""
+    """The output line for an input line without a valid request."""
     error = _Error(bad.code, bad.message, bad.param, bad.line)
     return _encode(_OutputRow(row_id, bad.custom_id, None, error)) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What counts of a row."""
+class RowSummary:
+    """The part of a row that the final summary counts."""
 
-    error: str | None = None  # its kind, where it is one
+    error: str | None = None  # kind of the error; None: answered
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -91,35 +91,35 @@ _body = msgspec.json.Decoder(_ReadBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A row of an output file."""
+class WrittenRow:
+    """A row read from an output file."""
 
     id: str
     custom_id: str | None
-    outcome: Outcome
+    summary: RowSummary
 
 
-def read_row(line: bytes) -> Written | None:
-    """A line that this module wrote; None if it is something else."""
+def read_row(line: bytes) -> WrittenRow | None:
+    """Decode a line written by this module; None for any other line."""
     try:
         row = _row.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if row.response is not None:
-        return Written(row.id, row.custom_id, outcome_of(row.response.status_code, bytes(row.response.body)))
-    return None if row.error is None else Written(row.id, row.custom_id, Outcome(row.error.code))
+        return WrittenRow(row.id, row.custom_id, row_summary(row.response.status_code, bytes(row.response.body)))
+    return None if row.error is None else WrittenRow(row.id, row.custom_id, RowSummary(row.error.code))
 
 
-def outcome_of(status: int, body: bytes) -> Outcome:
-    """Tokens of an answer, or the kind of its error, by whichever server it was made."""
+def row_summary(status: int, body: bytes) -> RowSummary:
+    """Token counts of an answer, or the kind of its error. Accepts the answers of other servers too."""
     try:
         read = _body.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         read = _ReadBody()
     if status != 200:
-        return Outcome(_error_kind(status, read.error))
+        return RowSummary(_error_kind(status, read.error))
     usage = read.usage or _ReadUsage()
-    return Outcome(None, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+    return RowSummary(None, usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
 
 def _error_kind(status: int, error: object) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a batch run, and the flags that make them: one field, one flag."""
+"""Settings of a batch run, with one flag for each field."""
 
 import argparse
 import dataclasses
@@ -18,14 +18,14 @@ from orca_jax.flags import add_engine_args, add_field_args, engine_config_from_a
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema import completion_parser
 from orca_jax.openai.schema.limits import MAX_ANSWERS
+from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import MAX_LOGPROBS
 
-DESCRIPTION = "Answer a file of requests with an engine in this process, or with a server."
+DESCRIPTION = "Answer a file of requests with an engine in this process or with an OpenAI-compatible server."
 REMOTE_CONCURRENCY = 64
 MAX_CONCURRENCY = 65_536
 
-# A run that goes on must agree in these with the one that began; all else may change, such as what memory is used.
+# A resumed run must have the same values of these. All other settings may change, such as memory limits.
 _MEANING = ("order", "base_url")
 _MEANING_OF_ENGINE = ("model", "tokenizer", "load_format", "dtype", "kv_cache_dtype", "seed", "max_model_len")
 _OF_REMOTE = ("api_key_file", "max_retries", "request_timeout")
@@ -37,50 +37,58 @@ def _flag(default: Any, group: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """What a run needs to know. Times are seconds."""
+    """Settings of a run. Times are in seconds."""
 
     input: Path
     output: Path
-    server: ServerConfig = field(default_factory=ServerConfig)  # of which the engine's and the model's fields count
+    server: ServerConfig = field(default_factory=ServerConfig)  # only its engine and model fields are used
 
     format: Literal["auto", "jsonl", "text"] = _flag(
-        "auto", "batch", "what a line is: an object, or a prompt; auto: a prompt where the input's name ends in .txt"
+        "auto",
+        "batch",
+        "input format: one JSON object or one prompt per line; auto: text if the file name ends in .txt",
     )
-    body: str = _flag("{}", "batch", "JSON object: fields of the completions of prompts, such as max_tokens")
+    body: str = _flag("{}", "batch", "JSON object with completion fields for prompts, such as max_tokens")
     order: Literal["input", "finished"] = _flag(
-        "input", "batch", "order of the output; finished: a row as soon as it is answered"
+        "input", "batch", "order of the output rows; finished: write each row as soon as it is answered"
     )
-    overwrite: bool = _flag(False, "batch", "begin again where the output has rows")
+    overwrite: bool = _flag(False, "batch", "discard the rows of an existing output and start again")
     concurrency: int | None = _flag(
-        None, "batch", f"requests at once; default: twice --max-num-seqs, or {REMOTE_CONCURRENCY} with --base-url"
+        None,
+        "batch",
+        f"number of concurrent requests; default: twice --max-num-seqs, or {REMOTE_CONCURRENCY} with --base-url",
     )
 
-    base_url: str | None = _flag(None, "server", "send the rows to this OpenAI-compatible server; starts no engine")
-    api_key_file: str | None = _flag(None, "server", "file with its key, where no process list shows it")
-    max_retries: int = _flag(6, "server", "repetitions of a request after 408, 409, 429, 5xx or a lost connection")
-    request_timeout: float = _flag(600.0, "server", "longest wait for an answer")
+    base_url: str | None = _flag(
+        None, "server", "URL of an OpenAI-compatible server to send the rows to, instead of starting an engine"
+    )
+    api_key_file: str | None = _flag(
+        None, "server", "file with the API key of the server (keeps the key out of process lists)"
+    )
+    max_retries: int = _flag(6, "server", "retries of a request after 408, 409, 429, 5xx or a lost connection")
+    request_timeout: float = _flag(600.0, "server", "seconds to wait for an answer")
 
     @property
     def line_format(self) -> LineFormat:
-        """How lines are read."""
+        """The format of the input lines."""
         if self.format == "auto":
             return "text" if self.input.suffix == ".txt" else "jsonl"
         return self.format
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Fields of the completions of prompts."""
+        """Completion fields for prompts."""
         fields: dict[str, Any] = json.loads(self.body)
         return fields
 
     @property
     def model(self) -> str:
-        """Name of the model in prompts that name none."""
+        """The model for prompts without a model name."""
         return self.server.names[0]
 
     @property
     def window(self) -> int:
-        """Rows that are open at once."""
+        """Number of rows that may be open at once."""
         if self.concurrency is not None:
             return self.concurrency
         engine = self.server.engine
@@ -88,7 +96,7 @@ class BatchConfig:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The settings that say what the rows of the output are."""
+        """The settings that determine the rows of the output."""
         server, engine = self.server, self.server.engine
         return {
             **{name: getattr(self, name) for name in _MEANING},
@@ -100,16 +108,20 @@ class BatchConfig:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
-    """Read the flags; argparse ends the process with code 2 where they are wrong.
+    """Parse the flags. For unknown flags or wrong types, argparse ends the process with code 2.
 
     Raises:
-        ConfigError: a value, or a combination of values, is wrong; `param` names the flag.
+        ConfigError: a value or a combination of values is wrong; `param` names the flag.
     """
     name = "python -m orca_jax.batch"
     usage = f"{name} -i INPUT -o OUTPUT [flags]"
     parser = argparse.ArgumentParser(name, usage, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("-i", "--input", type=Path, required=True, metavar="FILE", help="requests, one a line")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="answers, one a line")
+    parser.add_argument(
+        "-i", "--input", type=Path, required=True, metavar="FILE", help="input file with one request per line"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="output file with one answer per line"
+    )
     add_field_args(parser, BatchConfig, _own_fields())
     add_field_args(parser, ServerConfig, _model_fields())
     add_engine_args(parser)
@@ -123,7 +135,7 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
 
 
 def server_config(engine: EngineConfig, **settings: Any) -> ServerConfig:
-    """Settings of a front end that never refuses a row for its queue's sake: the window bounds what is open."""
+    """Settings of a front end with a queue that is never full: the window limits the open rows."""
     most = MAX_CONCURRENCY * MAX_ANSWERS
     return ServerConfig(
         engine, max_num_queued_reqs=most, max_num_queued_tokens=most * 2**20, log_requests=False, **settings
@@ -131,7 +143,7 @@ def server_config(engine: EngineConfig, **settings: Any) -> ServerConfig:
 
 
 def check(config: BatchConfig) -> None:
-    """Refuse what cannot be meant. Raises ConfigError whose `param` names the flag."""
+    """Check the settings. Raises ConfigError; `param` names the flag."""
     window = config.concurrency
     holds = window is None or 1 <= window <= MAX_CONCURRENCY
     _require(holds, "concurrency", f"must be in 1..{MAX_CONCURRENCY}, got {window}")
@@ -141,46 +153,46 @@ def check(config: BatchConfig) -> None:
     holds = 0 <= config.server.max_logprobs <= MAX_LOGPROBS
     _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.server.max_logprobs}")
     is_same = config.output.exists() and config.input.exists() and config.output.samefile(config.input)
-    _require(not is_same, "output", "is the input; name another file")
+    _require(not is_same, "output", "is the same file as --input; choose another output file")
     _check_body(config)
     _check_place(config)
 
 
 def _check_body(config: BatchConfig) -> None:
-    """The fields of prompts are those of a completion, as far as that can be said without the model."""
+    """Check the fields for prompts, as far as possible without the model."""
     try:
         fields = json.loads(config.body)
     except (ValueError, RecursionError):
         fields = None
     example = '{"max_tokens": 64, "temperature": 0}'
     _require(isinstance(fields, dict), "body", f"must be a JSON object such as '{example}'")
-    _require("prompt" not in fields, "body", "must not have a prompt: those are in the input")
+    _require("prompt" not in fields, "body", "must not contain a prompt: prompts come from --input")
     if config.base_url is not None:
-        return  # another server may know other fields
+        return  # another server may support other fields
     try:
         completion_parser.parse(json.dumps({"model": config.model, **fields, "prompt": ""}).encode())
     except ApiError as error:
-        raise ConfigError(f"does not make a body of {COMPLETIONS}: {error.message}", param="body") from None
+        raise ConfigError(f"is not a valid body of {COMPLETIONS}: {error.message}", param="body") from None
 
 
 def _check_place(config: BatchConfig) -> None:
-    """Settings of an engine say nothing to a server elsewhere, and the other way round."""
+    """Refuse settings of an engine together with --base-url, and settings of a server without it."""
     if config.base_url is None:
         for name in _OF_REMOTE:
-            _require(_is_default(config, name), name, "is for a server; it needs --base-url")
+            _require(_is_default(config, name), name, "is only for a server; it requires --base-url")
         return
-    _require(_is_base_url(config.base_url), "base_url", "must be an address such as http://localhost:8000")
+    _require(_is_base_url(config.base_url), "base_url", "must be a URL such as http://localhost:8000")
     for name in _model_names():
         holds = name == "served_model_name" or _is_default(config.server, name)
-        _require(holds, name, "is for an engine in this process; leave it out with --base-url")
+        _require(holds, name, "is only for an engine in this process; leave it out with --base-url")
     for one in dataclasses.fields(EngineConfig):
         if one.name not in ("model", "progress"):
             holds = _is_default(config.server.engine, one.name)
-            _require(holds, one.name, "is for an engine in this process; leave it out with --base-url")
+            _require(holds, one.name, "is only for an engine in this process; leave it out with --base-url")
 
 
 def _is_base_url(text: str) -> bool:
-    """Whether a path can be put behind it."""
+    """True if the text is a URL to which a path can be added."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:

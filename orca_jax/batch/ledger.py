@@ -1,4 +1,4 @@
-"""Which lines are done, and which ids were seen: on disk, so that a million rows take no memory."""
+"""The lines already answered and the ids already seen, on disk, so that a million rows take no memory."""
 
 import hashlib
 import sqlite3
@@ -13,10 +13,10 @@ _CACHE_KIB = 8192
 
 
 class Ledger:
-    """A private database in the system's directory for temporary files, gone with the process however that ends.
+    """A private database in the system's directory for temporary files. It disappears when the process ends.
 
-    Ids are held as 16 bytes of their hash: among a thousand million of them two collide with probability 1e-21.
-    Methods raise OSError where there is no room for it.
+    Ids are stored as 16-byte hashes: the probability of a collision among a thousand million ids is 1e-21.
+    Methods raise OSError if the directory is full.
     """
 
     def __init__(self) -> None:
@@ -25,31 +25,31 @@ class Ledger:
             self._db.execute(f"PRAGMA {setting}")
         self._db.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER NOT NULL) WITHOUT ROWID")
         self._db.execute("CREATE TABLE done (line INTEGER PRIMARY KEY, id BLOB NOT NULL)")
-        self._db.execute("BEGIN")  # never committed: nobody else reads it
+        self._db.execute("BEGIN")  # never committed: no other connection reads it
         self.num_done = 0
 
     def mark_done(self, line: int, custom_id: str | None) -> bool:
-        """Note a row of the output; False where its line has one already."""
+        """Record a row of the output; return False if its line already has one."""
         found = self._execute("INSERT OR IGNORE INTO done VALUES (?, ?)", (line, _hashed(custom_id)))
         self.num_done += found.rowcount
         return found.rowcount == 1
 
     def is_done(self, line: int, custom_id: str | None) -> bool:
-        """Whether the output has this line's row.
+        """True if the output has the row of this line.
 
         Raises:
-            ConfigError: it has, under another id.
+            ConfigError: it has the row with another id.
         """
         if not self.num_done:
             return False
         found = self._execute("SELECT id FROM done WHERE line = ?", (line,)).fetchone()
         if found is not None and found[0] != _hashed(custom_id):
-            message = f"it answers line {line} under another custom_id; {REMEDY}"
+            message = f"the output answers line {line} with another custom_id; {REMEDY}"
             raise ConfigError(message, param="output")
         return found is not None
 
     def first_line(self, line: int, custom_id: str) -> int:
-        """The line that an id came in first, which is this one where the id is new."""
+        """The first line with this id. For a new id, record `line` and return it."""
         key = _hashed(custom_id)
         if self._execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, line)).rowcount:
             return line
@@ -60,10 +60,10 @@ class Ledger:
         try:
             return self._db.execute(statement, values)
         except sqlite3.Error as error:
-            raise OSError(f"ids cannot be noted in the directory for temporary files ($TMPDIR): {error}") from None
+            raise OSError(f"cannot store ids in the directory for temporary files ($TMPDIR): {error}") from None
 
     def close(self) -> None:
-        """Let go of the disk."""
+        """Free the disk space."""
         self._db.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The output file: one owner at a time, rows whole or absent, on the disk before they count."""
+"""The output file: owned by one process at a time, with whole rows only, which count once they are on disk."""
 
 import fcntl
 import os
@@ -10,19 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orca_jax.batch.answers import Written, read_row
+from orca_jax.batch.answers import WrittenRow, read_row
 from orca_jax.batch.record import REMEDY, sync_directory
 from orca_jax.errors import ConfigError
 
 CHUNK = 2**20  # bytes
-ROW_OVERHEAD = 256  # bytes of memory that a row takes beside its own
+ROW_OVERHEAD = 256  # bytes of memory for each row, in addition to its text
 
 
 class OutputFile:
-    """An output that this process alone writes to, until it is closed.
+    """An output file locked for this process until it is closed.
 
     Raises:
-        ConfigError: it cannot be opened, or another process has it.
+        ConfigError: it cannot be opened, or another process has locked it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,35 +35,37 @@ class OutputFile:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self.descriptor)
-            raise ConfigError(f"another process is writing {path}", param="output") from None
+            raise ConfigError(
+                f"another process is writing to {path}; wait until it ends, or choose another output", param="output"
+            ) from None
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the file in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def clear(self) -> None:
-        """Begin again."""
+        """Remove all rows."""
         self._cut(0)
         sync_directory(self.path.parent)
 
-    def recover(self) -> Iterator[Written]:
-        """Cut off what a killed process left half written, and yield the whole rows.
+    def recover(self) -> Iterator[WrittenRow]:
+        """Remove an incomplete last row, left by a killed process, and yield the rows.
 
         Raises:
-            ConfigError: something in it is no row.
+            ConfigError: a line is not a row.
         """
         self._cut(self._end_of_rows())
         with self.path.open("rb", buffering=CHUNK) as file:
             for number, line in enumerate(file, start=1):
                 row = read_row(line)
                 if row is None:
-                    message = f"line {number} of {self.path} is no row of a batch; {REMEDY}"
+                    message = f"line {number} of {self.path} is not a row of a batch output; {REMEDY}"
                     raise ConfigError(message, param="output")
                 yield row
 
     def close(self) -> None:
-        """Let others write."""
+        """Unlock and close the file."""
         os.close(self.descriptor)
 
     def __enter__(self) -> Self:
@@ -92,18 +94,18 @@ class OutputFile:
 
 
 class Writer:
-    """Appends rows in a thread of its own, so that nobody computes less while a disk is busy.
+    """Appends rows in a thread of its own, so that a busy disk does not delay the computation.
 
-    What has come since the last time goes out in one write and is then forced onto the disk.
+    All rows put since the last write are written at once and then forced to disk (`fsync`).
 
     Args:
-        output: the file, which stays open.
-        on_progress: called in the writer's thread after every write, and when it fails.
+        output: the file; it stays open.
+        on_progress: called in the writer's thread after every write, also after a failed one.
 
     Attributes:
-        error: why nothing more is written; None while all is well.
-        seconds: spent in writing and forcing.
-        backlog: bytes that were put and are not on the disk.
+        error: the reason for a failed write, after which nothing is written; else None.
+        seconds: time spent in writing and `fsync`.
+        backlog: bytes that are not yet on disk.
     """
 
     def __init__(self, output: OutputFile, on_progress: Callable[[], object]) -> None:
@@ -118,13 +120,13 @@ class Writer:
         self._thread.start()
 
     def put(self, rows: bytes) -> None:
-        """Whole rows, to follow those before."""
+        """Append whole rows."""
         with self._lock:
             self.backlog += len(rows)
         self._queue.put(rows)
 
     def finish(self) -> None:
-        """Wait until all is on the disk. Raises OSError where it is not."""
+        """Wait until all rows are on disk. Raises OSError if a write failed."""
         self._queue.put(None)
         self._thread.join()
         if self.error is not None:
@@ -157,15 +159,15 @@ class Writer:
 
 
 class InputOrder:
-    """Holds rows back until all before them are there."""
+    """Holds each row back until all rows before it are there."""
 
     def __init__(self, first: int) -> None:
-        self._next = first  # line whose row is written next
+        self._next = first  # number of the line to write next
         self._rows: dict[int, bytes] = {}
-        self.held = 0  # bytes
+        self.held = 0  # bytes of rows held back
 
     def add(self, line: int, row: bytes) -> bytes:
-        """A row that is ready; returns what may be written now."""
+        """Add a row; return the rows that can be written now."""
         if line != self._next:
             self._rows[line] = row
             self.held += len(row) + ROW_OVERHEAD
@@ -180,10 +182,10 @@ class InputOrder:
 
 
 class AsFinished:
-    """Lets every row pass."""
+    """Passes every row on at once."""
 
     held = 0
 
     def add(self, line: int, row: bytes) -> bytes:
-        """A row that is ready; returns what may be written now."""
+        """Add a row; return the rows that can be written now."""
         return row

@@ -1,4 +1,4 @@
-"""Rows answered by an OpenAI-compatible server: so many at once, and again where that may help."""
+"""Answers from an OpenAI-compatible server, with limited concurrency and with retries."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from orca_jax.batch.rows import Row
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.openai.errors import ApiError
 
-PASSING = frozenset({408, 409, 429})  # and all from 500 on: another attempt may end otherwise
+PASSING = frozenset({408, 409, 429})  # and all from 500 on: a retry may succeed
 FIRST_WAIT = 0.5  # seconds before the second attempt; doubled from there
 LONGEST_WAIT = 60.0
 CONNECT_SECONDS = 10.0
@@ -25,13 +25,13 @@ CONNECT_SECONDS = 10.0
 class RemoteServer:
     """Sends rows to a server.
 
-    A row that the server answers with an error is that error's row. Where it does not answer at all, after the last
-    attempt, the run ends, and can go on later; unless the server answered others meanwhile, so that it is the row.
+    An error answer becomes an error row. If the server does not answer at all, after the last attempt, the run ends and
+    can be resumed later. Exception: if it answered other rows in the meantime, only this row becomes an error row.
 
     Args:
-        base_url: with or without the `/v1` that OpenAI's clients want.
+        base_url: with or without a final `/v1`.
         api_key: sent as a bearer token.
-        concurrency: connections at once.
+        concurrency: maximum number of connections.
         max_retries: attempts after the first one.
         timeout: seconds for one attempt.
     """
@@ -50,12 +50,11 @@ class RemoteServer:
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
             trust_env=False,
         )
-        self._last_answer = -1.0  # when the server said something last
+        self._last_answer = -1.0  # time of the last answer
         self._retries = 0
         self._wait_seconds = 0.0
 
     async def __aenter__(self) -> Self:
-        """Nothing is asked of the server yet."""
         return self
 
     async def __aexit__(
@@ -65,11 +64,11 @@ class RemoteServer:
         await self._http.aclose()
 
     async def answer(self, row: Row, row_id: str) -> Answer:
-        """The server's.
+        """The answer of the server.
 
         Raises:
-            ConfigError: it refuses the key, and so would refuse every row.
-            EngineError: it has gone.
+            ConfigError: the server refuses the key, and would refuse it for every row.
+            EngineError: the server does not answer.
         """
         start = time.monotonic()
         for attempt in range(self._max_retries + 1):
@@ -85,8 +84,8 @@ class RemoteServer:
                 continue
             self._last_answer = time.monotonic()
             if response.status_code == 401:
-                told = " ".join(response.text.split())[:200]
-                message = f"must name a file with a key that {self._base_url} takes, which says 401: {told}"
+                detail = " ".join(response.text.split())[:200]
+                message = f"must name a file with a valid key for {self._base_url}; the server answered 401: {detail}"
                 raise ConfigError(message, param="api_key_file")
             if is_last or not _may_pass(response):
                 return _answer(response)
@@ -94,16 +93,18 @@ class RemoteServer:
         raise AssertionError("the last attempt returns")
 
     def figures(self) -> Mapping[str, float]:
-        """Repeated attempts, and seconds that rows waited for them, all added up."""
+        """Number of retries, and the total time in seconds that rows waited for them."""
         return {"retries": self._retries, "retry_wait_s": self._wait_seconds}
 
     def _unanswered(self, row_id: str, error: httpx.TransportError, start: float) -> Answer:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if self._last_answer < start:
-            message = f"{self._base_url} does not answer ({reason}); the same command goes on when it does"
+            message = (
+                f"{self._base_url} does not answer ({reason}); when it is back, run the same command again to resume"
+            )
             raise EngineError(message) from error
-        told = ApiError(503, f"the server answered others and not this row ({reason})", code="connection_lost")
-        return Answer(told.status, row_id, told.encode())
+        lost = ApiError(503, f"the server answered other rows, but not this one ({reason})", code="connection_lost")
+        return Answer(lost.status, row_id, lost.encode())
 
     async def _wait(self, attempt: int, retry_after: str | None) -> None:
         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.75, 1.25)
@@ -114,7 +115,7 @@ class RemoteServer:
 
 
 def read_api_key(path: str | None) -> str | None:
-    """The key in a file. Raises ConfigError."""
+    """Read the key from a file. Raises ConfigError."""
     if path is None:
         return None
     try:
@@ -124,12 +125,12 @@ def read_api_key(path: str | None) -> str | None:
     except UnicodeDecodeError:
         key = ""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{path} must hold one key of printable ASCII characters", param="api_key_file")
+        raise ConfigError(f"{path} must contain exactly one key of printable ASCII characters", param="api_key_file")
     return key
 
 
 def _may_pass(response: httpx.Response) -> bool:
-    """Whether another attempt may end otherwise; a server that knows better says so, as to OpenAI's clients."""
+    """True if a retry may succeed. A server can deny this by `x-should-retry`, as for OpenAI's client libraries."""
     if response.status_code < 500 and response.status_code not in PASSING:
         return False
     return response.headers.get("x-should-retry") != "false"
@@ -138,11 +139,15 @@ def _may_pass(response: httpx.Response) -> bool:
 def _answer(response: httpx.Response) -> Answer:
     request_id = response.headers.get("x-request-id", "")
     try:
-        body = msgspec.json.encode(msgspec.json.decode(response.content))  # in one line, as output has it
+        body = msgspec.json.encode(
+            msgspec.json.decode(response.content)
+        )  # one line without line breaks, for the output
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = response.status_code if response.status_code >= 400 else 502
         text = response.text[:200]
         return Answer(
-            status, request_id, ApiError(status, f"the server sent no JSON: {text!r}", code="no_json").encode()
+            status,
+            request_id,
+            ApiError(status, f"the server's answer is not valid JSON: {text!r}", code="no_json").encode(),
         )
     return Answer(response.status_code, request_id, body)

@@ -1,8 +1,7 @@
-"""From a line of the input to a row: an id, an endpoint and a body; or to the reason why it is none.
+"""Parsing of input lines into rows. A row has an id, an endpoint and a body.
 
-Three kinds of lines are read: OpenAI's batch row, `{"custom_id", "method", "url", "body"}`; an object with `prompt`,
-whose other fields are those of a completion; and, in a text file, the prompt itself. What a body says is not looked at
-here.
+Three kinds of lines are accepted: OpenAI's batch row, `{"custom_id", "method", "url", "body"}`; an object with `prompt`
+and other fields of a completion; and, in a text file, the prompt itself. The contents of a body are not checked here.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 URLS = (COMPLETIONS, CHATS)
 MAX_CUSTOM_ID = 512  # characters
-MAX_LINE_BYTES = 32 * 2**20  # the longest body that the server takes by default
+MAX_LINE_BYTES = 32 * 2**20  # the server's default limit of a body
 
 LineFormat = Literal["jsonl", "text"]
 
@@ -30,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A request. `line` counts from 1; `body` is JSON."""
+    """A request. `line` is the line number, from 1; `body` is JSON."""
 
     line: int
     custom_id: str
@@ -40,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no request. `custom_id` is None where it says none that can be used."""
+    """A line without a valid request. `custom_id` is None if the line has no usable one."""
 
     line: int
     custom_id: str | None
@@ -50,19 +49,19 @@ class BadLine:
 
 
 class _Wrong(Exception):
-    """What is wrong with a line."""
+    """An error in a line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         self.code, self.message, self.param = code, message, param
 
 
 class RowReader:
-    """Reads lines of one file.
+    """Parses the lines of one file.
 
     Args:
-        kind: how lines are read.
-        model: of prompts that name none.
-        defaults: fields of the bodies of prompts, which a line's own fields override.
+        kind: format of the lines.
+        model: model name for prompts without one.
+        defaults: completion fields for prompts. The fields of a line override them.
     """
 
     def __init__(self, kind: LineFormat, model: str, defaults: Mapping[str, Any]) -> None:
@@ -71,13 +70,13 @@ class RowReader:
         self._raw_defaults = {name: msgspec.Raw(_encode(value)) for name, value in self._defaults.items()}
 
     def read(self, line: int, text: bytes | None) -> Row | BadLine:
-        """The row in line `line`; None stands for a line of more than `MAX_LINE_BYTES`."""
+        """The row in line number `line`. A `text` of None stands for a line longer than `MAX_LINE_BYTES`."""
         custom_id: str | None = None
         try:
             if text is None:
-                raise _Wrong("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes; send it in parts")
+                raise _Wrong("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes; split it into parts")
             if not text.strip():
-                raise _Wrong("empty_line", "the line is empty; take it out, since every line is a request")
+                raise _Wrong("empty_line", "the line is empty; remove it, since every line must be a request")
             if self._kind == "text":
                 return Row(line, default_id(line), COMPLETIONS, _encode({**self._defaults, "prompt": _decoded(text)}))
             fields = _fields(text)
@@ -99,18 +98,18 @@ class RowReader:
             raise _Wrong("invalid_url", f"url must be {' or '.join(URLS)}, got {_quoted(url)}", "url")
         body_text = bytes(fields["body"])
         if not body_text.startswith(b"{"):
-            raise _Wrong("invalid_body", "body must be an object", "body")
+            raise _Wrong("invalid_body", "body must be a JSON object", "body")
         return Row(line, custom_id, url, body_text)
 
 
 def default_id(line: int) -> str:
-    """The `custom_id` of a prompt that brings none."""
+    """The `custom_id` of a prompt without one."""
     return f"line-{line}"
 
 
 def repeated(row: Row, first: int) -> BadLine:
-    """What a row is whose id another line, `first`, has taken."""
-    message = f"custom_id {_quoted(row.custom_id)} is that of line {first} too; ids must differ"
+    """The error for a row with the same id as line `first`."""
+    message = f"custom_id {_quoted(row.custom_id)} is already used by line {first}; ids must be unique"
     return BadLine(row.line, row.custom_id, "duplicate_custom_id", message, "custom_id")
 
 
@@ -118,11 +117,11 @@ def _decoded(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise _Wrong("invalid_utf8", f"the line is not UTF-8: byte {error.start + 1} does not fit") from None
+        raise _Wrong("invalid_utf8", f"the line is not valid UTF-8: error at byte {error.start + 1}") from None
 
 
 def _fields(text: bytes) -> dict[str, msgspec.Raw]:
-    _decoded(text)  # raw values would pass unread
+    _decoded(text)  # raw values are not checked otherwise
     try:
         fields = _decode_fields(text)
         refuse_duplicates(text, fields)
@@ -140,7 +139,7 @@ def _custom_id(fields: dict[str, msgspec.Raw], line: int) -> str:
         if "prompt" in fields:
             return default_id(line)
         if "body" not in fields:
-            message = "the line has neither body, for a batch row, nor prompt"
+            message = "the line must have either body (for a batch row) or prompt"
             raise _Wrong("missing_required_parameter", message, "body")
         raise _Wrong("missing_required_parameter", "custom_id is required", "custom_id")
     custom_id = _value(fields["custom_id"])
@@ -156,12 +155,12 @@ def _check_fields(fields: Mapping[str, object]) -> None:
             raise _Wrong("missing_required_parameter", f"{name} is required", name)
     for name in fields:
         if name not in _FIELDS:
-            message = f"unknown field {_quoted(name)}; a batch row has {', '.join(_FIELDS)}"
+            message = f"unknown field {_quoted(name)}; the fields of a batch row are {', '.join(_FIELDS)}"
             raise _Wrong("unknown_parameter", message, name[:100])
 
 
 def _value(raw: msgspec.Raw) -> Any:
-    """The value, or None where it is one that Python cannot hold."""
+    """The decoded value, or None if it cannot be decoded."""
     try:
         return _decode(raw)
     except (msgspec.DecodeError, RecursionError):

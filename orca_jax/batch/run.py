@@ -1,4 +1,4 @@
-"""A batch run: what is done already, then every other row through a window, into the output."""
+"""A batch run: recovers the rows already done, then answers the others through a window into the output."""
 
 import asyncio
 import signal
@@ -10,16 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from orca_jax.batch.answers import Answer, Outcome, answer_row, error_row, outcome_of
+from orca_jax.batch.answers import Answer, RowSummary, answer_row, error_row, row_summary
 from orca_jax.batch.config import BatchConfig
+from orca_jax.batch.display import Display
+from orca_jax.batch.input import InputFile, check_readable, examine, read_lines
 from orca_jax.batch.ledger import Ledger
 from orca_jax.batch.local import Answerer, LocalEngine
 from orca_jax.batch.output import AsFinished, InputOrder, OutputFile, Writer
-from orca_jax.batch.record import REMEDY, Record, check_same, record_of, record_path, write_record
+from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_of, record_path, write_record
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
-from orca_jax.batch.show import Display
-from orca_jax.batch.source import Source, check_readable, examine, read_lines
 from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
@@ -27,37 +27,37 @@ from orca_jax.errors import ConfigError, EngineError
 from orca_jax.openai.model import check_texts
 from orca_jax.progress import progress_bar
 
-MAX_HELD = 32 * 2**20  # bytes of answers that wait for an earlier row or for the disk, until no more rows are read
-TURN = 256  # lines after which others may run, where nobody had to be waited for
+MAX_HELD = 32 * 2**20  # bytes of answers waiting for an earlier row or for the disk; above it no row is read
+TURN = 256  # lines after which other tasks may run
 
 
 def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
-    """Answer every line of the input that the output does not have.
+    """Answer every line of the input without a row in the output.
 
     Args:
         config: checked settings.
-        built: an engine for `config.server.engine`, which stays open; None: build it, where a row is left to answer.
+        built: an engine for `config.server.engine`; it stays open. None: build one if a row is left to answer.
 
     Raises:
         ConfigError: a setting, the input or the output is wrong; `param` names the flag.
-        EngineError: the engine or the server cannot go on. What was answered is in the output.
+        EngineError: the engine or the server has failed. The rows answered before are in the output.
         OSError: the output cannot be written.
-        KeyboardInterrupt: SIGINT or SIGTERM came. What was answered is in the output.
+        KeyboardInterrupt: on SIGINT or SIGTERM. The rows answered before are in the output.
     """
     shows = config.server.engine.progress
     summary = Summary()
     check_readable(config.input)
     with OutputFile(config.output) as output, Ledger() as ledger:
         with summary.timed("examine_s"):
-            source = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
-        record = record_of(source, config.meaning)
+            file = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
+        record = record_of(file, config.meaning)
         with summary.timed("resume_s"):
             _recover(config, record, output, ledger, summary)
-        if ledger.num_done == source.num_lines:
+        if ledger.num_done == file.num_lines:
             return summary
         with _opened(config, built, summary) as answerer:
-            display = Display(source.num_lines, ledger.num_done, sys.stderr, enabled=shows)
-            run = _Run(config, source, record, ledger, summary, display)
+            display = Display(file.num_lines, ledger.num_done, sys.stderr, enabled=shows)
+            run = BatchRun(config, file, record, ledger, summary, display)
             try:
                 asyncio.run(run.run(answerer, output))
             except asyncio.CancelledError:  # by SIGTERM
@@ -67,8 +67,8 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     return summary
 
 
-def _recover(config: BatchConfig, record: Record, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
-    """Take in what earlier processes wrote, or begin. Raises ConfigError."""
+def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
+    """Read the rows of earlier processes, or start a new output. Raises ConfigError."""
     if config.overwrite:
         output.clear()
     if output.size:
@@ -79,15 +79,17 @@ def _recover(config: BatchConfig, record: Record, output: OutputFile, ledger: Le
         line = record.line_of(row.id)
         is_next = line == number or config.order == "finished"
         if line is None or not is_next or not ledger.mark_done(line, row.custom_id):
-            message = f"line {number} of {config.output} is not where this batch has it; {REMEDY}"
+            message = (
+                f"line {number} of {config.output} does not belong to this batch, or not in this position; {REMEDY}"
+            )
             raise ConfigError(message, param="output")
-        summary.add(row.outcome)
+        summary.add(row.summary)
     summary.begin(ledger.num_done)
 
 
 @contextmanager
 def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Iterator[Answerer]:
-    """Whoever answers. Raises ConfigError."""
+    """The source of answers: a server or an engine. Raises ConfigError."""
     if config.base_url is not None:
         yield RemoteServer(
             config.base_url,
@@ -103,27 +105,31 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
     with summary.timed("load_s"):
         check_texts(config.server)
         built = _build(config.server.engine)
-    try:
+    with built:
         yield LocalEngine(built, config.server)
-    finally:
-        built.engine.executor.close()
 
 
 def _build(config: EngineConfig) -> Built:
-    """The engine; a terminal gets its bars, a file one line. Raises ConfigError."""
+    """Build the engine, with progress bars on a terminal and one line elsewhere. Raises ConfigError."""
     has_terminal = sys.stderr.isatty()
     if config.progress and not has_terminal:
         print(f"loading and compiling {config.model}", file=sys.stderr, flush=True)
     return build_engine(replace(config, progress=config.progress and has_terminal))
 
 
-class _Run:
-    """The rows between input and output; belongs to one event loop."""
+class BatchRun:
+    """The rows of a run between input and output. Belongs to one event loop."""
 
     def __init__(
-        self, config: BatchConfig, source: Source, record: Record, ledger: Ledger, summary: Summary, display: Display
+        self,
+        config: BatchConfig,
+        file: InputFile,
+        record: RunRecord,
+        ledger: Ledger,
+        summary: Summary,
+        display: Display,
     ) -> None:
-        self._source = source
+        self._file = file
         self._record = record
         self._ledger = ledger
         self._summary = summary
@@ -135,7 +141,7 @@ class _Run:
         self._changed = asyncio.Event()
 
     async def run(self, answerer: Answerer, output: OutputFile) -> None:
-        """Answer what is left. Raises as `run_batch` does."""
+        """Answer the remaining rows. Raises the same errors as `run_batch`."""
         wakes = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._answerer = answerer
         async with AsyncExitStack() as stack:
@@ -160,7 +166,7 @@ class _Run:
                 async for row in rows:
                     if isinstance(row, BadLine):
                         row_id = self._record.row_id(row.line)
-                        self._put(row.line, error_row(row_id, row), Outcome(row.code))
+                        self._put(row.line, error_row(row_id, row), RowSummary(row.code))
                     else:
                         self._num_open += 1
                         tasks.create_task(self._answer(row))
@@ -171,8 +177,8 @@ class _Run:
         raise _first(errors)
 
     async def _rows_left(self) -> AsyncGenerator[Row | BadLine]:
-        """The rows that the output has not, each when there is room for it. Raises ConfigError and OSError."""
-        for number, text in enumerate(read_lines(self._source), start=1):
+        """The rows missing in the output, each when there is room for it. Raises ConfigError and OSError."""
+        for number, text in enumerate(read_lines(self._file), start=1):
             row = self._reader.read(number, text)
             if isinstance(row, Row):
                 first = self._ledger.first_line(number, row.custom_id)
@@ -193,20 +199,20 @@ class _Run:
     async def _answer(self, row: Row) -> None:
         row_id = self._record.row_id(row.line)
         answer: Answer = await self._answerer.answer(row, row_id)
-        self._put(row.line, answer_row(row_id, row, answer), outcome_of(answer.status, answer.body))
+        self._put(row.line, answer_row(row_id, row, answer), row_summary(answer.status, answer.body))
         self._num_open -= 1
         self._changed.set()
 
-    def _put(self, line: int, row: bytes, outcome: Outcome) -> None:
+    def _put(self, line: int, row: bytes, summary: RowSummary) -> None:
         ready = self._order.add(line, row)
         if ready:
             self._writer.put(ready)
-        self._summary.add(outcome)
-        self._display.add(outcome.completion_tokens)
+        self._summary.add(summary)
+        self._display.add(summary.completion_tokens)
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
-    """One error of several, without the group around it."""
+    """The first error of a group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -215,7 +221,7 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something until the block ends."""
+    """Run a coroutine in the background until the block ends."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -225,7 +231,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _ended_by_sigterm() -> AsyncIterator[None]:
-    """Let SIGTERM end the block as SIGINT does by itself."""
+    """Cancel the block on SIGTERM. SIGINT cancels it by default."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,4 +1,4 @@
-"""What a run says at its end: a table for people, then one line of JSON."""
+"""The final summary of a run: a table for reading, then one line of JSON."""
 
 import json
 import time
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from orca_jax.batch.answers import Outcome
+from orca_jax.batch.answers import RowSummary
 
 
 class Summary:
-    """Counts of the whole output, times of this process.
+    """Counts of the whole output, and times of this process.
 
     Attributes:
-        figures: where whoever answered spent the time; seconds end in `_s`.
+        figures: times and counts of the engine or server; names of seconds end in `_s`.
     """
 
     def __init__(self) -> None:
@@ -31,32 +31,32 @@ class Summary:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Time a part of the run beside the answering; several of one name add up."""
+        """Time a part of the run outside the answering. Times of one name are added up."""
         start = time.monotonic()
         yield
         self._around[name] = self._around.get(name, 0.0) + time.monotonic() - start
 
-    def add(self, outcome: Outcome) -> None:
-        """A row."""
+    def add(self, summary: RowSummary) -> None:
+        """Count a row."""
         self._rows += 1
-        if outcome.error is not None:
-            self._errors[outcome.error] += 1
-        self._prompt_tokens += outcome.prompt_tokens
-        self._completion_tokens += outcome.completion_tokens
+        if summary.error is not None:
+            self._errors[summary.error] += 1
+        self._prompt_tokens += summary.prompt_tokens
+        self._completion_tokens += summary.completion_tokens
 
     def begin(self, rows_before: int) -> None:
-        """So many rows were written by earlier processes."""
+        """Set the number of rows written by earlier processes."""
         self._rows_before = rows_before
         self._tokens_before = self._completion_tokens
 
     def end(self, wall: float, write_seconds: float) -> None:
-        """Rows were answered for `wall` seconds; a thread beside wrote for `write_seconds`."""
+        """Set the seconds spent answering, and the seconds that the writer's thread spent writing meanwhile."""
         self._wall = wall
         self._write_seconds = write_seconds
 
     @property
     def result(self) -> dict[str, Any]:
-        """The figures, by name."""
+        """All figures of the summary by name."""
         wall = max(self._wall, 1e-9)
         return {
             "rows": self._rows,
@@ -73,7 +73,7 @@ class Summary:
         }
 
     def print(self) -> None:
-        """The table, and the line of JSON."""
+        """Print the table and the line of JSON."""
         result = self.result
         errors = result.pop("errors")
         table = {name: f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for name, value in result.items()}

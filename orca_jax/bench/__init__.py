@@ -1,1 +1,1 @@
-"""Benchmarks: honest programs over the faces. Each prints a table and ends with one line of JSON."""
+"""Benchmarks of the engine, the server and the batch runner. Each prints a table, then one line of JSON."""

@@ -1,4 +1,4 @@
-"""`python -m orca_jax.bench COMMAND [flags]`: programs that measure; `--help` lists them."""
+"""`python -m orca_jax.bench COMMAND [flags]`: benchmarks; `--help` lists them."""
 
 import argparse
 import sys
@@ -7,10 +7,10 @@ from orca_jax.bench import (
     batch,
     batch_memory,
     burst,
-    foresight,
-    host,
+    host_time,
+    length_prediction,
     offline,
-    prefix,
+    prefix_reuse,
     replay,
     schedulers,
     timeline_cost,
@@ -22,11 +22,11 @@ COMMANDS = {
     "batch": batch,
     "batch_memory": batch_memory,
     "burst": burst,
-    "foresight": foresight,
-    "host": host,
+    "foresight": length_prediction,
+    "host": host_time,
     "offline": offline,
     "online": online,
-    "prefix": prefix,
+    "prefix": prefix_reuse,
     "replay": replay,
     "schedulers": schedulers,
     "tracing": timeline_cost,
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one benchmark; return 2 if a flag is wrong."""
+    """Run one benchmark. Return the exit code, 2 if a flag is wrong."""
     parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():

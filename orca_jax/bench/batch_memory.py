@@ -1,4 +1,4 @@
-"""Peak memory of batch runs of different lengths, each in a process of its own, on the toy model."""
+"""Measure the peak memory of batch runs of different lengths on the toy model, each in its own process."""
 
 import argparse
 import json
@@ -18,15 +18,22 @@ POLL_SECONDS = 0.1
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark."""
+    """Add the flags of this benchmark."""
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[10_000, 100_000], metavar="N", help="lengths (default: 10000 100000)"
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[10_000, 100_000],
+        metavar="N",
+        help="rows of each run (default: 10000 100000)",
     )
-    parser.add_argument("--order", choices=("input", "finished"), default="input", help="of the output")
+    parser.add_argument(
+        "--order", choices=("input", "finished"), default="input", help="order of the output (default: input)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run each, and print a table and a line of JSON."""
+    """Measure each length; print tables and a line of JSON."""
     if min(args.rows) < 1:
         raise ConfigError(f"rows must be at least 1, got {min(args.rows)}", param="rows")
     runs = []
@@ -60,9 +67,9 @@ def _measure(folder: Path, num_rows: int, order: str) -> dict[str, float]:
 
 
 def _peak_mib(pid: int) -> float:
-    """The most memory that a process has had so far; 0 where it ends just now.
+    """Return the peak memory of a process so far, or 0 if it is just ending.
 
-    `getrusage` would not do: what it says of a child begins with the memory of the parent that it was forked from.
+    `getrusage` cannot be used: its peak of a child includes the memory of the parent at the fork.
     """
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
     return int(found[1]) / 1024 if found else 0.0

@@ -1,7 +1,6 @@
 """Run one burst of requests of mixed lengths under request-level scheduling, then under --scheduler.
 
-Every request generates all its tokens, and random ids stand for text. The timelines show what Figures 2 to 4 of the
-paper draw.
+Prompts are random ids, and end tokens are ignored. The timelines correspond to Figures 2 to 4 of the paper.
 """
 
 import argparse
@@ -11,34 +10,34 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.bench.measure import reschedule, run_trace, warm_up
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import reschedule, run_workload, warm_up
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
-from orca_jax.timeline.read import Run, figures
+from orca_jax.timeline.read import Timeline, figures
 from orca_jax.timeline.record import record
 from orca_jax.timeline.views import add_plot_args, write_plot
 
-HELP = "one burst of mixed lengths under request-level scheduling and another scheduler"
+HELP = "one burst of mixed lengths, under request-level scheduling and under another scheduler"
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Add the size of the burst, the picture to write, and the engine's flags."""
+    """Add the flags of the burst, of the picture and of the engine."""
     parser.add_argument("--num-requests", type=int, default=16, metavar="N", help="number of requests (default: 16)")
-    for name, bounds, what in (("prompt", (4, 24), "of a prompt"), ("output", (2, 40), "that are generated")):
+    for name, bounds, what in (("prompt", (4, 24), "prompt"), ("output", (2, 40), "generated")):
         parser.add_argument(
             f"--{name}-tokens", type=int, nargs=2, default=bounds, metavar=("LOW", "HIGH"),
-            help=f"tokens {what}, uniform between both (default: {bounds[0]} {bounds[1]})",
+            help=f"range of {what} tokens, uniform (default: {bounds[0]} {bounds[1]})",
         )  # fmt: skip
     add_plot_args(parser)
     add_engine_args(parser, scheduler="orca", max_num_seqs=4, max_num_batched_tokens=128)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the burst under both schedulers and print their figures.
+    """Run the burst under both schedulers; print a table for each and a line of JSON.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -61,11 +60,11 @@ def mixed_burst(
     output_tokens: tuple[int, int] = (2, 40),
     vocab_size: int = 256,
     seed: int = 0,
-) -> list[TraceRequest]:
-    """Requests that arrive at once, of lengths uniform between both bounds. Random ids stand for text.
+) -> list[WorkloadRequest]:
+    """Make requests with lengths uniform between two bounds, which arrive at once. Prompts are random ids.
 
     Raises:
-        ConfigError: a number is below 1, or a lower bound is above its upper one; `param` names it.
+        ConfigError: a number is below 1, or a lower bound is above the upper one; `param` names it.
     """
     for name, value in (("num_requests", num_requests), ("vocab_size", vocab_size)):
         if value < 1:
@@ -75,29 +74,26 @@ def mixed_burst(
             raise ConfigError(f"{name} must be two numbers, 1 <= low <= high, got {low} and {high}", param=name)
     draw = random.Random(f"burst-{seed}")
     lengths = [(draw.randint(*prompt_tokens), draw.randint(*output_tokens)) for _ in range(num_requests)]
-    return [TraceRequest(0.0, tuple(draw.choices(range(vocab_size), k=size)), output) for size, output in lengths]
+    return [WorkloadRequest(0.0, tuple(draw.choices(range(vocab_size), k=size)), output) for size, output in lengths]
 
 
 def run_burst(
-    config: EngineConfig, burst: Sequence[TraceRequest], schedulers: Sequence[SchedulerName]
-) -> dict[SchedulerName, Run]:
-    """What each scheduler made of a burst, one after the other on one executor. Nothing ends before its length.
+    config: EngineConfig, burst: Sequence[WorkloadRequest], schedulers: Sequence[SchedulerName]
+) -> dict[SchedulerName, Timeline]:
+    """Record a burst under each scheduler in turn, on one executor. End tokens are ignored.
 
     Raises:
-        ConfigError: a setting is wrong, or a trace_file is set, for which this has no use.
-        RequestError: a request could never run.
+        ConfigError: a setting is wrong, or `trace_file` is set.
+        RequestError: a request is too large for the engine.
     """
     configs = {name: replace(config, scheduler=name) for name in schedulers}
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         warm_up(built.engine, burst)
         return {name: _recorded(built, each, burst) for name, each in configs.items()}
-    finally:
-        built.engine.executor.close()
 
 
-def _recorded(built: Built, config: EngineConfig, burst: Sequence[TraceRequest]) -> Run:
+def _recorded(built: Built, config: EngineConfig, burst: Sequence[WorkloadRequest]) -> Timeline:
     reschedule(built, config)
-    with record(replace(built, head=replace(built.head, config=config))) as recording:
-        run_trace(built.engine, burst)
-    return recording.run
+    with record(replace(built, timeline_header=replace(built.timeline_header, config=config))) as recording:
+        run_workload(built.engine, burst)
+    return recording.timeline

@@ -1,56 +1,53 @@
-"""Drive an engine through a trace in real time, and say what came of it."""
+"""Runs a workload on an engine in real time, and summarizes the result."""
 
 import gc
 import statistics
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.feed import feed, sleep_until
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import TOY_BUDGET, Built, default_tokens
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import CacheConfig, EngineConfig
-from orca_jax.engine import Engine
+from orca_jax.engine import Engine, totals
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import percentile
 from orca_jax.request import RequestMetrics, SamplingParams
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one pass over a trace took; times in seconds."""
+class PassResult:
+    """One pass over a workload; times are in seconds."""
 
     wall: float
-    trace: Sequence[TraceRequest]
-    metrics: Sequence[RequestMetrics]  # in the order of the trace
-    token_times: Sequence[Sequence[float]]  # for each request, when each of its tokens was handed out
-    figures: Mapping[str, float]  # of engine and executor, for this pass alone
+    workload: Sequence[WorkloadRequest]
+    metrics: Sequence[RequestMetrics]  # in the order of the workload
+    token_times: Sequence[Sequence[float]]  # for each request, the delivery time of each token
+    figures: Mapping[str, float]  # counters of engine and executor, for this pass alone
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies of all requests: seconds from one token's delivery to the next one's."""
+        """Inter-token latencies of all requests: seconds between the deliveries of two tokens."""
         return [later - earlier for times in self.token_times for earlier, later in pairwise(times)]
 
 
-def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: float = 0.0) -> Run:
-    """Feed the trace as its arrivals fall due, and step the engine until all is done."""
-    before = _totals(engine)
-    waiting = deque(enumerate(trace))
+def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, temperature: float = 0.0) -> PassResult:
+    """Run all requests to their ends, each from its arrival on."""
+    before = totals(engine.stats, engine.executor.stats)
     finished: dict[str, RequestMetrics] = {}
     times: dict[str, list[float]] = {}
     start = time.monotonic()
-    while len(finished) < len(trace):
-        now = time.monotonic() - start
-        while waiting and waiting[0][1].arrival <= now:
-            index, request = waiting.popleft()
-            params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
-            engine.add(f"{start}-{index}", request.prompt_ids, params)
-        if not engine.has_work:
-            time.sleep(max(0.0, waiting[0][1].arrival - now))
-            continue
-        updates = engine.step()
+    names = [f"{start}-{index}" for index in range(len(workload))]
+
+    def add(index: int) -> None:
+        request = workload[index]
+        params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
+        engine.add(names[index], request.prompt_ids, params)
+
+    for updates in feed(engine, [start + request.arrival for request in workload], add, time.monotonic, sleep_until):
         now = time.monotonic()
         for update in updates:
             times.setdefault(update.request_id, []).extend([now] * len(update.new_ids))
@@ -58,42 +55,41 @@ def run_trace(engine: Engine, trace: Sequence[TraceRequest], *, temperature: flo
                 assert update.metrics is not None and update.error is None, update
                 finished[update.request_id] = update.metrics
     wall = time.monotonic() - start
-    after = _totals(engine)
+    after = totals(engine.stats, engine.executor.stats)
     figures = {name: after[name] - before[name] for name in after}
-    names = [f"{start}-{index}" for index in range(len(trace))]
-    return Run(wall, trace, [finished[name] for name in names], [times[name] for name in names], figures)
+    return PassResult(wall, workload, [finished[name] for name in names], [times[name] for name in names], figures)
 
 
-def warm_up(engine: Engine, trace: Sequence[TraceRequest]) -> None:
-    """Touch what the first requests would otherwise pay for: a few short ones, outside the measurement.
+def warm_up(engine: Engine, workload: Sequence[WorkloadRequest]) -> None:
+    """Run a few short requests before the measurement, so that first-use costs are paid.
 
-    Garbage collections leave out what was loaded, as in a server's engine process.
+    Freeze the loaded objects for the garbage collector, as the engine process of a server does.
     """
-    run_trace(engine, [TraceRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+    run_workload(engine, [WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in workload[:4]])
     gc.collect()
     gc.freeze()
 
 
 def mean_figures(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's mean over passes of one kind."""
+    """Return the mean of each figure over several passes."""
     return {name: statistics.mean([figures[name] for figures in passes]) for name in passes[0]}
 
 
-def summarize(run: Run) -> dict[str, float]:
-    """The figures that every benchmark reports."""
-    outputs = [request.num_output for request in run.trace]
-    inputs = [len(request.prompt_ids) for request in run.trace]
+def summarize(run: PassResult) -> dict[str, float]:
+    """Compute the figures common to all benchmarks."""
+    outputs = [request.num_output for request in run.workload]
+    inputs = [len(request.prompt_ids) for request in run.workload]
     normalized = [
         (metrics.finished - metrics.arrival) / count for metrics, count in zip(run.metrics, outputs, strict=True)
     ]
-    gaps = run.gaps or [0.0]  # every request had a single token
+    gaps = run.gaps or [0.0]  # if every request has a single token
     first = [metrics.first_token - metrics.arrival for metrics in run.metrics]
     figures, iterations = run.figures, max(run.figures["iterations"], 1)
     host = figures["schedule_seconds"] + figures["update_seconds"] + figures["pack_seconds"]
     return {
         "output_tokens_per_s": sum(outputs) / run.wall,
         "total_tokens_per_s": (sum(outputs) + sum(inputs)) / run.wall,
-        "requests_per_s": len(run.trace) / run.wall,
+        "requests_per_s": len(run.workload) / run.wall,
         "median_normalized_latency_ms": 1e3 * statistics.median(normalized),
         "p99_normalized_latency_ms": 1e3 * percentile(normalized, 99),
         "median_ttft_ms": 1e3 * statistics.median(first),
@@ -116,8 +112,8 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     """Give an idle engine another scheduler and an empty pool.
 
     Args:
-        built: with what `config` does not change, and at least as large a launch.
-        config: scheduling settings may differ; `max_num_batched_tokens` is the budget of `chunked`.
+        built: an engine with equal settings, except for those of scheduling, and at least as large a launch.
+        config: the new settings; `max_num_batched_tokens` is the budget of `chunked`.
 
     Raises:
         ConfigError: a setting is wrong; `param` names it.
@@ -133,7 +129,7 @@ def reschedule(built: Built, config: EngineConfig) -> None:
 
 
 def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
-    """Pages, tokens of the largest launch, and those that `config` would have by default."""
+    """Return the cache, the tokens of the largest launch, and the default tokens of a launch under `config`."""
     if built.executor_config is None:
         kv = built.engine.pool.kv
         return CacheConfig(kv.num_pages, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET
@@ -141,24 +137,3 @@ def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
 
     executor = built.executor_config
     return executor.cache, executor.buckets[-1], default_tokens(config, jax.default_backend())
-
-
-def _totals(engine: Engine) -> dict[str, float]:
-    stats, executor = engine.stats, engine.executor.stats
-    return {
-        "iterations": stats.iterations,
-        "scheduled_requests": stats.scheduled_requests,
-        "schedule_seconds": stats.schedule_seconds,
-        "update_seconds": stats.update_seconds,
-        "preemptions": stats.preemptions,
-        "cache_queries": stats.cache_queries,
-        "cache_hits": stats.cache_hits,
-        "tokens": executor.tokens,
-        "padding_tokens": executor.padding_tokens,
-        "launches": executor.launches,
-        "pack_seconds": executor.pack_seconds,
-        "dispatch_seconds": executor.dispatch_seconds,
-        "wait_seconds": executor.wait_seconds,
-        "idle_seconds": executor.idle_seconds,
-        "compiles_while_serving": executor.compiles_while_serving,
-    }

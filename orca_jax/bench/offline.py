@@ -1,44 +1,47 @@
-"""A trace through the engine in this process: throughput, latency, and where the time goes."""
+"""Run a workload on the engine in this process: throughput, latency, and the time of the host."""
 
 import argparse
 import dataclasses
 import json
 
-from orca_jax.bench.measure import run_trace, summarize, warm_up
+from orca_jax.bench.measure import run_workload, summarize, warm_up
 from orca_jax.bench.profile import profile
-from orca_jax.bench.workload.generate import add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.workload.generate import add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import build_engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 
-HELP = "a trace through the engine in this process"
+HELP = "throughput and latency of a workload in this process"
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark and of the engine."""
-    add_trace_args(parser)
-    parser.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals per second; default: all at once")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of every request (default: 0.0)")
-    parser.add_argument("--profile", action="store_true", help="then split device time by part of the model")
+    """Add the flags of this benchmark and of the engine."""
+    add_workload_args(parser)
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="Poisson arrivals per second; default: all requests at once"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="X", help="temperature of every request (default: 0.0)"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="also report the share of device time per part of the model"
+    )
     add_engine_args(parser, model="preset:gpt2")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run it and print a table and a line of JSON."""
+    """Run the workload; print tables and a line of JSON."""
     config = engine_config_from_args(args)
-    built = build_engine(config)
-    try:
-        trace = trace_from_args(
+    with build_engine(config) as built:
+        workload = workload_from_args(
             args, vocab_size=built.model_config.vocab_size, max_model_len=built.max_model_len, rate=args.rate
         )
-        warm_up(built.engine, trace)
-        result = summarize(run_trace(built.engine, trace, temperature=args.temperature))
+        warm_up(built.engine, workload)
+        result = summarize(run_workload(built.engine, workload, temperature=args.temperature))
         print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", result)
-        parts = profile(built.engine, trace) if args.profile else None
+        parts = profile(built.engine, workload) if args.profile else None
         if parts is not None:
             print_table("share of device time", parts)
-    finally:
-        built.engine.executor.close()
-    settings = {**trace_settings(args), "rate": args.rate, "temperature": args.temperature}
+    settings = {**workload_settings(args), "rate": args.rate, "temperature": args.temperature}
     line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **settings}}
     print(json.dumps(line if parts is None else {**line, "profile": parts}))

@@ -1,4 +1,4 @@
-"""Device time of a run, split by part of the model."""
+"""Measures the shares of device time of the parts of the model."""
 
 import re
 import tempfile
@@ -9,33 +9,33 @@ from pathlib import Path
 
 import jax
 
-from orca_jax.bench.measure import run_trace
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import run_workload
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor
 
 Operation = tuple[str, str]
-"""Module and instruction: the layers and the samplers have instructions of the same name."""
+"""Module and instruction. Both are needed, since layers and samplers have instructions with the same names."""
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
 
 
-def profile(engine: Engine, trace: Sequence[TraceRequest]) -> dict[str, float]:
-    """Run the trace once more under JAX's profiler and attribute each operation's own time to a part.
+def profile(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, float]:
+    """Run the workload under the profiler of JAX, and attribute the own time of each operation to a part.
 
-    The programs name their parts (`jax.named_scope`): attention with the write of K and V, sampling with the
-    unembedding, and the rest, which is token-wise. Time that an operation spends in operations inside it, such as
-    a loop's in its body, counts for those alone.
+    The programs name their parts with `jax.named_scope`: attention with the write of the KV cache, sampling with the
+    unembedding, and the rest, which is token-wise. The time of nested operations, such as the body of a loop, counts
+    for the inner ones alone.
 
     Returns:
-        Shares of the time in operations, adding up to 1.
+        Shares of the time by part; their sum is 1.
 
     Raises:
         ConfigError: the engine has no device.
     """
     if not isinstance(engine.executor, JaxExecutor):
-        raise ConfigError("the toy has no device to profile; leave out --profile", param="profile")
+        raise ConfigError("the toy model has no device to profile; leave out --profile", param="profile")
     parts: dict[Operation, str] = {}
     for program in engine.executor.programs.values():
         text = program.as_text() or ""
@@ -43,7 +43,7 @@ def profile(engine: Engine, trace: Sequence[TraceRequest]) -> dict[str, float]:
         parts |= {(module, name): _part(op) for name, op in _INSTRUCTION.findall(text)}
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            run_trace(engine, trace)
+            run_workload(engine, workload)
         (dump,) = Path(folder).rglob("*.xplane.pb")
         time = _own_time(dump, parts)
     total = sum(time.values())
@@ -55,20 +55,20 @@ def _part(op_name: str) -> str:
 
 
 def _module(event: jax.profiler.ProfileEvent) -> str:
-    """The module that an operation belongs to, or nothing."""
+    """Return the module of an operation, or an empty string."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jax: "builtin type event_stats has no __module__"
         return next((str(value) for name, value in event.stats if name == "hlo_module"), "")
 
 
 def _own_time(dump: Path, parts: dict[Operation, str]) -> Counter[str]:
-    """Nanoseconds of each part, over all lines of the profile that ran operations of our programs."""
+    """Sum the nanoseconds of each part over all lines of the profile with operations of these programs."""
     time: Counter[str] = Counter()
     names = {name for _, name in parts}
     for plane in jax.profiler.ProfileData.from_file(str(dump)).planes:
         for line in plane.lines:
             operations = [(e.start_ns, -e.duration_ns, (_module(e), e.name)) for e in line.events if e.name in names]
-            stack: list[tuple[float, str]] = []  # (end, part) of the operations that are open
+            stack: list[tuple[float, str]] = []  # (end, part) of the enclosing operations
             for start, negative, operation in sorted(operations):
                 if operation not in parts:
                     continue

@@ -1,8 +1,8 @@
-"""Schedulers side by side: same executor, same trace, same arrivals.
+"""Compare schedulers: same executor, same workload, same arrivals.
 
-All contestants share one executor, so they differ in scheduling and in nothing else, and take turns within every
-load, in changing order, so that a machine whose speed drifts does not decide. Each pass has a new pool: nobody finds
-the pages of an earlier pass.
+All contestants share one executor, so they differ in scheduling only. They take turns within every load, in changing
+order, so that drifts in the speed of the machine do not decide the result. Each pass has a new pool, without cached
+pages of an earlier pass.
 """
 
 import argparse
@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from orca_jax.bench.measure import mean_figures, reschedule, run_trace, summarize
-from orca_jax.bench.plot import plot_loads
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.load_plot import plot_loads
+from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware
 
-HELP = "schedulers side by side, over a sweep of arrival rates"
+HELP = "compare schedulers over a sweep of arrival rates"
 DEFAULT = ("request_level", "orca", "chunked")
 MAY_DIFFER = (
     "scheduler", "scheduling_policy", "overlap", "check_in_intervals", "enable_prefix_caching",
@@ -42,59 +42,64 @@ Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Load:
-    """One arrival rate, and what each contestant made of it."""
+class LoadResult:
+    """One arrival rate with the results of each contestant."""
 
-    load: float | None  # times what the first contestant can serve; None: all at once
+    load: float | None  # multiple of the capacity of the first contestant; None: all at once
     rate: float | None  # requests per second
     results: Mapping[str, Figures]  # by contestant, the mean of its passes
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark and of the engine."""
-    add_trace_args(parser)
+    """Add the flags of this benchmark and of the engine."""
+    add_workload_args(parser)
     parser.add_argument(
         "--schedulers", nargs="+", default=list(DEFAULT), metavar="'NAME [FLAGS]'",
-        help="who takes part, each a name with flags of its own such as 'chunked --max-num-batched-tokens 256'; the "
-        f"first one's throughput is the measure of --load (default: {' '.join(DEFAULT)})",
+        help="contestants: names of schedulers, with flags if needed, such as 'chunked --max-num-batched-tokens 256'; "
+        f"--load is relative to the throughput of the first one (default: {' '.join(DEFAULT)})",
     )  # fmt: skip
     parser.add_argument(
         "--load", type=float, nargs="*", default=[1.1], metavar="X",
-        help="arrival rates, as multiples of what the first scheduler can serve (default: 1.1)",
+        help="arrival rates, as multiples of the capacity of the first scheduler (default: 1.1)",
     )  # fmt: skip
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes of each, averaged (default: 1)")
-    parser.add_argument("--plot", metavar="FILE", help="draw latencies over rates to a .png or .svg")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="passes per contestant, averaged (default: 1)"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw throughput and latencies over rates to a .png or .svg file"
+    )
     add_engine_args(parser, model="preset:gpt2", max_num_seqs=16)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Find the first contestant's saturation with all requests at once, then offer multiples of it to all."""
+    """Measure the capacity of the first contestant with all requests at once, then all contestants at multiples of it.
+
+    Raises:
+        ConfigError: a setting is wrong; `param` names it.
+    """
     if args.repeat < 1 or any(load <= 0 for load in args.load):
         raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
     contestants = parse_contestants(args.schedulers, config)
-    built = build_engine(_shared(config, contestants.values()))
-    try:
-        _touch(built, _trace(built, args, None))
+    with build_engine(_shared(config, contestants.values())) as built:
+        _warm_up(built, _workload(built, args, None))
         loads = [_measure(built, contestants, args, None, None)]
         capacity = loads[0].results[args.schedulers[0]]["requests_per_s"]
         loads += [_measure(built, contestants, args, load, load * capacity) for load in args.load]
-    finally:
-        built.engine.executor.close()
     if args.plot is not None:
         plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
-    settings = {**dataclasses.asdict(config), **trace_settings(args), "load": args.load, "repeat": args.repeat}
+    settings = {**dataclasses.asdict(config), **workload_settings(args), "load": args.load, "repeat": args.repeat}
     line = {"capacity_requests_per_s": capacity, "loads": [dataclasses.asdict(load) for load in loads]}
     print(json.dumps({**line, "hardware": hardware(), "config": settings}))
 
 
 def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, EngineConfig]:
-    """Each contestant's settings: those of `config`, but for the flags that stand beside its name.
+    """Return the settings of each contestant: those of `config`, changed by the flags beside its name.
 
     Raises:
-        ConfigError: a flag is unknown or not a scheduler's, or somebody takes part twice.
+        ConfigError: a flag is unknown or not about scheduling, or a contestant is named twice.
     """
-    parser = _Parser(prog="--schedulers", add_help=False)
+    parser = _ContestantParser(prog="--schedulers", add_help=False)
     add_engine_args(parser, **dataclasses.asdict(config))
     contestants = {}
     for text in words:
@@ -102,35 +107,37 @@ def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, E
         changed = [f.name for f in dataclasses.fields(config) if getattr(theirs, f.name) != getattr(config, f.name)]
         for name in changed:
             if name not in MAY_DIFFER:
-                raise ConfigError(f"{text!r}: all contestants share {name}; say it once, outside", param="schedulers")
+                raise ConfigError(
+                    f"{text!r}: all contestants share {name}; set it outside of --schedulers", param="schedulers"
+                )
         contestants[text] = theirs
     if len(contestants) < len(words):
-        raise ConfigError("a scheduler takes part twice", param="schedulers")
+        raise ConfigError("--schedulers names a contestant twice", param="schedulers")
     return contestants
 
 
 def _shared(config: EngineConfig, contestants: Iterable[EngineConfig]) -> EngineConfig:
-    """What the one executor is built for. Where a contestant has it repeat, its largest launch is `chunked`'s."""
+    """Return the settings of the shared executor. With check-in intervals, its largest launch is that of `chunked`."""
     intervals = [each.check_in_intervals for each in contestants if each.check_in_intervals]
     if not intervals:
         return dataclasses.replace(config, scheduler="orca")
     return dataclasses.replace(config, scheduler="chunked", overlap=False, check_in_intervals=max(intervals, key=max))
 
 
-class _Parser(argparse.ArgumentParser):
+class _ContestantParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"--schedulers: {message}", param="schedulers")
 
 
-def _trace(built: Built, args: argparse.Namespace, rate: float | None) -> list[TraceRequest]:
+def _workload(built: Built, args: argparse.Namespace, rate: float | None) -> list[WorkloadRequest]:
     vocab_size = built.model_config.vocab_size
-    return trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=rate)
+    return workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=rate)
 
 
-def _touch(built: Built, trace: Sequence[TraceRequest]) -> None:
-    """Fill as many rows as there are, so that no pass is the first to use programs and memory."""
+def _warm_up(built: Built, workload: Sequence[WorkloadRequest]) -> None:
+    """Fill all rows once, so that no pass is the first to use programs and memory."""
     rows = built.engine.pool.kv.num_rows
-    run_trace(built.engine, [TraceRequest(0.0, request.prompt_ids, 2) for request in trace[:rows]])
+    run_workload(built.engine, [WorkloadRequest(0.0, request.prompt_ids, 2) for request in workload[:rows]])
 
 
 def _measure(
@@ -139,22 +146,22 @@ def _measure(
     args: argparse.Namespace,
     load: float | None,
     rate: float | None,
-) -> Load:
-    trace = _trace(built, args, rate)
+) -> LoadResult:
+    workload = _workload(built, args, rate)
     passes: dict[str, list[Figures]] = {name: [] for name in contestants}
     order = list(contestants)
     for _ in range(args.repeat):
         for name in order:
             reschedule(built, contestants[name])
-            passes[name].append(summarize(run_trace(built.engine, trace)))
+            passes[name].append(summarize(run_workload(built.engine, workload)))
         order.reverse()
-    result = Load(load, rate, {name: mean_figures(figures) for name, figures in passes.items()})
+    result = LoadResult(load, rate, {name: mean_figures(figures) for name, figures in passes.items()})
     _print(result)
     return result
 
 
-def _print(load: Load) -> None:
-    """A line for each contestant; times in milliseconds."""
+def _print(load: LoadResult) -> None:
+    """Print a line per contestant; times are in milliseconds."""
     title = "all at once" if load.rate is None else f"{load.load:g} x saturation, {load.rate:.3g} requests/s"
     width = max(map(len, load.results))
     print(f"{title}\n  {'':<{width}}  " + "  ".join(COLUMNS.values()))

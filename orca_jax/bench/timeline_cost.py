@@ -1,4 +1,4 @@
-"""What `--trace-file` costs: the engine's time inside the writer, as a share of a run that is traced."""
+"""Measure the cost of `--trace-file`: the time in the timeline writer, as a share of the whole time."""
 
 import argparse
 import dataclasses
@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orca_jax.bench.measure import run_trace, warm_up
-from orca_jax.bench.workload.generate import add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.measure import run_workload, warm_up
+from orca_jax.bench.workload.generate import add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import build_engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.observer import Observer
 from orca_jax.reporting import hardware, print_table
 
-HELP = "what --trace-file costs"
+HELP = "cost of --trace-file"
 
 HOOKS = ("arrived", "selecting", "preempted", "planned", "submitted", "collected", "delivered")
 
 
 class TimedObserver(Observer):
-    """Passes everything on and adds up the time that takes, its own included."""
+    """Passes all calls on, and measures their time, its own overhead included."""
 
     def __init__(self, inner: Observer) -> None:
         self.seconds = 0.0
@@ -38,8 +38,8 @@ class TimedObserver(Observer):
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark and of the engine."""
-    add_trace_args(parser)
+    """Add the flags of this benchmark and of the engine."""
+    add_workload_args(parser)
     add_engine_args(parser, model="preset:gpt2", scheduler="chunked")
 
 
@@ -47,17 +47,14 @@ def run(args: argparse.Namespace) -> None:
     """Run all requests at once; print a table and a line of JSON."""
     config = engine_config_from_args(args)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(config.trace_file or f"{folder}/trace.jsonl")
-        built = build_engine(dataclasses.replace(config, trace_file=str(path)))
-        try:
+        path = Path(config.trace_file or f"{folder}/workload.jsonl")
+        with build_engine(dataclasses.replace(config, trace_file=str(path))) as built:
             vocab_size = built.model_config.vocab_size
-            trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
-            warm_up(built.engine, trace)
+            workload = workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
+            warm_up(built.engine, workload)
             timed = built.engine.observer = TimedObserver(built.engine.observer)
             size = path.stat().st_size
-            done = run_trace(built.engine, trace)
-        finally:
-            built.engine.executor.close()
+            done = run_workload(built.engine, workload)
         num_bytes = path.stat().st_size - size
     iterations = done.figures["iterations"]
     result = {
@@ -69,5 +66,5 @@ def run(args: argparse.Namespace) -> None:
         "iterations": iterations,
     }
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, traced", result)
-    settings = {**dataclasses.asdict(config), **trace_settings(args)}
+    settings = {**dataclasses.asdict(config), **workload_settings(args)}
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))

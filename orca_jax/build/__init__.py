@@ -1,1 +1,1 @@
-"""Construction: settings in, an engine out. The only part that resolves an "auto"."""
+"""Builds an engine from settings. This is the only part that resolves "auto"."""

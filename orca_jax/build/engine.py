@@ -1,15 +1,15 @@
-"""The one place where floors meet: from what the user said to an engine that runs. Every "auto" is resolved here."""
+"""Builds a running engine from the settings of the user. Every "auto" is resolved here."""
 
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from orca_jax.build.scheduler import build_scheduling, check_settings, num_rows
+from orca_jax.build.scheduler import SCHEDULERS, build_scheduling, check_settings, num_rows
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout
 from orca_jax.engine import Engine
@@ -20,7 +20,7 @@ from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from orca_jax.timeline.writer import TRACE_VERSION, Head, TraceFile, TraceWriter
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
 
 if TYPE_CHECKING:
     import jax
@@ -29,31 +29,41 @@ if TYPE_CHECKING:
     from orca_jax.model.transformer import Decoder
 
 TOY = "preset:toy"
-TOY_LATENCY = 0.001  # seconds for an iteration of the toy, so that a busy one leaves the processor to others
+TOY_LATENCY = 0.001  # seconds per iteration of the toy, so that a busy one leaves processor time to other processes
 TOY_PAGE_SIZE = 16
 TOY_BUDGET = 2048
 
-_PAGE_SIZE = 128  # tokens; on a CPU the fastest that was measured, and coarse enough for long page tables
-_LARGEST_BUCKET = {"cpu": 512}  # where a matrix product on a CPU reaches its speed
+_PAGE_SIZE = 128  # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
+_LARGEST_BUCKET = {"cpu": 512}  # the size at which a matrix product on a CPU reaches full speed
 _LARGEST_BUCKET_OF_ACCELERATORS = 2048
-_CPU_BUDGET = 128  # of `chunked`: four fifths of that speed, and a third of the wait for the next token
+_CPU_BUDGET = 128  # of `chunked`: four fifths of full speed, and a third of the inter-token latency
 
 
 @dataclass(frozen=True)
 class Built:
-    """An engine and what its faces have to know. Whoever built it closes `engine.executor`."""
+    """An engine with what its front ends need. A context manager, which closes the engine at its end."""
 
     engine: Engine
     tokenizer: Tokenizer
-    grammars: GrammarFactory  # compiles what `SamplingParams.structured` asks for to a constraint for `Engine.add`
+    grammars: GrammarFactory  # compiles `SamplingParams.structured` to a constraint for `Engine.add`
     model_config: ModelConfig
-    max_model_len: int  # prompt and generated tokens of one request
-    head: Head  # what a trace of the engine begins with
+    max_model_len: int  # of one request, prompt and generated tokens together
+    timeline_header: TimelineHeader  # the first line of a timeline of this engine
     executor_config: ExecutorConfig | None = None  # None for the toy
+
+    def close(self) -> None:
+        """Free the device's memory. The engine cannot run afterwards."""
+        self.engine.executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = None) -> Built:
-    """Resolve every "auto" and put the parts together. `on_compile` is called when loading is over.
+    """Resolve every "auto", and build an engine. `on_compile` is called between loading and compiling.
 
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
@@ -69,22 +79,26 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
 
     decoder, mesh = _load(config, source, model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
-    # All of these may refuse, so they come before minutes of compilation.
+    # These may raise errors, so they come before minutes of compilation.
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    head = _head(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
-    observer = _observer(head)
+    header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
+    observer = _observer(header)
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return _built(engine, tokenizer, model, head, resolved)
+    return _built(engine, tokenizer, model, header, resolved)
 
 
 def _built(
-    engine: Engine, tokenizer: Tokenizer, model: ModelConfig, head: Head, resolved: ExecutorConfig | None = None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    header: TimelineHeader,
+    resolved: ExecutorConfig | None = None,
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
-    return Built(engine, tokenizer, grammars, model, head.max_model_len, head, resolved)
+    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, resolved)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -104,7 +118,7 @@ def _tokenizer(config: EngineConfig, source: str) -> Tokenizer:
 
 
 def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decoder, Mesh]":
-    """The model on its devices."""
+    """Load the model onto its devices."""
     from orca_jax.model.load import load_decoder, tensor_mesh
 
     devices = _devices(config.tensor_parallel_size, model)
@@ -119,14 +133,14 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         config=model,
     )
     if devices[0].platform != "tpu":
-        decoder.unstack()  # where a scan over layers would copy every layer's weights
+        decoder.unstack()  # on CPUs and GPUs a scan over layers would copy the weights of every layer
     return decoder, mesh
 
 
 def _resolve(
     config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]"
 ) -> ExecutorConfig:
-    """Shapes and devices; the cache is sized from what memory the loaded model left."""
+    """Choose shapes and devices. The size of the cache follows from the memory left by the loaded model."""
     from orca_jax.exec.buckets import default_buckets
     from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
     from orca_jax.kernels.ragged_attention import implementations
@@ -138,7 +152,7 @@ def _resolve(
         )
         raise ConfigError(message, param="attention_implementation")
     dtype = _dtype(config, platform)
-    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so K and V stay float32 there.
+    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so the KV cache stays float32 there.
     cache_auto: DType = "float32" if platform == "cpu" else dtype
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     largest = config.max_num_batched_tokens or default_tokens(config, platform)
@@ -168,27 +182,27 @@ def _resolve(
     )
 
 
-def _head(
+def _timeline_header(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
-) -> Head:
+) -> TimelineHeader:
     offset = time.time() - time.monotonic()
-    return Head(TRACE_VERSION, config, cache, max_model_len, budget, buckets, offset)
+    return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)
 
 
-def _observer(head: Head) -> TraceWriter | None:
-    path = head.config.trace_file
-    return None if path is None else TraceWriter(head, msgspec.json.Encoder().encode_lines, TraceFile(path))
+def _observer(header: TimelineHeader) -> TimelineWriter | None:
+    path = header.config.trace_file
+    return None if path is None else TimelineWriter(header, msgspec.json.Encoder().encode_lines, TimelineFile(path))
 
 
 def default_tokens(config: EngineConfig, platform: str) -> int:
-    """Tokens of the largest launch, which are those of an iteration of `chunked`: half of them stay for prompts."""
-    if config.scheduler == "chunked" and platform == "cpu":
+    """Return the tokens of the largest launch; with a token budget, of an iteration, half of them left for prompts."""
+    if SCHEDULERS[config.scheduler].has_token_budget and platform == "cpu":
         return max(_CPU_BUDGET, 2 * config.max_num_seqs)
     return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
 
 
 def _build_toy(config: EngineConfig) -> Built:
-    """The toy model, or its clock, behind the real engine: starts at once and needs no JAX, for tests and load."""
+    """Build an engine with the toy model or its clock, for tests and load tests: it starts at once and needs no JAX."""
     override = None if config.model == TOY else Clock(clock_latency(config.model))
     latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
     max_model_len = _max_model_len(config, TOY_MODEL)
@@ -201,9 +215,9 @@ def _build_toy(config: EngineConfig) -> Built:
     executor = ToyExecutor(
         TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
     )
-    head = _head(config, cache, max_model_len, budget)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(head))
-    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, head)
+    header = _timeline_header(config, cache, max_model_len, budget)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, header)
 
 
 def _dtype(config: EngineConfig, platform: str) -> DType:
@@ -213,10 +227,10 @@ def _dtype(config: EngineConfig, platform: str) -> DType:
 
 
 def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
-    """The devices of the mesh. On a CPU one JAX device for each core, since loops of attention use one core each.
+    """Return the devices of the mesh. A CPU has one JAX device per core, since a loop of attention uses one core.
 
     Raises:
-        ConfigError: more devices are wanted than there are.
+        ConfigError: there are fewer devices than wanted.
     """
     import jax
 
@@ -224,9 +238,9 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # a caller may have asked for more
+        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more
         jax.config.update("jax_num_cpu_devices", most)
-    except RuntimeError:  # a backend runs already, and its devices are what they are
+    except RuntimeError:  # a backend runs already, so the number of devices is fixed
         cores = min(cores, len(jax.devices("cpu")))
     devices = jax.local_devices()
     on_cpu = devices[0].platform == "cpu"

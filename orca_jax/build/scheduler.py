@@ -1,12 +1,10 @@
-"""Who decides, put together from settings: scheduler, ordering, predictor, and the pool that they work on."""
+"""Build scheduler and pool from settings: scheduler, ordering, length predictor, and the pool they work on."""
 
-from collections.abc import Callable
-from typing import get_args
+from collections.abc import Callable, Mapping
 
 from orca_jax.bundled import ranker_directory
-from orca_jax.config import CacheConfig, EngineConfig, ModelConfig, SchedulerName
+from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -19,9 +17,13 @@ from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles, Scored
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sched.scheduler import Scheduler, SchedulerSettings
 
-SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
+SCHEDULERS: Mapping[str, type[Scheduler]] = {
+    "orca": OrcaScheduler,
+    "request_level": RequestLevelScheduler,
+    "chunked": ChunkedScheduler,
+}
 ORDERINGS: dict[str, Callable[[], Ordering]] = {
     "fcfs": FirstComeFirstServed,
     "priority": Priority,
@@ -30,8 +32,8 @@ ORDERINGS: dict[str, Callable[[], Ordering]] = {
     "shortest": ShortestFirst,
 }
 PREDICTORS: dict[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
-MAX_STEPS = 256  # more would keep newcomers waiting for seconds on most devices
-WATERMARK = 0.01  # share of all pages that stays free when a request is admitted beside others, as in vLLM
+MAX_STEPS = 256  # with more of them a new request waits for seconds on most devices
+WATERMARK = 0.01  # share of all pages to keep free when a request is admitted beside others, as in vLLM
 
 
 def build_scheduling(
@@ -42,7 +44,7 @@ def build_scheduling(
     budget: int,
     predictor: Predictor | None = None,
 ) -> tuple[Scheduler, RequestPool]:
-    """Who decides, and over what. `budget` is the largest launch in tokens; `predictor` is in place of the setting's.
+    """A scheduler and its pool. `budget` is the largest launch in tokens; `predictor` replaces the one of the settings.
 
     Raises:
         ConfigError: a setting is wrong; `param` names it.
@@ -57,7 +59,7 @@ def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
     if name in PREDICTORS:
         return PREDICTORS[name]()
     directory = ranker_directory(name)
-    from orca_jax.ranker.saved import load_scorer
+    from orca_jax.ranker.storage import load_scorer
 
     scorer = load_scorer(directory)
     if scorer.vocab_size != model.vocab_size:
@@ -88,22 +90,29 @@ def check_settings(config: EngineConfig) -> None:
     if config.scheduling_policy not in ORDERINGS:
         message = f"scheduling_policy must be one of {', '.join(ORDERINGS)}, got {config.scheduling_policy!r}"
         raise ConfigError(message, param="scheduling_policy")
-    if config.scheduling_policy != "fcfs" and config.scheduler != "chunked":
-        message = f"scheduling_policy {config.scheduling_policy} needs scheduler chunked, got {config.scheduler}"
+    kind = SCHEDULERS[config.scheduler]
+    if config.scheduling_policy != "fcfs" and not kind.has_orderings:
+        able = _names(lambda kind: kind.has_orderings)
+        message = f"scheduling_policy {config.scheduling_policy} needs scheduler {able}, got {config.scheduler}"
         raise ConfigError(message, param="scheduling_policy")
-    if config.scheduler == "chunked":
-        _check_chunked(config)
+    if not kind.has_reservations:
+        _check_on_demand(config)
     if config.check_in_intervals is not None:
         _check_intervals(config.check_in_intervals, config)
 
 
-def _check_chunked(config: EngineConfig) -> None:
-    """Refuse what belongs to the paper's schedulers."""
+def _names(has_trait: Callable[[type[Scheduler]], bool]) -> str:
+    return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind))
+
+
+def _check_on_demand(config: EngineConfig) -> None:
+    """Refuse the settings of schedulers with reservations."""
+    name = config.scheduler
     if config.n_workers != 1:
-        message = f"n_workers must be 1 with scheduler chunked, which overlaps two iterations, got {config.n_workers}"
+        message = f"n_workers must be 1 with scheduler {name}, which overlaps two iterations, got {config.n_workers}"
         raise ConfigError(message, param="n_workers")
     if config.n_slots is not None:
-        message = "n_slots must be left out with scheduler chunked, which reserves nothing; give num_pages"
+        message = f"n_slots must be left out with scheduler {name}, which reserves nothing; give num_pages"
         raise ConfigError(message, param="n_slots")
 
 
@@ -111,11 +120,12 @@ def _check_intervals(intervals: tuple[int, ...], config: EngineConfig) -> None:
     if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
         message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
         raise ConfigError(message, param="check_in_intervals")
-    if config.scheduler != "chunked" or config.overlap:
+    if not SCHEDULERS[config.scheduler].has_many_steps or config.overlap:
         message = (
-            "check_in_intervals needs scheduler chunked without overlap: a device that repeats an iteration by itself"
+            f"check_in_intervals needs scheduler {_names(lambda kind: kind.has_many_steps)} without overlap: a device "
+            "that runs many steps by itself leaves nothing to overlap; give --no-overlap"
         )
-        raise ConfigError(f"{message} leaves nothing to overlap; give --no-overlap", param="check_in_intervals")
+        raise ConfigError(message, param="check_in_intervals")
 
 
 def _pool(
@@ -124,14 +134,15 @@ def _pool(
     """The pool of requests, and the K/V manager in it."""
     rows = num_rows(config)
     n_slots = config.n_slots
-    if config.scheduler != "chunked" and n_slots is None:
+    kind = SCHEDULERS[config.scheduler]
+    if kind.has_reservations and n_slots is None:
         n_slots = max(1, cache.num_slots - rows * (cache.page_size - 1))
     return RequestPool(
         KVManager(cache.num_pages, cache.page_size, rows, n_slots),
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
-        reuses_prefixes=config.scheduler == "chunked" and config.enable_prefix_caching,
+        reuses_prefixes=kind.shares_prefixes and config.enable_prefix_caching,
         predictor=predictor,
     )
 
@@ -142,16 +153,13 @@ def num_rows(config: EngineConfig) -> int:
 
 
 def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) -> Scheduler:
-    match config.scheduler:
-        case "orca":
-            return OrcaScheduler(config.max_num_seqs, config.n_workers)
-        case "request_level":
-            return RequestLevelScheduler(config.max_num_seqs, config.n_workers)
-        case "chunked":
-            ordering = ORDERINGS[config.scheduling_policy]()
-            watermark = int(WATERMARK * cache.num_pages)
-            depth = 2 if config.overlap else 1
-            check_ins = CheckIns(config.check_in_intervals) if config.check_in_intervals else None
-            return ChunkedScheduler(
-                config.max_num_seqs, largest_bucket, ordering, depth=depth, watermark=watermark, check_ins=check_ins
-            )
+    settings = SchedulerSettings(
+        max_bs=config.max_num_seqs,
+        n_workers=config.n_workers,
+        token_budget=largest_bucket,
+        ordering=ORDERINGS[config.scheduling_policy],
+        overlap=config.overlap,
+        watermark=int(WATERMARK * cache.num_pages),
+        check_in_intervals=config.check_in_intervals,
+    )
+    return SCHEDULERS[config.scheduler].from_settings(settings)

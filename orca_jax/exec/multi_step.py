@@ -1,8 +1,8 @@
-"""Several iterations in one dispatch: each draws its tokens and feeds them to the next, without the host.
+"""Many steps in one dispatch: each step draws its tokens and feeds them to the next one, without the host.
 
-The loop ends by itself: after as many repetitions as the plan says, when all members have stopped, or, where somebody
-waits for what they would give back, when the first one has. A member that has stopped repeats its last token at its
-place, which writes the same K and V again; so the batch keeps its shape, and nothing branches on who is still there.
+The loop ends by itself: after the number of steps in the plan, when all members have stopped, or, if the plan stops
+early, when the first one has. A member that has stopped repeats its last token at its place, and writes the same keys
+and values again. So the batch keeps its shape, and nothing branches on the members that are left.
 """
 
 from collections.abc import Callable
@@ -18,78 +18,77 @@ from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.layers import Weights, first_ids, make_layers
-from orca_jax.exec.pack import Batch, Kept, Layout
+from orca_jax.exec.pack import Batch, Kept, Layout, VectorLayout
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.draw import sample
 from orca_jax.exec.sampling.pack import Draws, draws_layout, unpack_draws
 from orca_jax.exec.sampling.programs import Unembed
-from orca_jax.exec.vector import VectorLayout
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
-from orca_jax.step import MAX_STOP_IDS, StepPlan
+from orca_jax.step import MAX_STOP_IDS, MultiStep
 
 
 class Limits(NamedTuple):
-    """When a launch's members stop. Places without a member have stopped already."""
+    """The end of each member of a launch. Places without a member have stopped from the start."""
 
     most_steps: Int[Array, " T"]
-    num_untold: Int[Array, " T"]  # tokens of the row that are on the device and in no result
+    num_unreported: Int[Array, " T"]  # tokens of the row on the device that no result has carried
     stop_ids: Int[Array, "T S"]
     num_steps: Int[Array, " 1"]
-    yields: Int[Array, " 1"]
+    stops_early: Int[Array, " 1"]
 
 
-class Repeated(NamedTuple):
+class ManyDrawn(NamedTuple):
     """Results of a dispatch."""
 
     num_steps: Int[Array, ""]
-    taken: Int[Array, " T"]  # repetitions in which each place drew
+    num_drawn: Int[Array, " T"]  # steps in which each place drew a token
     ended: Bool[Array, " T"]  # by a stop id, or by logits that were not finite
     finite: Bool[Array, " T"]
 
 
-class State(NamedTuple):
-    """What a repetition hands to the next."""
+class LoopState(NamedTuple):
+    """The values carried from step to step."""
 
     pages: KVPages
     history: Int[Array, "R L"]
     last_token: Int[Array, " R"]
-    untold: Int[Array, "R K"]
-    ids: Int[Array, " T"]  # that the next repetition processes
-    offset: Int[Array, " T"]  # by how many positions it is further than the first
-    result: Repeated
+    unreported: Int[Array, "R K"]
+    ids: Int[Array, " T"]  # the input of the next step
+    offset: Int[Array, " T"]  # positions between the first step and the next one
+    result: ManyDrawn
 
 
 def limits_layout(num_tokens: int) -> VectorLayout:
-    """Of the vector that a dispatch sends beside those of layers and sampler."""
-    per_place = dict.fromkeys(("most_steps", "num_untold"), (num_tokens,))
-    return VectorLayout({**per_place, "stop_ids": (num_tokens, MAX_STOP_IDS), "num_steps": (1,), "yields": (1,)})
+    """The layout of the vector that a dispatch sends beside those of layers and sampler."""
+    per_place = dict.fromkeys(("most_steps", "num_unreported"), (num_tokens,))
+    return VectorLayout({**per_place, "stop_ids": (num_tokens, MAX_STOP_IDS), "num_steps": (1,), "stops_early": (1,)})
 
 
-def pack_limits(plan: StepPlan, kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:
+def pack_limits(plan: MultiStep, kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:
     """The vector of a plan whose members are all kept, in `kept`'s order."""
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
-    view["most_steps"][:number] = [plan.members[index].most_steps for index in kept.members]
-    view["num_untold"][:number] = rows.num_untold[kept.row]
+    view["most_steps"][:number] = [plan.limits[index].most_steps for index in kept.members]
+    view["num_unreported"][:number] = rows.num_unreported[kept.row]
     view["stop_ids"][:number] = rows.stop_ids[kept.row]
-    view["num_steps"][0], view["yields"][0] = plan.num_steps, plan.yields
+    view["num_steps"][0], view["stops_early"][0] = plan.num_steps, plan.stops_early
     return vector
 
 
-def make_repeat(
+def make_multi_step(
     structure: Callable[[Weights], Decoder],
     unembed: Unembed,
     model: ModelConfig,
     config: ExecutorConfig,
     layout: Layout,
     mesh: Mesh,
-) -> Callable[..., tuple[KVPages, jax.Array, jax.Array, jax.Array, Repeated]]:
-    """The program of one bucket: layers and plain sampler, repeated.
+) -> Callable[..., tuple[KVPages, jax.Array, jax.Array, jax.Array, ManyDrawn]]:
+    """The program of one bucket: layers and plain sampler, in a loop.
 
-    `(weights, unembedding, pages, history, last_token, untold [R, K], vector, draws, limits) -> (pages, history,
-    last_token, untold, repeated)`, where `untold` holds what each row drew since its last telling.
+    `(weights, unembedding, pages, history, last_token, unreported [R, K], vector, draws, limits) -> (pages, history,
+    last_token, unreported, drawn)`, where `unreported` holds the tokens of each row that no result has carried.
 
     Args:
         structure: puts a decoder together from its weights.
@@ -108,11 +107,11 @@ def make_repeat(
         pages: KVPages,
         history: jax.Array,
         last_token: jax.Array,
-        untold: jax.Array,
+        unreported: jax.Array,
         vector: jax.Array,
         draws_vector: jax.Array,
         limits_vector: jax.Array,
-    ) -> tuple[KVPages, jax.Array, jax.Array, jax.Array, Repeated]:
+    ) -> tuple[KVPages, jax.Array, jax.Array, jax.Array, ManyDrawn]:
         def iterate(
             batch: Batch, draws: Draws, pages: KVPages, history: jax.Array, ids: jax.Array
         ) -> tuple[KVPages, jax.Array, jax.Array, jax.Array]:
@@ -127,9 +126,9 @@ def make_repeat(
         draws = unpack_draws(draws_layout(size), draws_vector)
         limits = Limits(**limits_layout(size).unpack(limits_vector))
         ids, offset = first_ids(batch, last_token), jnp.zeros(size, jnp.int32)
-        state = State(pages, history, last_token, untold, ids, offset, nothing_yet(size))
-        end = repeat(iterate, batch, draws, limits, state)
-        return end.pages, end.history, end.last_token, end.untold, end.result
+        state = LoopState(pages, history, last_token, unreported, ids, offset, nothing_yet(size))
+        end = run_steps(iterate, batch, draws, limits, state)
+        return end.pages, end.history, end.last_token, end.unreported, end.result
 
     return program
 
@@ -141,64 +140,64 @@ Iterate = Callable[
 """`(batch, draws, pages, history, ids) -> (pages, history, tokens, finite)`: one iteration of a batch of increments."""
 
 
-def repeat(iterate: Iterate, batch: Batch, draws: Draws, limits: Limits, state: State) -> State:
-    """Iterate until the limits say stop.
+def run_steps(iterate: Iterate, batch: Batch, draws: Draws, limits: Limits, state: LoopState) -> LoopState:
+    """Iterate until the limits end the loop.
 
     Args:
         iterate: all layers, and the sampler.
-        batch: of the first repetition; one token for each member, all kept, in order.
-        draws: of the first repetition.
+        batch: of the first step; one token for each member, all kept, in order.
+        draws: of the first step.
         limits: of the members.
-        state: before the first repetition; its result counts nothing.
+        state: before the first step; its result counts nothing.
     """
-    num_rows, longest = state.untold.shape
+    num_rows, longest = state.unreported.shape
 
-    def drawing(result: Repeated) -> Bool[Array, " T"]:
-        return ~result.ended & (result.taken < limits.most_steps)
+    def drawing(result: ManyDrawn) -> Bool[Array, " T"]:
+        return ~result.ended & (result.num_drawn < limits.most_steps)
 
-    def goes_on(state: State) -> Bool[Array, ""]:
+    def continues(state: LoopState) -> Bool[Array, ""]:
         active = drawing(state.result)
         may = active.any() & (state.result.num_steps < limits.num_steps[0])
         is_member = limits.most_steps > 0
-        return may & ~((limits.yields[0] > 0) & (is_member & ~active).any())
+        return may & ~((limits.stops_early[0] > 0) & (is_member & ~active).any())
 
-    def step(state: State) -> State:
+    def step(state: LoopState) -> LoopState:
         active = drawing(state.result)
         parameters = draws.parameters._replace(position=draws.parameters.position + state.offset)
         pages, history, tokens, finite = iterate(
             _moved(batch, state.offset), draws._replace(parameters=parameters), state.pages, state.history, state.ids
         )
-        row = jnp.where(active, draws.row, num_rows)  # R, and so dropped, where nothing was drawn
-        column = jnp.minimum(limits.num_untold + state.result.taken, longest - 1)
+        row = jnp.where(active, draws.row, num_rows)  # R, so that it is dropped, if no token was drawn
+        column = jnp.minimum(limits.num_unreported + state.result.num_drawn, longest - 1)
         is_stop = (tokens[:, None] == limits.stop_ids).any(axis=1)
-        result = Repeated(
+        result = ManyDrawn(
             num_steps=state.result.num_steps + 1,
-            taken=state.result.taken + active.astype(jnp.int32),
+            num_drawn=state.result.num_drawn + active.astype(jnp.int32),
             ended=state.result.ended | (active & (is_stop | ~finite)),
             finite=state.result.finite & (finite | ~active),
         )
         again = drawing(result)
-        return State(
+        return LoopState(
             pages=pages,
             history=history,
             last_token=state.last_token.at[row].set(tokens, mode="drop"),
-            untold=state.untold.at[row, column].set(tokens, mode="drop"),
+            unreported=state.unreported.at[row, column].set(tokens, mode="drop"),
             ids=jnp.where(again, tokens, state.ids),
             offset=state.offset + again.astype(jnp.int32),
             result=result,
         )
 
-    return lax.while_loop(goes_on, step, state)
+    return lax.while_loop(continues, step, state)
 
 
-def nothing_yet(num_places: int) -> Repeated:
-    """The result before the first repetition."""
-    nobody = jnp.zeros(num_places, bool)
-    return Repeated(jnp.zeros((), jnp.int32), jnp.zeros(num_places, jnp.int32), nobody, ~nobody)
+def nothing_yet(num_places: int) -> ManyDrawn:
+    """The result before the first step."""
+    none = jnp.zeros(num_places, bool)
+    return ManyDrawn(jnp.zeros((), jnp.int32), jnp.zeros(num_places, jnp.int32), none, ~none)
 
 
 def _moved(batch: Batch, offset: Int[Array, " T"]) -> Batch:
-    """The same increments some positions further. Requests stand in the order of their tokens, the absent ones last."""
+    """The same increments some positions later. Requests stand in the order of their tokens, absent ones last."""
     num_tokens, num_rows = offset.shape[0], batch.query_len.shape[0]
     by_request = jnp.pad(offset, (0, max(0, num_rows - num_tokens)))[:num_rows]
     return batch._replace(positions=batch.positions + offset, context_len=batch.context_len + by_request)

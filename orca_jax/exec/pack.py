@@ -1,28 +1,67 @@
 """From a plan to the arrays of one bucket, and back to named arrays on the device.
 
-All that the layers of a launch need travels as one int32 vector; `Layout` knows where each array lies in it. What
-the sampler needs beside the hidden vectors follows in a vector of its own (`draws.py`), for the sampler is another
-program.
+Everything that the layers of a launch need travels as one int32 vector; `Layout` has the place of each array in it. The
+sampler is another program, and needs a vector of its own beside the hidden vectors (`sampling/pack.py`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Int, Int32
 from numpy.typing import NDArray
 
 from orca_jax.exec.buckets import Segment, num_places
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.vector import VectorLayout
 from orca_jax.step import Member
 
 
+@dataclass(frozen=True)
+class VectorLayout:
+    """Many small arrays as one vector of 32-bit words: one transfer to the device instead of fifteen.
+
+    Args:
+        shapes: of each array by name, in order.
+        floats: names of the arrays of float32; the others hold int32.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    floats: frozenset[str] = field(default=frozenset())
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the vector."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def views(self, vector: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+        """The arrays of a host vector, to be written in place; floats are views too."""
+        out: dict[str, NDArray[Any]] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            part = vector[start : start + math.prod(shape)].reshape(shape)
+            out[name] = part.view(np.float32) if name in self.floats else part
+            start += part.size
+        return out
+
+    def unpack(self, vector: Int32[Array, " N"]) -> dict[str, Array]:
+        """The arrays of a device vector; traced."""
+        out: dict[str, Array] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            part = lax.slice_in_dim(vector, start, start + math.prod(shape)).reshape(shape)
+            start += part.size
+            out[name] = lax.bitcast_convert_type(part, jnp.float32) if name in self.floats else part
+        return out
+
+
 class Batch(NamedTuple):
-    """One launch on the device. Requests stand in launch order, absent ones last; padding is a dummy, no branch."""
+    """One launch on the device. Requests stand in launch order, absent ones last; padding is a dummy, not a branch."""
 
     ids: Int[Array, " T"]
     on_device: Bool[Array, " T"]  # the id is `last_token` of the token's row instead
@@ -32,12 +71,12 @@ class Batch(NamedTuple):
     query_len: Int[Array, " R"]
     context_len: Int[Array, " R"]
     page_table: Int[Array, "R P"]  # in one layer
-    kept_token: Int[Array, " K"]  # tokens whose hidden vectors the sampler gets
+    kept_token: Int[Array, " K"]  # tokens whose hidden vectors go to the sampler
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array of a `Batch` lies in the vector of a launch.
+    """The place of each array of a `Batch` in the vector of a launch.
 
     Args:
         num_tokens: T, a bucket.
@@ -51,15 +90,16 @@ class Layout:
 
     @property
     def num_kept(self) -> int:
-        """K: no more tokens are kept than there are places in a sampler, or tokens."""
+        """K: tokens to keep at most, bounded by the places of the largest sampler and by the tokens."""
         return min(self.num_tokens, num_places(self.num_rows))
 
     @cached_property
     def vector(self) -> VectorLayout:
         """The arrays in their order."""
-        tokens, rows = (self.num_tokens,), (self.num_rows,)
-        shapes = {**dict.fromkeys(Batch._fields[:4], tokens), **dict.fromkeys(Batch._fields[4:7], rows)}
-        return VectorLayout({**shapes, "page_table": (self.num_rows, self.num_pages), "kept_token": (self.num_kept,)})
+        per_token = dict.fromkeys(("ids", "on_device", "token_row", "positions"), (self.num_tokens,))
+        per_row = dict.fromkeys(("query_start", "query_len", "context_len"), (self.num_rows,))
+        others = {"page_table": (self.num_rows, self.num_pages), "kept_token": (self.num_kept,)}
+        return VectorLayout({**per_token, **per_row, **others})
 
     @property
     def size(self) -> int:
@@ -78,26 +118,26 @@ class Layout:
 
 
 class Kept(NamedTuple):
-    """The tokens of a launch that the sampler gets, in its order. Each draws the next token or is scored."""
+    """The tokens of a launch for the sampler, in its order. The sampler draws the next token of each, or scores it."""
 
     members: list[int]  # index in the plan
-    targets: list[int | None]  # the id that follows, which is to be scored; None: the next token is drawn
-    row: NDArray[np.int32]  # R where nothing is drawn
+    targets: list[int | None]  # the following id, to be scored; None: the next token is drawn
+    row: NDArray[np.int32]  # R if no token is drawn
     context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
 
     @property
     def has_targets(self) -> bool:
-        """Whether log probabilities of known ids are wanted."""
+        """True if log probabilities of known ids are requested."""
         return any(target is not None for target in self.targets)
 
 
 def pack(
     members: Sequence[Member], segments: Sequence[Segment], rows: RowTable, layout: Layout
 ) -> tuple[NDArray[np.int32], Kept]:
-    """Write one launch into a vector; no Python loop runs over tokens, scored ones apart.
+    """Write one launch into a vector; no Python loop runs over tokens, except over those to score.
 
     Returns:
-        The vector, and the tokens that are kept for the sampler.
+        The vector, and the tokens to keep for the sampler.
     """
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
@@ -132,7 +172,7 @@ def pack(
 def _kept(
     members: Sequence[Member], segments: Sequence[Segment], starts: Sequence[int]
 ) -> tuple[list[int], list[int], list[int | None]]:
-    """Place in the batch, segment and target of each kept token: those with targets, and the newest of who samples."""
+    """Place in the batch, segment and target of each kept token: tokens with targets, and newest tokens to sample."""
     places: list[int] = []
     owners: list[int] = []
     targets: list[int | None] = []
@@ -143,7 +183,7 @@ def _kept(
             places.extend(range(starts[i], starts[i] + len(scored)))
             owners.extend([i] * len(scored))
             targets.extend(scored)
-        if member.samples and offset + size == member.num_tokens:
+        if member.is_sampling and offset + size == member.num_tokens:
             places.append(starts[i] + size - 1)
             owners.append(i)
             targets.append(None)
@@ -153,7 +193,7 @@ def _kept(
 def _ids(
     members: Sequence[Member], segments: Sequence[Segment], end: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], list[int]]:
-    """Ids that the host knows, in order, and the places in the batch of those that it does not."""
+    """Ids known to the host, in order, and the places in the batch of the others."""
     waiting = [
         int(end[i]) - 1
         for i, (index, offset, size) in enumerate(segments)
@@ -164,5 +204,5 @@ def _ids(
 
 
 def _slice(ids: Sequence[int], offset: int, size: int) -> Sequence[int]:
-    """`ids[offset : offset + size]`, without a copy where that is all of them."""
+    """`ids[offset : offset + size]`, without a copy if that is all of them."""
     return ids if not offset and size >= len(ids) else ids[offset : offset + size]

@@ -1,17 +1,19 @@
-"""The host's copy of what each row holds between iterations. Plans bring only what changed."""
+"""The host's copy of the state of each row between iterations. Plans carry only the changes."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from orca_jax.step import MAX_LOGIT_BIAS, MAX_STOP_IDS, Member, RowSampling
+from orca_jax.exec.sampling.fields import COLUMNS
+from orca_jax.step import MAX_STOP_IDS, Member, RowSampling
 
 NO_ID = -1
-"""Fills the places of stop ids that a request does not have."""
+"""Fills the unused places of stop ids."""
 
 
 class RowTable:
-    """Pages of each row, and the sampling parameters of its request; row `num_rows` stands for no request.
+    """Pages of each row, and the sampling fields of its request; row `num_rows` stands for no request.
 
     That last row is neutral: greedy, without penalties or biases.
     """
@@ -20,25 +22,16 @@ class RowTable:
         rows = num_rows + 1
         self.num_rows = num_rows
         self.page_table = np.zeros((rows, num_pages), np.int32)
-        self.temperature = np.zeros(rows, np.float32)
-        self.top_k = np.zeros(rows, np.int32)
-        self.top_p = np.ones(rows, np.float32)
-        self.min_p = np.zeros(rows, np.float32)
-        self.seed_high = np.zeros(rows, np.int32)
-        self.seed_low = np.zeros(rows, np.int32)
-        self.presence = np.zeros(rows, np.float32)
-        self.frequency = np.zeros(rows, np.float32)
-        self.repetition = np.ones(rows, np.float32)
-        self.num_prompt = np.zeros(rows, np.int32)
-        self.bias_id = np.zeros((rows, MAX_LOGIT_BIAS), np.int32)
-        self.bias = np.zeros((rows, MAX_LOGIT_BIAS), np.float32)
+        self.sampling: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
+            name: np.full((rows, *column.width), column.neutral, column.dtype) for name, column in COLUMNS.items()
+        }
         self.stop_ids = np.full((rows, MAX_STOP_IDS), NO_ID, np.int32)
-        self.num_untold = np.zeros(rows, np.int32)  # tokens that are on the device and in no result
+        self.num_unreported = np.zeros(rows, np.int32)  # tokens on the device that no result has carried
         self.has_extras = [False] * rows
         self.logprobs: list[int | None] = [None] * rows
 
     def update(self, members: Sequence[Member]) -> None:
-        """Take in what a plan changes."""
+        """Apply the changes of a plan."""
         for member in members:
             if member.new_pages:
                 first = member.num_old_pages
@@ -47,16 +40,9 @@ class RowTable:
                 self._set_sampling(member.row, member.sampling)
 
     def _set_sampling(self, row: int, sampling: RowSampling) -> None:
-        self.temperature[row], self.top_k[row] = sampling.temperature, sampling.top_k
-        self.top_p[row], self.min_p[row] = sampling.top_p, sampling.min_p
-        high, low = divmod(sampling.seed % 2**64, 2**32)
-        self.seed_high[row], self.seed_low[row] = np.array([high, low], np.uint32).view(np.int32)
-        self.presence[row], self.frequency[row] = sampling.presence_penalty, sampling.frequency_penalty
-        self.repetition[row], self.num_prompt[row] = sampling.repetition_penalty, sampling.num_prompt
-        self.bias[row] = 0  # adds nothing to whatever id stands beside it
-        for place, (token, bias) in enumerate(sampling.logit_bias):
-            self.bias_id[row, place], self.bias[row, place] = token, bias
-        stop_ids = sampling.stop_ids[:MAX_STOP_IDS]  # with more of them a request is never repeated on the device
+        for name, column in COLUMNS.items():
+            self.sampling[name][row] = column.value(sampling)
+        stop_ids = sampling.stop_ids[:MAX_STOP_IDS]  # a request with more of them never gets plans of many steps
         self.stop_ids[row, : len(stop_ids)], self.stop_ids[row, len(stop_ids) :] = stop_ids, NO_ID
-        self.num_untold[row] = 0
-        self.has_extras[row], self.logprobs[row] = sampling.has_extras, sampling.logprobs
+        self.num_unreported[row] = 0
+        self.has_extras[row], self.logprobs[row] = sampling.has_extras, sampling.params.logprobs

@@ -1,1 +1,1 @@
-"""The connection between the front end and the engine, whether the engine runs in a process or in a thread."""
+"""The connection between the front end and an engine in a process or in a thread."""

@@ -1,30 +1,21 @@
-"""How much the server takes on at once, and how long a call may take."""
+"""Admission control: bounds on the queue, and time limits of a call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from orca_jax.link.errors import CallTooLarge, Overloaded
-from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
-
-
-class EngineRequest(NamedTuple):
-    """What the engine has to know of a request."""
-
-    prompt_ids: list[int]
-    params: SamplingParams
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds from now: `queue` for the first update of every request of a call, `total` for the last."""
+    """Time limits of a call in seconds from now: `queue` until each request's first update, `total` until the end."""
 
     queue: float | None = None
     total: float | None = None
 
     def within(self, limits: "Deadlines") -> "Deadlines":
-        """The stricter one of both, each."""
+        """The stricter of both limits, for each field."""
         return Deadlines(_least(self.queue, limits.queue), _least(self.total, limits.total))
 
 
@@ -36,10 +27,10 @@ def _least(one: float | None, other: float | None) -> float | None:
 
 
 class Admission:
-    """Counts what is open. A call is admitted whole or refused whole.
+    """Counts open requests. A call is admitted or refused as a whole.
 
-    Open requests are at most the engine's rows and `max_num_queued_reqs`; the prompts of those that have not had
-    their first update hold at most `max_num_queued_tokens` tokens. `num_rows` is known once the engine serves.
+    There are at most `num_rows` + `max_num_queued_reqs` open requests. The prompts of the open requests without an
+    update hold at most `max_num_queued_tokens` tokens. The client sets `num_rows` when the engine serves.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -50,32 +41,32 @@ class Admission:
         self._max_tokens = config.max_num_queued_tokens
 
     def admit(self, prompt_lengths: Sequence[int]) -> None:
-        """Count the requests of a call in.
+        """Add the requests of a call.
 
         Raises:
-            Overloaded: there is no room now.
-            CallTooLarge: there never is.
+            Overloaded: the queue has no room now.
+            CallTooLarge: the call is larger than the queue.
         """
         count, tokens = len(prompt_lengths), sum(prompt_lengths)
         limit = self.num_rows + self._max_queued
         if count > limit:
-            message = f"this call makes {count} requests, and the server holds {limit} at once; send it in parts"
+            message = f"this call makes {count} requests, but the server holds at most {limit} at once; split the call"
             raise CallTooLarge(message, "n")
         if tokens > self._max_tokens:
-            message = f"this call has {tokens} prompt tokens; the server queues {self._max_tokens}; send it in parts"
+            message = f"this call has {tokens} prompt tokens, but the queue holds {self._max_tokens}; split the call"
             raise CallTooLarge(message, "prompt")
         if self.open_requests + count > limit:
             raise Overloaded("the queue is full; try again later", "queue_full")
         if self.waiting_tokens + tokens > self._max_tokens:
-            raise Overloaded("too many prompt tokens are waiting; try again later", "overloaded")
+            raise Overloaded("too many prompt tokens are queued; try again later", "overloaded")
         self.open_requests += count
         self.waiting_tokens += tokens
 
     def started(self, prompt_length: int) -> None:
-        """A request had its first update."""
+        """Count the first update of a request with this prompt length."""
         self.waiting_tokens -= prompt_length
 
     def left(self, waiting_length: int) -> None:
-        """A request ended; `waiting_length` is its prompt's where it had had no update, else 0."""
+        """Remove a request that ended. `waiting_length` is its prompt length if it had no update, otherwise 0."""
         self.open_requests -= 1
         self.waiting_tokens -= waiting_length

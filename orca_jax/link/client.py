@@ -1,23 +1,29 @@
-"""The front end's handle on the engine: one object for the life of the server, whichever process runs behind it."""
+"""The front end's handle on the engine: one client for the life of the server, over one engine process after another.
+
+`EngineClient.open` submits the requests of one HTTP call and returns an `OpenCall`. The client routes each message of
+the engine to the open call that submitted the request.
+"""
 
 import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from types import TracebackType
+from typing import Literal, Protocol, Self
 
-from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines, EngineRequest
-from orca_jax.link.errors import Unavailable
-from orca_jax.link.mailbox import Mailbox
+import msgspec
+
+from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
+from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.wire import Abort, FromEngine, Heartbeat, Ready, Rejected, Submit, Updates
-from orca_jax.request import USUAL, RequestUpdate, Urgency
+from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
 
-__all__ = ["Deadlines", "EngineClient", "EngineRequest", "Mailbox", "State"]
+MAX_UNREAD = 2048  # updates per request that may wait for a reader; more of them end the call
 
-State = Literal["loading", "compiling", "ready", "draining", "stopping", "hung", "dead"]
+EngineState = Literal["loading", "compiling", "ready", "draining", "stopping", "hung", "dead"]
 
-_REFUSALS: dict[State, str] = {
+_REFUSALS: dict[EngineState, str] = {
     "loading": "the model is still loading",
     "compiling": "the model is still being compiled",
     "draining": "the server is shutting down",
@@ -28,42 +34,114 @@ _REFUSALS: dict[State, str] = {
 
 
 class Link(Protocol):
-    """The way to an engine: what it answers comes to `EngineClient.take`, in its order."""
+    """A connection to an engine. The engine's messages go to `EngineClient.take`, in the engine's order."""
 
     def send(self, message: Submit | Abort) -> None:
-        """Tell the engine; into the void where it has ended."""
+        """Send a message to the engine; discard it if the engine has ended."""
         ...
 
 
-class _Route:
-    """Where a request's updates go. `waiting_tokens` is its prompt's length until the first of them, then 0."""
+class OpenCall:
+    """The requests of one HTTP call, from `EngineClient.open` on.
 
-    __slots__ = ("index", "mailbox", "waiting_tokens")
+    An async context manager: leaving it aborts the requests that have not ended. The first error does so too.
+    """
 
-    def __init__(self, mailbox: Mailbox, index: int, waiting_tokens: int) -> None:
-        self.mailbox = mailbox
-        self.index = index
-        self.waiting_tokens = waiting_tokens
+    def __init__(self, client: "EngineClient", requests: Sequence[Submit], limits: Deadlines) -> None:
+        # Prompt lengths of the requests without an update so far; the client removes them.
+        self.waiting = {request.request_id: len(request.prompt_ids) for request in requests}
+        self._client = client
+        self._ids = tuple(self.waiting)
+        self._unread: list[RequestUpdate | Rejected] = []
+        self._max_unread = MAX_UNREAD * len(self._ids)
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+        for seconds, end in ((limits.queue, self._end_if_waiting), (limits.total, self._end_late)):
+            if seconds is not None:
+                self._timers.append(asyncio.get_running_loop().call_later(seconds, end))
+
+    async def receive(self) -> list[RequestUpdate | Rejected]:
+        """Wait for messages about these requests; return all that have arrived, in the engine's order.
+
+        Raises:
+            Exception: the argument of `fail`, after the messages before it.
+        """
+        await self._news.wait()
+        if not self._unread and self._error is not None:
+            raise self._error
+        messages, self._unread = self._unread, []
+        if self._error is None:
+            self._news.clear()
+        return messages
+
+    def deliver(self, message: RequestUpdate | Rejected) -> None:
+        """Add a message for `receive`. The client calls this in the engine's order."""
+        self._unread.append(message)
+        self._news.set()
+        if len(self._unread) > self._max_unread:
+            self._unread.clear()  # the rest of a text with a gap is useless
+            self.fail(TimedOut("the client reads the answer too slowly", "client_too_slow"))
+
+    def fail(self, error: Exception) -> None:
+        """End the call, since the engine died, the server stops, time is up, or the caller hung up.
+
+        The first error counts. The engine gets the aborts at once: the reader of this call may be stuck in a write.
+        """
+        if self._error is None:
+            self._error = error
+            self._news.set()
+            self._end()
+
+    def abort(self, request_id: str) -> None:
+        """End one request; `receive` returns nothing more for it."""
+        self._client.abort(request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._client.close(self)
+
+    def _end(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for request_id in self._ids:
+            self._client.abort(request_id)
+
+    def _end_if_waiting(self) -> None:
+        if self.waiting:
+            message = "the request waited longer for the engine than its queue timeout allows; try again later"
+            self.fail(TimedOut(message, "queue_timeout"))
+
+    def _end_late(self) -> None:
+        message = "the request took longer than its timeout allows; ask for fewer tokens or for more time"
+        self.fail(TimedOut(message, "timeout"))
 
 
 class EngineClient:
-    """Submits requests and routes what comes back. All methods belong to one event loop.
+    """Submits requests and routes the engine's messages. All methods belong to one event loop.
 
-    A supervisor puts processes behind it (`attach`, `serve`, `lose`), the server ends it (`drain`, `stop`).
+    A supervisor puts engine processes behind it (`attach`, `serve`, `lose`); the server ends it (`drain`, `stop`).
 
     Args:
         config: limits on queue and time.
-        on_heartbeat: told of every sign of life of the engine.
+        on_heartbeat: called with every heartbeat of every engine.
 
     Attributes:
-        state: whether requests are taken ("ready"), and why not.
-        running, waiting: requests with and without a row, as the engine last said.
-        ready: resolves when an engine serves for the first time, and fails when none ever will.
+        state: "ready" while requests are accepted; otherwise the reason for refusing them.
+        running, waiting: requests with and without a row, in the engine's last message.
+        ready: resolves when an engine serves for the first time; fails if none ever will.
         idle: set while no call is open.
     """
 
-    def __init__(self, config: ServerConfig, on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None) -> None:
-        self.state: State = "loading"
+    def __init__(
+        self, config: ServerConfig, on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
+    ) -> None:
+        self.state: EngineState = "loading"
         self.running = 0
         self.waiting = 0
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -72,79 +150,101 @@ class EngineClient:
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
         self._on_heartbeat = on_heartbeat
-        self._routes: dict[str, _Route] = {}
-        self._calls: set[Mailbox] = set()
+        self._watch: Callable[[Heartbeat], None] | None = None  # of the engine that is attached
+        self._routes: dict[str, OpenCall] = {}  # request id -> its call, until the request ends
+        self._calls: set[OpenCall] = set()
         self._numbers = itertools.count()
         self._link: Link | None = None
 
     @property
     def num_calls(self) -> int:
-        """Calls that are open."""
+        """Number of open calls."""
         return len(self._calls)
 
-    def open(
-        self, requests: Sequence[EngineRequest], deadlines: Deadlines = NO_DEADLINES, urgency: Urgency = USUAL
-    ) -> Mailbox:
-        """Submit the requests of one call, all or none. The server's own limits hold beside `deadlines`.
+    def new_request_id(self) -> str:
+        """A request id that no other request of this client has."""
+        return f"r{next(self._numbers)}"
 
-        `urgency` is theirs; its deadline is the one that holds for the whole call.
+    def open(self, requests: Sequence[Submit], deadlines: Deadlines = NO_DEADLINES) -> OpenCall:
+        """Submit the requests of one call, all or none. Leave the returned call to end it.
+
+        The server's limits hold in addition to `deadlines`. The engine gets each request with the resulting total as
+        the deadline of its urgency.
+
+        Args:
+            requests: with ids from `new_request_id`.
+            deadlines: in seconds from now, for the whole call.
 
         Raises:
             Unavailable: the engine does not serve.
             Overloaded: the queue is full.
-            CallTooLarge: the queue could never hold the call.
+            CallTooLarge: the call is larger than the queue.
         """
         if self.state != "ready" or self._link is None:
             raise self._refusal()
-        self._admission.admit([len(ids) for ids, _ in requests])
-        request_ids = [f"r{next(self._numbers)}" for _ in requests]
-        mailbox = Mailbox(request_ids, self._abort, self._leave)
+        self._admission.admit([len(request.prompt_ids) for request in requests])
         limits = deadlines.within(self._limits)
-        mailbox.limit(limits)
-        urgency = dataclasses.replace(urgency, deadline=limits.total)
-        self._calls.add(mailbox)
+        call = OpenCall(self, requests, limits)
+        self._calls.add(call)
         self.idle.clear()
-        for index, (request_id, (prompt_ids, params)) in enumerate(zip(request_ids, requests, strict=True)):
-            self._routes[request_id] = _Route(mailbox, index, len(prompt_ids))
-            self._link.send(Submit(request_id, prompt_ids, params, urgency))
-        return mailbox
+        for request in requests:
+            if request.urgency.deadline != limits.total:
+                urgency = dataclasses.replace(request.urgency, deadline=limits.total)
+                request = msgspec.structs.replace(request, urgency=urgency)
+            self._routes[request.request_id] = call
+            self._link.send(request)
+        return call
 
-    def attach(self, link: Link) -> None:
-        """A new engine loads behind this client; its messages go to `take`."""
+    def close(self, call: OpenCall) -> None:
+        """Forget a call. Its requests must have ended or been aborted; the call itself does this."""
+        self._calls.discard(call)
+        if not self._calls:
+            self.idle.set()
+
+    def abort(self, request_id: str) -> None:
+        """End a request; do nothing if it has ended."""
+        if request_id in self._routes:
+            self._forget(request_id)
+            if self._link is not None:
+                self._link.send(Abort(request_id))
+
+    def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
+        """Use a new engine, which is still loading and whose messages go to `take`; `watch` gets its heartbeats."""
         self._link = link
+        self._watch = watch
         self._move("loading")
 
     def serve(self, ready: Ready) -> None:
-        """The process serves, and so do we."""
+        """Accept requests: the engine serves."""
         self._admission.num_rows = ready.num_rows
         self._move("ready")
         if not self.ready.done():
             self.ready.set_result(ready)
 
     def lose(self, state: Literal["hung", "dead"]) -> None:
-        """The process hangs or has ended: so do all open calls."""
+        """End all open calls with an error: the engine hangs or has ended."""
         self._link = None
         self.running = self.waiting = 0
         self._move(state)
         self._fail_all(Unavailable(_REFUSALS[state]))
 
     def give_up(self, error: Exception) -> None:
-        """There will be no process any more."""
+        """Fail `ready` if no engine has served: none will be started any more."""
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # nobody has to look at it
+            self.ready.exception()  # without a reader asyncio would log it as never retrieved
 
     def drain(self) -> None:
-        """Take no more; what is open goes on."""
+        """Accept no more calls; let the open ones end by themselves."""
         self._move("draining")
 
     def stop(self) -> None:
-        """Take no more, and end all open calls with an error."""
+        """Accept no more calls, and end all open ones with an error."""
         self._move("stopping")
         self._fail_all(self._refusal())
 
     def take(self, message: FromEngine) -> None:
-        """A message of the engine."""
+        """Route a message of the engine."""
         match message:
             case Updates(updates, running, waiting):
                 self.running, self.waiting = running, waiting
@@ -156,44 +256,34 @@ class EngineClient:
                 if message.phase == "compiling" and self.state == "loading":
                     self._move("compiling")
                 self._on_heartbeat(message)
+                if self._watch is not None:
+                    self._watch(message)
 
-    def _deliver(self, item: RequestUpdate | Rejected, is_last: bool) -> None:
-        route = self._routes.get(item.request_id)
-        if route is None:
-            return  # it was aborted, and this was already on its way
+    def _deliver(self, message: RequestUpdate | Rejected, is_last: bool) -> None:
+        call = self._routes.get(message.request_id)
+        if call is None:
+            return  # sent before the engine read the abort
         if is_last:
-            self._forget(item.request_id)
-        elif route.waiting_tokens:
-            self._admission.started(route.waiting_tokens)
-            route.waiting_tokens = 0
-        route.mailbox.deliver(route.index, item)
-
-    def _abort(self, request_id: str) -> None:
-        if request_id in self._routes:
-            self._forget(request_id)
-            if self._link is not None:
-                self._link.send(Abort(request_id))
+            self._forget(message.request_id)
+        elif call.waiting:
+            self._admission.started(call.waiting.pop(message.request_id, 0))
+        call.deliver(message)
 
     def _forget(self, request_id: str) -> None:
-        self._admission.left(self._routes.pop(request_id).waiting_tokens)
-
-    def _leave(self, mailbox: Mailbox) -> None:
-        self._calls.discard(mailbox)
-        if not self._calls:
-            self.idle.set()
+        self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
 
     def _fail_all(self, error: Exception) -> None:
-        for mailbox in tuple(self._calls):
-            mailbox.fail(error)
+        for call in tuple(self._calls):
+            call.fail(error)
 
     def _refusal(self) -> Unavailable:
         return Unavailable(_REFUSALS.get(self.state, "the engine is not there"))
 
-    def _move(self, state: State) -> None:
-        """Once the server ends, only the engine's end is still news."""
+    def _move(self, state: EngineState) -> None:
+        """Change the state. Once the server ends, only the engine's end still changes it."""
         is_ending = self.state in ("draining", "stopping")
         if self.state == "stopping" or (is_ending and state in ("loading", "compiling", "ready")):
             return
         if self.state == "hung" and state == "dead":
-            return  # we killed it
+            return  # it died because it was killed for hanging
         self.state = state

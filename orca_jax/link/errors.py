@@ -1,17 +1,17 @@
-"""Why a call gets no answer from the engine, in terms of the engine: HTTP knows how to say it to a client.
+"""Reasons for a call without an answer from the engine. `openai/errors.py` makes HTTP answers of them.
 
 LinkError
-|- Unavailable    no engine serves: it loads, drains, hangs, or has ended
+|- Unavailable    no engine serves: it is loading, draining or hung, or it has ended
 |- Overloaded     the queue has no room now
-|- CallTooLarge   the queue could never hold this call
-`- TimedOut       a limit in seconds was reached
+|- CallTooLarge   the call is larger than the queue
+`- TimedOut       a time limit was reached
 """
 
 from typing import Literal
 
 
 class LinkError(Exception):
-    """The base of all of these; `message` is for the caller."""
+    """Base class; `message` is for the caller."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -19,11 +19,11 @@ class LinkError(Exception):
 
 
 class Unavailable(LinkError):
-    """The call was sound; another replica, or this one later, may answer it."""
+    """No engine serves. The call is valid; another replica, or this one later, may answer it."""
 
 
 class Overloaded(LinkError):
-    """`code` names what is full: the number of requests, or the tokens of waiting prompts."""
+    """The queue is full. `code` names the bound: "queue_full" for requests, "overloaded" for prompt tokens."""
 
     def __init__(self, message: str, code: Literal["queue_full", "overloaded"]) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class Overloaded(LinkError):
 
 
 class CallTooLarge(LinkError):
-    """`param` names the field that makes the call too large."""
+    """The call is larger than the queue. `param` names the field to reduce."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class CallTooLarge(LinkError):
 
 
 class TimedOut(LinkError):
-    """`code` names the limit: the wait for a first token, the whole call, or a client that does not read."""
+    """A time limit was reached. `code` names it: the wait for a first token, the whole call, or a slow client."""
 
     def __init__(self, message: str, code: Literal["queue_timeout", "timeout", "client_too_slow"]) -> None:
         super().__init__(message)

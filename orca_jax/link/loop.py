@@ -1,4 +1,4 @@
-"""What the engine process's main thread does: take messages, step, hand out updates."""
+"""The loop around an engine: read messages, step the engine, send updates."""
 
 import dataclasses
 import queue
@@ -15,7 +15,7 @@ from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
 from orca_jax.step import ExecutorStats
 
-SNAPSHOT_SECONDS = 0.25  # between two looks at the statistics while the engine is busy
+SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engine is busy
 COMPILE_THREADS = 2
 
 Compile = Callable[[StructuredOutput], Constraint]
@@ -24,19 +24,19 @@ Compile = Callable[[StructuredOutput], Constraint]
 
 @dataclass(frozen=True)
 class Compiled:
-    """From a compiling thread to the main one: the request may enter, unless `result` says why not."""
+    """A message from a compiling thread to the main thread: the constraint of a request, or the reason for refusal."""
 
     submit: Submit
     result: Constraint | RequestError
 
 
 Inbox = queue.SimpleQueue[ToEngine | Compiled | None]
-"""None: the front end has gone."""
+"""None means that the front end has gone."""
 Send = Callable[[Message], None]
 
 
-class Pulse:
-    """What the heartbeat says. The main thread writes, the heartbeat's reads: every field is replaced as a whole."""
+class EngineStatus:
+    """The content of heartbeats. The main thread writes and the heartbeat thread reads: fields are replaced whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,38 +44,38 @@ class Pulse:
         self._busy_since: float | None = clock()
         self._engine: EngineStats | None = None
         self._executor: ExecutorStats | None = None
-        self._next_look = 0.0
+        self._next_sample = 0.0
 
     def enter(self, phase: Phase) -> None:
-        """The main thread begins something long, or, with "serving", is ready to wait for work."""
+        """Note that the main thread begins something long or, with "serving", is ready to wait for work."""
         self._phase = phase
         self._busy_since = None if phase == "serving" else self._clock()
 
-    def step_begins(self) -> None:
-        """The main thread turns to the engine."""
+    def begin_step(self) -> None:
+        """Note that the main thread enters the engine."""
         self._busy_since = self._clock()
 
-    def step_ended(self, engine: Engine) -> None:
-        """It is back; now and then it looks at the statistics."""
+    def end_step(self, engine: Engine) -> None:
+        """Note that the main thread has left the engine; sample the statistics if the last sample is old."""
         self._busy_since = None
-        if self._clock() >= self._next_look:
-            self.look(engine)
+        if self._clock() >= self._next_sample:
+            self.sample(engine)
 
-    def look(self, engine: Engine) -> None:
-        """Take the statistics that the next beats tell."""
+    def sample(self, engine: Engine) -> None:
+        """Copy the engine's statistics for the next heartbeats."""
         self._engine = engine.stats
         self._executor = dataclasses.replace(engine.executor.stats)
-        self._next_look = self._clock() + SNAPSHOT_SECONDS
+        self._next_sample = self._clock() + SNAPSHOT_SECONDS
 
-    def beat(self) -> Heartbeat:
-        """Called by the heartbeat's thread."""
+    def heartbeat(self) -> Heartbeat:
+        """The message of this moment; called by the heartbeat thread."""
         since = self._busy_since
         busy = 0.0 if since is None else max(0.0, self._clock() - since)
         return Heartbeat(self._phase, busy, self._engine, self._executor)
 
 
 def ready_message(built: Built, model: str) -> Ready:
-    """What a front end has to know of an engine that was built for `model`, as the settings name it."""
+    """Describe the engine to a front end; `model` is the setting it was built from."""
     kv = built.engine.pool.kv
     return Ready(
         source=model_directory(model),
@@ -92,45 +92,48 @@ class EngineLoop:
 
     Args:
         engine: owned by the thread that calls `run`.
-        inbox: what to do, from the front end and from the compiling threads.
-        send: to the front end; may be called by any thread.
-        pulse: told what the thread is at.
+        inbox: messages of the front end and of the compiling threads.
+        send: sends a message to the front end; called by several threads.
+        status: updated with the progress of the thread.
         compile_grammar: makes a constraint; called by several threads.
     """
 
-    def __init__(self, engine: Engine, inbox: Inbox, send: Send, pulse: Pulse, compile_grammar: Compile) -> None:
+    def __init__(
+        self, engine: Engine, inbox: Inbox, send: Send, status: EngineStatus, compile_grammar: Compile
+    ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
-        self._pulse = pulse
+        self._status = status
         self._compile = compile_grammar
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
-        pulse.look(engine)
+        status.sample(engine)
 
     def run(self) -> None:
-        """Step while there is work, sleep in the inbox while there is none; returns when the front end has gone."""
-        engine, inbox, pulse = self._engine, self._inbox, self._pulse
+        """Step while there is work, otherwise wait for messages; return when the front end has gone."""
+        engine, inbox, status = self._engine, self._inbox, self._status
         try:
             while True:
                 while not (engine.has_work and inbox.empty()):
                     if inbox.empty():
-                        pulse.look(engine)  # of rest, too
+                        status.sample(engine)  # the state of an idle engine, too
                     message = inbox.get()
                     if message is None:
                         return
                     self._take(message)
-                pulse.step_begins()
+                status.begin_step()
                 updates = engine.step()
-                pulse.step_ended(engine)
-                if updates or not engine.has_work:  # rows of ends that were found late are free without an update
+                status.end_step(engine)
+                if updates or not engine.has_work:  # a late-found end frees its row without an update
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _send_updates(self, updates: list[RequestUpdate]) -> None:
-        stats = self._engine.stats
-        self._send(Updates(updates, running=stats.running, waiting=stats.waiting + len(self._compiling)))
+        engine = self._engine
+        waiting = engine.num_waiting + len(self._compiling)
+        self._send(Updates(updates, running=engine.num_running, waiting=waiting))
 
     def _take(self, message: ToEngine | Compiled) -> None:
         match message:
@@ -140,7 +143,7 @@ class EngineLoop:
                 self._add(message, None)
             case Compiled(submit, result):
                 if self._compiling.pop(submit.request_id, None) is None:
-                    return  # aborted meanwhile
+                    return  # aborted in the meantime
                 if isinstance(result, RequestError):
                     self._reject(submit.request_id, result)
                 else:
@@ -164,7 +167,7 @@ class EngineLoop:
         self._send(Rejected(request_id, error.message, error.param))
 
     def _make_constraint(self, submit: Submit, structured: StructuredOutput) -> None:
-        """In a thread of its own: whatever happens, the main thread hears of it."""
+        """Compile in a thread of its own, and report the result or the failure to the main thread."""
         result: Constraint | RequestError
         try:
             result = self._compile(structured)

@@ -1,8 +1,8 @@
-"""The engine's own process: `python -m orca_jax.link.process FD FORMAT`, started by the front end.
+"""The engine process: `python -m orca_jax.link.process FD FORMAT`, started by the front end.
 
 The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
-that the process ends when its front end does. One says twice a second that the process lives. Two compile grammars,
-and their requests enter the engine when that is done.
+the process ends with its front end. One thread sends heartbeats. Two threads compile grammars; a request with a
+grammar enters the engine after the compilation.
 """
 
 import gc
@@ -17,59 +17,62 @@ import time
 
 from orca_jax.build.engine import build_engine
 from orca_jax.errors import ConfigError
-from orca_jax.link.loop import EngineLoop, Inbox, Pulse, Send, ready_message
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
 
-BEAT_SECONDS = 0.5
-LAST_WORDS_SECONDS = 1.0  # between the front end's end and this process's, whatever it is doing
+HEARTBEAT_SECONDS = 0.5
+EXIT_GRACE_SECONDS = 1.0  # between the front end's end and a forced exit
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Serve the front end at the other end of socket `argv[1]`; log as `argv[2]` says. Returns the exit code."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # sent to all of a group; the front end drains, and then ends us
+    """Serve the front end over the socket with descriptor `argv[1]`, log in format `argv[2]`; return the exit code."""
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # both reach the whole group; the front end drains and then ends this process
         signal.signal(number, signal.SIG_IGN)
     install_handler("json" if argv[2] == "json" else "text", process="engine")
     connection = socket.socket(fileno=int(argv[1]))
     connection.set_inheritable(False)  # a child of this process must not keep the socket open after its end
     inbox: Inbox = queue.SimpleQueue()
-    pulse = Pulse()
+    status = EngineStatus()
     send = _sender(connection)
     threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
-    threading.Thread(target=_beat, args=(pulse, send), daemon=True, name="heartbeat").start()
+    threading.Thread(target=_send_heartbeats, args=(status, send), daemon=True, name="heartbeat").start()
     try:
-        return _run(inbox, send, pulse)
+        return _run(inbox, send, status)
     except (BrokenPipeError, ConnectionResetError):
-        return 0  # the front end has gone, and with it everybody who waited
+        return 0  # the front end has gone, and with it all clients
     except ConfigError as error:
         send(Failed(error.message, error.param, is_config=True))
         return 2
     except Exception as error:
         logger.exception("the engine failed")
-        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients see this: no paths, no values
+        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
         return 1
 
 
-def _run(inbox: Inbox, send: Send, pulse: Pulse) -> int:
+def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     start = inbox.get()
     if not isinstance(start, Start):
         return 0
-    pulse.enter("loading")
-    built = build_engine(start.config, on_compile=lambda: pulse.enter("compiling"))
+    status.enter("loading")
+    built = build_engine(start.config, on_compile=lambda: status.enter("compiling"))
     gc.collect()
-    gc.freeze()  # what was loaded stays to the end: collections, of 70 ms with it, need not walk it
-    loop = EngineLoop(built.engine, inbox, send, pulse, built.grammars.compile)
-    pulse.enter("serving")
-    send(pulse.beat())  # also an engine that dies at once has been seen to serve
+    gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
+    loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
+    status.enter("serving")
+    send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built, start.config.model))
     loop.run()
     return 0
 
 
 def _sender(connection: socket.socket) -> Send:
-    lock = threading.Lock()  # the heartbeat must not land inside a frame of the main thread's
+    lock = threading.Lock()  # keeps heartbeats out of the frames of the main thread
 
     def send(message: Message) -> None:
         frame = encode(message)
@@ -79,11 +82,11 @@ def _sender(connection: socket.socket) -> Send:
     return send
 
 
-def _beat(pulse: Pulse, send: Send) -> None:
+def _send_heartbeats(status: EngineStatus, send: Send) -> None:
     try:
         while True:
-            send(pulse.beat())
-            time.sleep(BEAT_SECONDS)
+            send(status.heartbeat())
+            time.sleep(HEARTBEAT_SECONDS)
     except OSError:
         pass  # the front end has gone; the reader ends the process
 
@@ -97,10 +100,10 @@ def _read(connection: socket.socket, inbox: Inbox) -> None:
     except ConnectionResetError:
         pass
     except Exception:
-        logger.exception("the front end sent something unreadable")
+        logger.exception("the front end sent an invalid message")
     inbox.put(None)
-    time.sleep(LAST_WORDS_SECONDS)
-    os._exit(1)  # the main thread is loading, compiling or stuck: nobody is left to wait for it
+    time.sleep(EXIT_GRACE_SECONDS)
+    os._exit(1)  # the main thread is loading, compiling or stuck, and its work has no reader any more
 
 
 if __name__ == "__main__":

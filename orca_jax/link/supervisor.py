@@ -1,4 +1,4 @@
-"""Keeps an engine process behind the client: starts it, notices that it ended or hangs, starts it again if told to."""
+"""Supervision of the engine process: starts it, detects its end or a hang, and restarts it if configured."""
 
 import asyncio
 import logging
@@ -14,38 +14,38 @@ from orca_jax.link.wire import FromEngine, Heartbeat, Phase, Ready
 from orca_jax.server_config import ServerConfig
 
 TICK_SECONDS = 0.25
-LOADING_SILENCE = 60.0  # seconds: libraries that load or compile hold the interpreter for long
-MAX_FAILURES = 5  # within FAILURE_WINDOW, and no engine is started any more
+LOADING_SILENCE = 60.0  # seconds; loading and compiling may hold the interpreter lock for long
+MAX_FAILURES = 5  # within FAILURE_WINDOW; then no engine is started any more
 FAILURE_WINDOW = 300.0  # seconds
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between an end and the next start, doubling
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between an end and the next start; doubles each time
 
 logger = logging.getLogger(__name__)
 
 
 class HangDetector:
-    """Judges an engine by its heartbeats. Times are seconds."""
+    """Decides from the heartbeats if an engine hangs. Times are seconds."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._phase: Phase = "loading"
         self._busy = 0.0
-        self._loading = 0.0  # time since the start until it serves
+        self._loading = 0.0  # time since the start, until the engine serves
 
-    def hear(self, beat: Heartbeat) -> None:
-        """The engine said how it is."""
-        self._phase = beat.phase
-        self._busy = beat.busy_seconds
+    def hear(self, heartbeat: Heartbeat) -> None:
+        """Take the next heartbeat."""
+        self._phase = heartbeat.phase
+        self._busy = heartbeat.busy_seconds
 
     def serves(self) -> None:
-        """The engine is ready: no more patience, even if its next sign of life says so only later."""
+        """Use the limits of a serving engine from now on, although its next heartbeat may come later."""
         self._phase = "serving"
 
     def verdict(self, silence: float, passed: float) -> str | None:
-        """Why the engine counts as hung; None while it does not.
+        """The reason to count the engine as hung; None if it is well.
 
         Args:
-            silence: since anything was heard of it.
-            passed: since the last call.
+            silence: time since the last byte from the engine.
+            passed: time since the last call of this method.
         """
         config = self._config
         if self._phase != "serving":
@@ -57,17 +57,18 @@ class HangDetector:
             limit = config.heartbeat_timeout
             if self._busy > config.step_timeout:
                 return f"an iteration took longer than {config.step_timeout:g} s (--step-timeout)"
-        return f"the engine gave no sign of life for {limit:g} s" if silence > limit else None
+        return f"the engine sent no heartbeat for {limit:g} s" if silence > limit else None
 
 
 class Supervisor:
-    """One engine process at a time.
+    """Runs one engine process after another.
 
     Args:
-        config: what to start, and how patient to be.
-        client: which gets the process.
-        on_ready: awaited when a process can serve, before the client says so.
-        make_link, sleep: the process, and the passing of time between two of them.
+        config: settings of the engine and its time limits.
+        client: uses the process.
+        on_ready: awaited when a process is ready, before the client accepts requests.
+        make_link: makes the link to a new process.
+        sleep: waits between two processes.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class Supervisor:
         self._failures: deque[float] = deque()  # times of the last ends
 
     async def run(self) -> NoReturn:
-        """Run engines until there is none any more.
+        """Run engines until one ends that is not restarted.
 
         Raises:
             ConfigError: a setting is wrong.
-            EngineDeadError: the engine died or hung, and is not to be started again, or not yet again.
+            EngineDeadError: the engine died or hung, and restarts are disabled or it has failed too often.
         """
         while True:
             error = await self._run_one()
@@ -99,20 +100,14 @@ class Supervisor:
             if pause is None:
                 self._client.give_up(error)
                 raise error
-            logger.error("%s; it is started again in %g s", error, pause)
+            logger.error("%s; restarting it in %g s", error, pause)
             await self._sleep(pause)
 
     async def _run_one(self) -> EngineDeadError | ConfigError:
-        """A process, from its start to its end. Returns why it ended."""
+        """Run one process from its start to its end; return the reason of its end."""
         detector = HangDetector(self._config)
-
-        def take(message: FromEngine) -> None:
-            if isinstance(message, Heartbeat):
-                detector.hear(message)
-            self._client.take(message)
-
-        link = self._make_link(take)
-        self._client.attach(link)
+        link = self._make_link(self._client.take)
+        self._client.attach(link, detector.hear)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:
             await link.start(self._config)
@@ -121,7 +116,7 @@ class Supervisor:
                 detector.serves()
                 await self._on_ready(ready)
             except EngineDeadError:
-                pass  # told better below
+                pass  # `exit_reason` below is more precise
             except ConfigError as error:
                 self._client.lose("dead")
                 return error
@@ -139,7 +134,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            # Where this process itself was stopped or starved, the engine may have spoken unheard.
+            # If this process was stopped or starved itself, heartbeats may be waiting unread.
             passed, last = min(now - last, 2 * TICK_SECONDS), now
             link.unheard += passed
             reason = detector.verdict(link.unheard, passed)
@@ -149,7 +144,7 @@ class Supervisor:
                 return
 
     def _pause(self) -> float | None:
-        """Seconds to wait before the next start; None where it has failed too often."""
+        """Seconds to wait before the next start; None if the engine has failed too often."""
         now = time.monotonic()
         self._failures.append(now)
         while self._failures[0] < now - FAILURE_WINDOW:

@@ -8,23 +8,23 @@ from collections.abc import Sequence
 
 from orca_jax.build.engine import Built
 from orca_jax.link.client import EngineClient
-from orca_jax.link.loop import EngineLoop, Inbox, Pulse
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import Abort, FromEngine, Message, Submit, Updates
 from orca_jax.request import RequestUpdate
 
-MOST_HELD = 64  # updates of one request
+MOST_HELD = 64  # updates of one request joined into one
 
 logger = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """Runs an engine until `stop`. Made in the event loop of `client`, whose link it is.
+    """Runs an engine in a thread until `stop`. It is the link of `client`, and made in the client's event loop.
 
     Attributes:
-        failure: what ended the engine; None while it is well.
-        reads_at_once: whether the requests that are sent next may be ended by what they say, so that every update
-            counts. All others are heard of when they begin, when they end, and every `MOST_HELD` tokens between: waking
-            a reader for every token of every row would cost some 3 % of a small model's speed.
+        failure: the exception that ended the engine; None while it is well.
+        reads_at_once: True to deliver every update of the requests sent next, since their text may end them (stop
+            strings). Updates of other requests are delivered at the start, at the end, and every `MOST_HELD` updates
+            in between: waking a reader for each token would cost some 3 % of a small model's speed.
     """
 
     def __init__(self, built: Built, client: EngineClient) -> None:
@@ -34,18 +34,17 @@ class EngineThread:
         self._outbox = Outbox()
         self._loop = asyncio.get_running_loop()
         self._inbox: Inbox = queue.SimpleQueue()
-        engine_loop = EngineLoop(built.engine, self._inbox, self._tell, Pulse(), built.grammars.compile)
+        engine_loop = EngineLoop(built.engine, self._inbox, self._deliver, EngineStatus(), built.grammars.compile)
         self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
         self._thread.start()
 
     def send(self, message: Submit | Abort) -> None:
-        """To the engine."""
         if isinstance(message, Submit) and self.reads_at_once:
             self._outbox.watch(message.request_id)
         self._inbox.put(message)
 
     async def stop(self) -> None:
-        """Let the engine's step end, and no other begin."""
+        """End the thread after the current step."""
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -57,8 +56,8 @@ class EngineThread:
             self.failure = error
             self._loop.call_soon_threadsafe(self._client.lose, "dead")
 
-    def _tell(self, message: Message) -> None:
-        """In the engine's thread, or in one that compiles grammars."""
+    def _deliver(self, message: Message) -> None:
+        """Pass a message to the client's event loop; called in the engine's thread or a compiling one."""
         assert isinstance(message, FromEngine)
         if isinstance(message, Updates):
             ready = self._outbox.take(message.updates)
@@ -69,18 +68,18 @@ class EngineThread:
 
 
 class Outbox:
-    """Joins updates of one request that nobody has to read one by one. `take` belongs to one thread."""
+    """Joins updates of one request for a reader without interest in single tokens. `take` belongs to one thread."""
 
     def __init__(self) -> None:
         self._watched: set[str] = set()
         self._held: dict[str, list[RequestUpdate]] = {}
 
     def watch(self, request_id: str) -> None:
-        """Hold nothing of this request back. To be called before its first update, by any thread."""
+        """Deliver every update of this request. Call it before the first one; any thread may call it."""
         self._watched.add(request_id)
 
     def take(self, updates: Sequence[RequestUpdate]) -> list[RequestUpdate]:
-        """What has to be read now, with what was held of the same requests before it."""
+        """The updates to deliver now, each joined with the held ones of its request."""
         ready: list[RequestUpdate] = []
         for update in updates:
             request_id, is_last = update.request_id, update.finish_reason is not None
@@ -98,7 +97,7 @@ class Outbox:
 
 
 def joined(updates: Sequence[RequestUpdate]) -> RequestUpdate:
-    """Updates that follow each other as one. Those before the last bring ids and their log probabilities alone."""
+    """One update for several consecutive ones. All but the last may only have ids and log probabilities."""
     return updates[-1]._replace(
         new_ids=tuple([token for update in updates for token in update.new_ids]),
         logprobs=tuple([one for update in updates for one in update.logprobs]),

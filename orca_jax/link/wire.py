@@ -1,6 +1,6 @@
-"""What the front end and the engine process say to each other: typed messages in frames, over one socket pair.
+"""The messages between the front end and the engine process, and their frames on one socket pair.
 
-A frame is four bytes of length, big-endian, and one MessagePack value. Nothing here can run code when it is read.
+A frame is four bytes of length, big-endian, and one MessagePack value. Decoding a frame never runs code from it.
 """
 
 import struct
@@ -11,7 +11,7 @@ import msgspec
 
 from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
-from orca_jax.request import USUAL, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.step import ExecutorStats
 
 MAX_FRAME_BYTES = 256 * 2**20
@@ -21,11 +21,11 @@ Phase = Literal["loading", "compiling", "serving"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base: its name travels with it, its fields in order."""
+    """Base class: encoded as an array of the class name and the fields in order."""
 
 
 class Start(Message, frozen=True):
-    """Front end, once and first: build this engine."""
+    """Front end, the first message: build this engine."""
 
     config: EngineConfig
 
@@ -36,28 +36,28 @@ class Submit(Message, frozen=True):
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
 
 
 class Abort(Message, frozen=True):
-    """Front end: end a request, whose further updates nobody reads."""
+    """Front end: end a request; its further updates are ignored."""
 
     request_id: str
 
 
 class Ready(Message, frozen=True):
-    """Engine, once: it serves. All that the front end has to know of the model."""
+    """Engine, once: it serves. The fields describe the model to the front end."""
 
     source: str  # the model's directory; empty for a preset
     tokenizer: str  # for `load_tokenizer`
     vocab_size: int
     max_model_len: int  # prompt and generated tokens of one request
-    n_slots: int  # tokens of K and V that may be reserved at once, so also by one request
+    n_slots: int  # tokens in the KV cache that may be reserved at once, also by one request
     num_rows: int  # requests that can run at once
 
 
 class Rejected(Message, frozen=True):
-    """Engine: a request could never run."""
+    """Engine: a request is refused, since it could never run."""
 
     request_id: str
     message: str
@@ -65,7 +65,7 @@ class Rejected(Message, frozen=True):
 
 
 class Updates(Message, frozen=True):
-    """Engine, after an iteration: what it brought, and how many requests are left."""
+    """Engine, after an iteration: its updates, and the numbers of requests left."""
 
     updates: list[RequestUpdate]
     running: int
@@ -73,16 +73,16 @@ class Updates(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Engine, twice a second from a thread of its own, from the start on: it lives."""
+    """Engine, twice a second from a thread of its own, from the start on: it is alive."""
 
     phase: Phase
-    busy_seconds: float  # for which the main thread has been in its current step; 0 where it waits for work
-    engine: EngineStats | None = None  # None before it serves
+    busy_seconds: float  # time of the main thread in its current step; 0 while it waits for work
+    engine: EngineStats | None = None  # None before the engine serves
     executor: ExecutorStats | None = None
 
 
 class Failed(Message, frozen=True):
-    """Engine, at last: it cannot go on. `is_config` says that a setting is to blame, which `param` names."""
+    """Engine, the last message: it cannot continue. With `is_config` a setting is wrong, and `param` names it."""
 
     message: str
     param: str | None = None
@@ -98,10 +98,10 @@ _from_engine = msgspec.msgpack.Decoder(FromEngine)
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame.
+    """Encode a message as a frame.
 
     Raises:
-        ValueError: it exceeds `MAX_FRAME_BYTES`.
+        ValueError: the message exceeds `MAX_FRAME_BYTES`.
     """
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
@@ -110,13 +110,13 @@ def encode(message: Message) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the payloads that are complete now.
+        """Yield the payloads of the frames completed by `data`.
 
         Raises:
             ValueError: a frame announces more than `MAX_FRAME_BYTES`.
@@ -137,10 +137,10 @@ class FrameReader:
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
-    """Read what a front end sent; `msgspec.ValidationError` if it is nothing of that kind."""
+    """Decode a message of the front end. Raises `msgspec.ValidationError` for anything else."""
     return _to_engine.decode(payload)
 
 
 def decode_from_engine(payload: bytes) -> FromEngine:
-    """Read what an engine sent; `msgspec.ValidationError` if it is nothing of that kind."""
+    """Decode a message of an engine. Raises `msgspec.ValidationError` for anything else."""
     return _from_engine.decode(payload)

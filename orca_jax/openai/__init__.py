@@ -1,1 +1,1 @@
-"""The OpenAI API without HTTP: from the fields of a call to a generation, and from its tokens to an answer."""
+"""The OpenAI API without HTTP: turns the fields of a call into engine requests, and their tokens into an answer."""

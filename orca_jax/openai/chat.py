@@ -1,23 +1,45 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`: a call checked and prepared for the engine, and its answer rendered."""
 
 import time
 import uuid
+from collections.abc import Sequence
 
-from orca_jax.link.client import Deadlines
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from orca_jax.link.admission import Deadlines
 from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Job
+from orca_jax.openai.generation import Job, Piece
+from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import Wanted, check_fields, check_logprobs, engine_requests, salt_of, truncated, urgency_of
-from orca_jax.openai.schema.chat import ChatRequest, NamedTool
+from orca_jax.openai.params import check_fields, engine_requests, salt_of, truncated, urgency_of
+from orca_jax.openai.schema.answers import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Delta,
+    Function,
+    FunctionDelta,
+    PromptLogprobs,
+    ToolCallAnswer,
+    ToolCallDelta,
+    Usage,
+)
+from orca_jax.openai.schema.chat import ChatRequest, NamedTool, content_text
+from orca_jax.request import TokenLogprobs
+from orca_jax.text.tokenizer import Tokenizer
 
 ENDPOINT = "/v1/chat/completions"
+_encode = msgspec.json.Encoder().encode
 
 
 async def prepare(service: Service, call: ChatRequest, name: str, caller: str | None = None) -> Job:
-    """Everything that can be checked without the engine, so that it takes all of the call or nothing.
+    """Check a call and build its engine requests, so that the engine accepts all of the call or nothing.
 
-    `name` is for logs, `caller` whoever's key it came with.
+    `name` appears in logs. `caller` identifies the API key of the call, None without keys.
 
     Raises:
         ApiError: a field is wrong.
@@ -28,11 +50,13 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     called = _streamed_call(call)
     text = await render_conversation(service, call.messages, rules.shown, call)
     ids = await service.encode(text, "messages", bool(call.add_special_tokens))
-    prompt = truncated(Prompt(text, ids), call, call.limit, service.model.context)
-    wanted = Wanted(
-        max_tokens=call.limit,
-        limit_name=call.limit_name,
-        prompt_name="messages",
+    prompt = truncated(Prompt(text, ids), call, service.model.context)
+    requests = engine_requests(
+        service,
+        call,
+        [prompt],
+        call.n or 1,
+        urgency_of(call, caller),
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
         structured=structured,
@@ -46,9 +70,8 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         name=call.request_id or name,
         prompts=[prompt],
         candidates=call.n or 1,
-        requests=engine_requests(service.model, call, [prompt], call.n or 1, wanted),
+        requests=requests,
         deadlines=Deadlines(call.queue_timeout, call.timeout),
-        urgency=urgency_of(call, caller),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,
@@ -61,27 +84,149 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
 
 
 def _streamed_call(call: ChatRequest) -> str | None:
-    """The function whose arguments can go out as they come, since nothing but their end ends the text."""
+    """The forced function if its arguments can be streamed. They can if only their own end ends the text."""
     if not call.stream or call.stop or call.stop_token_ids or not isinstance(call.tool_choice, NamedTool):
         return None
     return call.tool_choice.function.name
 
 
 def _check(service: Service, call: ChatRequest) -> None:
-    check_fields(service, call)
-    check_logprobs(service, call.top_logprobs, "top_logprobs")
-    check_logprobs(service, call.prompt_logprobs, "prompt_logprobs")
+    check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
     if call.top_logprobs and not call.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+        raise ApiError(400, "top_logprobs requires logprobs: true", "top_logprobs")
     if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:
-        raise ApiError(400, "max_tokens and max_completion_tokens are one thing; send one of them", "max_tokens")
+        raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send only one of them", "max_tokens")
     if call.echo and not call.continue_final_message:
-        raise ApiError(400, "echo needs continue_final_message: there is nothing to repeat", "echo")
+        raise ApiError(400, "echo requires continue_final_message: otherwise there is no text to repeat", "echo")
 
 
 def _renamed(call: ChatRequest) -> dict[str, str]:
-    """Names of the engine's parameters -> those that the caller used."""
+    """Parameter name of the engine -> field name in the call."""
     renamed = {"logprobs": "top_logprobs", "prompt": "messages", "max_tokens": call.limit_name}
     if call.structured_outputs is None:
         renamed["structured_outputs"] = "tools" if call.response_format is None else "response_format"
     return renamed
+
+
+class ChatRenderer:
+    """Renders the answer to one call.
+
+    In a stream, each choice begins with a chunk for the role and ends with a chunk for the finish reason alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, job: Job, call: ChatRequest) -> None:
+        self._tokenizer = tokenizer
+        self._job = job
+        self._call = call
+        self._num_calls: dict[int, int] = {}  # by choice; a choice is added when its stream begins
+        self._echoed = content_text(call.messages[-1].content) if call.echo else ""
+        is_object = {"object": "chat.completion.chunk", "created": job.created, "model": job.model}
+        self._head = b"data: " + _encode({"id": job.id, **is_object})[:-1] + b',"choices":['
+        wants_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
+        self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+
+    def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
+        """One event, or several if the choice begins, ends or makes tool calls."""
+        tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        index = piece.choice
+        events = b"" if index in self._num_calls else self._begin(index, tail)
+        if self._job.keeps_ids:
+            events += self._detailed(piece, tail)
+        elif piece.text and self._job.called is None:
+            # Formatted by hand, since almost every token of a stream takes this path.
+            events += b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
+                self._head,
+                index,
+                _encode(piece.text),
+                tail,
+            )
+        if piece.calls:
+            events += self._calls(piece, tail)
+        if piece.text and self._job.called is not None:
+            events += self._arguments(self._job.called, piece, tail)
+        if piece.reason is not None:
+            events += self._event(ChatChunkChoice(index, Delta(), None, piece.reason), tail)
+        return events
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The event with the token counts, without choices."""
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+    def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
+        """The whole answer, with all choices."""
+        job, call, prompt = self._job, self._call, self._job.prompts[0]
+        scores: PromptLogprobs | UnsetType = UNSET
+        if call.prompt_logprobs is not None:
+            logprobs = choices[0].prompt_logprobs or ()
+            scores = prompt_logprobs(self._tokenizer, call.prompt_logprobs, prompt.ids, logprobs)
+        whole = ChatCompletion(
+            job.id,
+            job.created,
+            job.model,
+            [self._choice(choice) for choice in choices],
+            usage,
+            prompt_token_ids=prompt.ids if call.return_token_ids else UNSET,
+            prompt_logprobs=scores,
+        )
+        return _encode(whole)
+
+    def _choice(self, whole: Piece) -> ChatChoice:
+        text = self._echoed + whole.text
+        calls = [ToolCallAnswer(_call_id(), Function(*call)) for call in whole.calls]
+        message = AnswerMessage(None if calls and not text else text, calls or UNSET)
+        assert whole.reason is not None, "a call is answered when all choices have ended"
+        logprobs = self._logprobs(whole.ids, whole.logprobs)
+        ids = list(whole.ids) if self._call.return_token_ids else UNSET
+        return ChatChoice(whole.choice, message, logprobs, whole.reason, token_ids=ids)
+
+    def _begin(self, index: int, tail: bytes) -> bytes:
+        self._num_calls[index] = 0
+        head = self._head
+        if self._call.return_token_ids and len(self._num_calls) == 1:
+            ids = _encode(self._job.prompts[0].ids)
+            head = head.removesuffix(b'"choices":[') + b'"prompt_token_ids":' + ids + b',"choices":['
+        events = head + _encode(ChatChunkChoice(index, Delta(role="assistant", content=""))) + tail
+        if self._echoed:
+            events += self._event(ChatChunkChoice(index, Delta(content=self._echoed)), tail)
+        return events
+
+    def _detailed(self, piece: Piece, tail: bytes) -> bytes:
+        """An event with ids and log probabilities. The text is empty while it is still held back."""
+        if not (piece.text or piece.ids):
+            return b""
+        choice = ChatChunkChoice(
+            piece.choice,
+            Delta(content=piece.text if self._job.called is None else ""),
+            self._logprobs(piece.ids, piece.logprobs),
+            token_ids=list(piece.ids) if self._call.return_token_ids else UNSET,
+        )
+        return self._event(choice, tail)
+
+    def _calls(self, piece: Piece, tail: bytes) -> bytes:
+        first = self._num_calls[piece.choice]
+        self._num_calls[piece.choice] += len(piece.calls)
+        events = b""
+        for number, call in enumerate(piece.calls, start=first):
+            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(), "function")
+            events += self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[whole])), tail)
+        return events
+
+    def _arguments(self, name: str, piece: Piece, tail: bytes) -> bytes:
+        """An event that begins or continues the only call of the choice."""
+        part = ToolCallDelta(0, FunctionDelta(piece.text))
+        if not self._num_calls[piece.choice]:
+            self._num_calls[piece.choice] = 1
+            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(), "function")
+        return self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[part])), tail)
+
+    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        if not self._call.logprobs:
+            return None
+        return ChatLogprobs(chat_logprobs(self._tokenizer, self._call.top_logprobs or 0, ids, logprobs))
+
+    def _event(self, choice: ChatChunkChoice, tail: bytes) -> bytes:
+        return self._head + _encode(choice) + tail
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

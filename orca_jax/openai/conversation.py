@@ -1,4 +1,4 @@
-"""From messages and tools to a prompt and to rules for the answer."""
+"""Conversion of messages and tools into a prompt and rules for the answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ PlainTool = Mapping[str, Any]
 
 
 class ToolRules(NamedTuple):
-    """What the tools of a call mean for its answer."""
+    """The effect of a call's tools on its prompt and answer."""
 
-    shown: list[PlainTool]  # to the chat template
-    structured: StructuredOutput | None = None  # what the text must match, so that it is a call
-    make_parser: Callable[[], ToolParser] | None = None  # reads calls; one for each choice
-    shows_special_tokens: bool = False  # calls may begin with one
+    shown: list[PlainTool]  # passed to the chat template
+    structured: StructuredOutput | None = None  # form of the text, if a call is forced
+    make_parser: Callable[[], ToolParser] | None = None  # makes a parser of calls for each choice
+    shows_special_tokens: bool = False  # the markers of calls may be special tokens
 
 
 async def render_conversation(
@@ -32,7 +32,7 @@ async def render_conversation(
     tools: Sequence[Tool | PlainTool],
     call: ChatRequest | TokenizeRequest,
 ) -> str:
-    """The prompt of a conversation. Raises ApiError."""
+    """The prompt of a conversation, from the chat template. Raises ApiError."""
     return await service.render(
         plain_messages(messages),
         plain_tools(tools) or None,
@@ -43,19 +43,19 @@ async def render_conversation(
 
 
 def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
-    """What `tools` and `tool_choice` ask for.
+    """The rules given by `tools` and `tool_choice`.
 
     Args:
         call: the call.
-        parser_name: how the model writes calls of its own accord, where the operator said so.
+        parser_name: `--tool-call-parser` of the server, the format of calls by the model's own choice; None if not set.
 
     Raises:
-        ApiError: they contradict each other, or need a parser that is not there.
+        ApiError: the fields contradict each other, or they require `--tool-call-parser`.
     """
     tools, choice = plain_tools(call.tools or []), call.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice demands a call, and there are no tools", "tool_choice")
+            raise ApiError(400, "tool_choice forces a call, but tools is empty", "tool_choice")
         return ToolRules([])
     try:
         check_tools(tools)
@@ -71,16 +71,18 @@ def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
 
 
 def structured_answer(call: ChatRequest, rules: ToolRules) -> StructuredOutput | None:
-    """What the text must match. Raises ApiError where two things are asked for."""
+    """The constraint on the generated text. Raises ApiError if a format and tool calls are both requested."""
     asked = structured_output(call.response_format, call.structured_outputs)
     if asked is None or rules.make_parser is None:
         return asked or rules.structured
     name = "structured_outputs" if call.structured_outputs is not None else "response_format"
-    raise ApiError(400, f'{name} leaves no room for tool calls: set tool_choice to "none", or leave it out', name)
+    raise ApiError(
+        400, f'{name} cannot be combined with tool calls: set tool_choice to "none", or leave out {name}', name
+    )
 
 
 def plain_tools(tools: Sequence[Tool | PlainTool]) -> list[PlainTool]:
-    """Tools as chat templates expect them, without keys that were not given."""
+    """Tools as chat templates expect them: mappings without the keys that were not given."""
     return [tool if isinstance(tool, Mapping) else _plain(tool) for tool in tools]
 
 
@@ -92,8 +94,8 @@ def _plain(tool: Tool) -> PlainTool:
 def _by_the_model(tools: list[PlainTool], parser_name: str | None) -> ToolRules:
     if parser_name is None:
         message = (
-            'tool_choice "auto", the default with tools, needs a server with --tool-call-parser; '
-            'here it can be "none", "required" or a function'
+            'tool_choice "auto", the default with tools, requires a server with --tool-call-parser; '
+            'this server accepts "none", "required" or a named function'
         )
         raise ApiError(400, message, "tool_choice", code="no_tool_call_parser")
     names = [tool_name(tool) for tool in tools]

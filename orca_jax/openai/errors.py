@@ -1,18 +1,18 @@
-"""Errors in OpenAI's shape."""
+"""API errors in OpenAI's format."""
 
 import msgspec
 from starlette.responses import Response
 
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded, TimedOut
 
-MAX_MESSAGE = 600  # characters: an error may quote what the client sent, but not all of it
-RETRY_SECONDS = 1  # least wait that a refused client is told; clients double it by themselves
-NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat 408, 409, 429 and 5xx unless told
+MAX_MESSAGE = 600  # characters: limits the part of a client's input that an error quotes
+RETRY_SECONDS = 1  # retry-after of a refused call; client libraries increase it by themselves
+NO_RETRY = {"x-should-retry": "false"}  # else OpenAI's client libraries repeat 408, 409, 429 and 5xx
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """All four keys, always."""
+    """The fields of an error. All four keys are always present."""
 
     message: str
     type: str
@@ -21,16 +21,16 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorEnvelope(msgspec.Struct, frozen=True):
-    """What a client parses."""
+    """The JSON body of an error."""
 
     error: ErrorBody
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` names the field to change.
+    """An error as the answer to a call. `param` names the field to change.
 
-    OpenAI's clients repeat 408, 409, 429 and 5xx unless `x-should-retry` says that it would be in vain; a 500 says so
-    by itself, since it would end the same way again.
+    OpenAI's client libraries repeat 408, 409, 429 and 5xx unless the header `x-should-retry` is "false". A 500 gets
+    this header by default, because a repetition would fail in the same way.
     """
 
     def __init__(
@@ -50,35 +50,35 @@ class ApiError(Exception):
         self.headers = headers or (NO_RETRY if status == 500 else {})
 
     def encode(self) -> bytes:
-        """The JSON body."""
+        """The error as a JSON body."""
         kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
         return msgspec.json.encode(ErrorEnvelope(ErrorBody(_sane(self.message), kind, self.param, self.code)))
 
     def response(self) -> Response:
-        """The whole answer."""
+        """The error as an HTTP response."""
         return Response(self.encode(), self.status, self.headers, media_type="application/json")
 
 
 def engine_gone(message: str) -> ApiError:
-    """503: nothing was wrong with the request; another replica, or this one later, may answer."""
+    """A 503: the request was valid, and another replica may answer it, or this one later."""
     return ApiError(503, message, code="engine_unavailable", headers={"retry-after": "5"})
 
 
 def api_error(error: LinkError, overload_status: int) -> ApiError:
-    """The answer to a call that the engine did not answer; `overload_status` is for a full queue."""
+    """The API error for an error of the link. `overload_status` is the status for a full queue."""
     retry = {"retry-after": str(RETRY_SECONDS)}
     match error:
         case CallTooLarge():
             return ApiError(400, error.message, error.param, code="call_too_large")
         case Overloaded():
             return ApiError(overload_status, error.message, code=error.code, headers=retry)
-        case TimedOut(code="queue_timeout"):  # another replica may have room
+        case TimedOut(code="queue_timeout"):  # another replica may be less loaded
             return ApiError(503, error.message, code=error.code, headers=retry)
-        case TimedOut():  # it would take too long again
+        case TimedOut():  # a repetition would take too long again
             return ApiError(408, error.message, code=error.code, headers=NO_RETRY)
     return engine_gone(error.message)
 
 
 def _sane(text: str) -> str:
-    """The text without halves of surrogate pairs, which UTF-8 cannot hold."""
+    """The text with lone surrogates replaced, since UTF-8 cannot encode them."""
     return text.encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
-"""From an HTTP call to pieces of text: the one path that completions and chats take through the engine.
+"""The path of a call through the engine, from engine requests to pieces of text, for completions and chats.
 
-This runs for every token of every stream, so what is common costs little: no object but one tuple for each piece.
+This code runs for every token of every stream, so the usual case is cheap: one tuple for each piece, no other object.
 """
 
 import asyncio
@@ -12,28 +12,29 @@ from typing import NamedTuple
 from msgspec import UNSET
 from starlette.types import Receive
 
-from orca_jax.link.client import Deadlines, EngineRequest, Mailbox
+from orca_jax.link.admission import Deadlines
+from orca_jax.link.client import OpenCall
 from orca_jax.link.errors import LinkError, TimedOut
-from orca_jax.link.wire import Rejected
+from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.schema.answers import FinishReason, PromptDetails, Usage
-from orca_jax.request import USUAL, RequestUpdate, Urgency
-from orca_jax.step import NOT_FINITE, TokenLogprobs
+from orca_jax.openai.schema.answers import AnswerReason, PromptDetails, Usage
+from orca_jax.request import RequestUpdate, TokenLogprobs
+from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tools import ToolCall, ToolParser
 
-QUIET_SECONDS = 5.0  # without news, after which a stream begins with a comment, so that no proxy gives it up
+QUIET_SECONDS = 5.0  # without an update, until a stream begins with a comment, so that proxies keep it open
 
 
 class ClientGone(Exception):
-    """The caller hung up: there is nobody to answer."""
+    """The client has disconnected, so no answer can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One call, prepared: `candidates` engine requests for each prompt, in the prompts' order."""
+    """A prepared call: `candidates` engine requests for each prompt, in the order of the prompts."""
 
     id: str  # of the answer
     created: int  # seconds since 1970
@@ -42,53 +43,65 @@ class Job:
     name: str  # in logs and traces
     prompts: Sequence[Prompt]
     candidates: int
-    requests: Sequence[EngineRequest]
+    requests: Sequence[Submit]
     deadlines: Deadlines
-    urgency: Urgency = USUAL
     stops: Sequence[str] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    keeps_ids: bool = False  # pieces have ids and log probabilities
-    scores_only: bool = False  # nothing but the prompt's log probabilities is wanted
+    keeps_ids: bool = False  # pieces carry ids and log probabilities
+    scores_only: bool = False  # only the log probabilities of the prompt are returned
     make_parser: Callable[[], ToolParser] | None = None
     parallel_calls: bool = True
-    called: str | None = None  # the function of which the text is the arguments, where these go out as they come
-    renamed: dict[str, str] | None = None  # the engine's names of parameters -> the caller's, where they differ
+    called: str | None = None  # forced function whose arguments are streamed: the text is these arguments
+    renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
 
 
 class Piece(NamedTuple):
-    """What came for one choice at once."""
+    """A piece of one choice."""
 
     choice: int
     text: str
-    reason: FinishReason | None = None
+    reason: AnswerReason | None = None
     ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     calls: Sequence[ToolCall] = ()
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
 
-class _Choice:
-    """One engine request on its way to text."""
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces of one choice as one piece."""
+    return Piece(
+        pieces[-1].choice,
+        "".join([piece.text for piece in pieces]),
+        pieces[-1].reason,
+        [token_id for piece in pieces for token_id in piece.ids],
+        [one for piece in pieces for one in piece.logprobs],
+        [call for piece in pieces for call in piece.calls],
+        next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+    )
 
-    __slots__ = ("_has_called", "_index", "_job", "_parser", "output", "record")
+
+class OpenChoice:
+    """A choice that is being generated: turns the updates of one engine request into pieces."""
+
+    __slots__ = ("_has_called", "_job", "_parser", "index", "output", "record")
 
     def __init__(self, index: int, job: Job, output: OutputStream, record: RequestRecord) -> None:
+        self.index = index
         self.output = output
         self.record = record
-        self._index = index
         self._job = job
         self._parser = None if job.make_parser is None else job.make_parser()
         self._has_called = False
 
     def take(self, update: RequestUpdate) -> Piece | None:
-        """The piece that an update makes; None where nothing is certain yet."""
+        """The piece made from an update; None if no text is final yet."""
         if self._job.scores_only:
-            return Piece(self._index, "", "length", prompt_logprobs=update.prompt_logprobs)
+            return Piece(self.index, "", "length", prompt_logprobs=update.prompt_logprobs)
         output = self.output
         before = output.num_tokens
         text = output.push(update.new_ids, update.finish_reason)
-        reason: FinishReason | None = output.finish_reason  # type: ignore[assignment]  # others raised before
+        reason: AnswerReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
         calls: Sequence[ToolCall] = ()
         if self._parser is not None:
             text, calls = self._parse(text, is_end=reason is not None)
@@ -99,9 +112,9 @@ class _Choice:
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]
-            return Piece(self._index, text, reason, ids, logprobs, calls, update.prompt_logprobs)
+            return Piece(self.index, text, reason, ids, logprobs, calls, update.prompt_logprobs)
         if text or calls or reason is not None:
-            return Piece(self._index, text, reason, calls=calls)
+            return Piece(self.index, text, reason, calls=calls)
         return None
 
     def _parse(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
@@ -117,7 +130,7 @@ class _Choice:
 
 
 class Generation:
-    """One call on its way through the engine."""
+    """One running call."""
 
     def __init__(self, service: Service, job: Job) -> None:
         self.job = job
@@ -135,17 +148,18 @@ class Generation:
             )
             for request in job.requests
         ]
-        self._open: dict[int, _Choice] = {}
-        self._cached = [0 for _ in job.prompts]  # tokens of each prompt that its first candidate found computed
+        self._open: dict[str, OpenChoice] = {}  # by the id of the engine's request
+        self._cached = [0 for _ in job.prompts]  # cached tokens of each prompt, as its first candidate reported
 
     async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
-        """Run to the end; yields what came together, and nothing after some time without news.
+        """Run the call to its end. Yields the pieces that arrive together.
 
-        Leaving early aborts the rest.
+        Yields an empty list each time `QUIET_SECONDS` pass before the first update. Closing the generator early aborts
+        the rest of the call.
 
         Raises:
-            ApiError: the engine refused or failed, or time was up.
-            ClientGone: the caller hung up.
+            ApiError: the engine refused the call or failed, or a deadline passed.
+            ClientGone: the client has disconnected.
         """
         try:
             async with contextlib.aclosing(self._run(receive)) as batches:
@@ -156,27 +170,27 @@ class Generation:
 
     async def _run(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
         job = self.job
-        mailbox = self._client.open(job.requests, job.deadlines, job.urgency)
-        async with mailbox, _watch(receive, mailbox):
+        call = self._client.open(job.requests, job.deadlines)
+        async with call, _watch(receive, call):
             self._begin()
             try:
-                while (items := await _receive_soon(mailbox)) is None:
+                while (messages := await _receive_soon(call)) is None:
                     yield []
                 while True:
-                    pieces, failure = self._collect(mailbox, items)
-                    if pieces:  # also what came before a failure
+                    pieces, failure = self._collect(call, messages)
+                    if pieces:  # also the pieces before a failure
                         yield pieces
                     if failure is not None:
                         raise failure
                     if not self._open:
                         return
-                    items = await mailbox.receive()
+                    messages = await call.receive()
             except BaseException as error:
                 self._end_all(_end_reason(error))
                 raise
 
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Token counts so far."""
         prompt = sum(len(prompt.ids) for prompt in self.job.prompts)
         generated = sum(output.num_tokens for output in self._outputs)
         details = PromptDetails(sum(self._cached)) if any(self._cached) else UNSET
@@ -187,41 +201,44 @@ class Generation:
         for index, request in enumerate(job.requests):
             name = job.name if len(job.requests) == 1 else f"{job.name}-{index}"
             record = self._observer.begin(name, job.endpoint, len(request.prompt_ids))
-            self._open[index] = _Choice(index, job, self._outputs[index], record)
+            self._open[request.request_id] = OpenChoice(index, job, self._outputs[index], record)
 
     def _collect(
-        self, mailbox: Mailbox, items: Sequence[tuple[int, RequestUpdate | Rejected]]
+        self, call: OpenCall, messages: Sequence[RequestUpdate | Rejected]
     ) -> tuple[list[Piece], ApiError | None]:
-        """One piece for each choice that has news, and the first failure."""
-        pieces: dict[int, Piece] = {}
-        for index, item in items:
-            choice = self._open.get(index)
+        """One piece for each choice with new output, and the first failure."""
+        pieces: dict[str, Piece] = {}
+        for message in messages:
+            request_id = message.request_id
+            choice = self._open.get(request_id)
             if choice is None:
-                continue  # ended by a stop string, and this was already on its way
-            if isinstance(item, Rejected):
-                return list(pieces.values()), self._rejection(item)
-            if item.finish_reason in ("abort", "error"):
-                return list(pieces.values()), _failure(item.error)
-            if item.num_cached and index % self.job.candidates == 0:
-                self._cached[index // self.job.candidates] = item.num_cached
-            choice.record.take(item)
-            piece = choice.take(item)
+                continue  # ended by a stop string; this update was already under way
+            if isinstance(message, Rejected):
+                return list(pieces.values()), self._rejection(message)
+            if message.finish_reason in ("abort", "error"):
+                return list(pieces.values()), _failure(message.error)
+            if message.num_cached and choice.index % self.job.candidates == 0:
+                self._cached[choice.index // self.job.candidates] = message.num_cached
+            choice.record.take(message)
+            piece = choice.take(message)
             if piece is None:
                 continue
             if piece.reason is not None:
-                del self._open[index]
+                del self._open[request_id]
                 choice.record.end(piece.reason)
-                if item.finish_reason is None:
-                    mailbox.abort(index)
-            before = pieces.get(index)
-            pieces[index] = piece if before is None else _joined(before, piece)
+                if message.finish_reason is None:
+                    call.abort(request_id)
+            before = pieces.get(request_id)
+            pieces[request_id] = piece if before is None else joined((before, piece))
         return list(pieces.values()), None
 
-    def _rejection(self, item: Rejected) -> ApiError:
-        param = item.param
+    def _rejection(self, rejected: Rejected) -> ApiError:
+        param = rejected.param
         if param is not None and self.job.renamed is not None:
             param = self.job.renamed.get(param, param)
-        message = item.message if param is None or param in item.message else f"{param}: {item.message}"
+        message = rejected.message
+        if param is not None and param not in message:
+            message = f"{param}: {message}"
         return ApiError(400, message, param)
 
     def _end_all(self, reason: str) -> None:
@@ -232,19 +249,7 @@ class Generation:
 def _failure(reason: str | None) -> ApiError:
     if reason is None or reason == NOT_FINITE:
         return ApiError(500, reason or "the request was aborted", code="generation_failed")
-    return ApiError(400, reason, code="no_token_allowed")  # what the caller asked for cannot go on
-
-
-def _joined(one: Piece, other: Piece) -> Piece:
-    return Piece(
-        one.choice,
-        one.text + other.text,
-        other.reason,
-        (*one.ids, *other.ids),
-        (*one.logprobs, *other.logprobs),
-        (*one.calls, *other.calls),
-        other.prompt_logprobs if one.prompt_logprobs is None else one.prompt_logprobs,
-    )
+    return ApiError(400, reason, code="no_token_allowed")  # the constraints of the call allow no token
 
 
 def _end_reason(error: BaseException) -> str:
@@ -253,23 +258,23 @@ def _end_reason(error: BaseException) -> str:
     return "abort" if isinstance(error, ClientGone | GeneratorExit | asyncio.CancelledError) else "error"
 
 
-async def _receive_soon(mailbox: Mailbox) -> list[tuple[int, RequestUpdate | Rejected]] | None:
-    """The next news, or None where there are none for some time."""
+async def _receive_soon(call: OpenCall) -> list[RequestUpdate | Rejected] | None:
+    """The next messages, or None after `QUIET_SECONDS` without one."""
     try:
         async with asyncio.timeout(QUIET_SECONDS):
-            return await mailbox.receive()
+            return await call.receive()
     except TimeoutError:
         return None
 
 
 @contextlib.asynccontextmanager
-async def _watch(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
-    """Fail the mailbox when the caller hangs up. The body must have been read."""
+async def _watch(receive: Receive, call: OpenCall) -> AsyncIterator[None]:
+    """Fail the call when the client disconnects. The request body must have been read."""
 
     async def wait_for_the_end() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        mailbox.fail(ClientGone())
+        call.fail(ClientGone())
 
     watcher = asyncio.create_task(wait_for_the_end())
     try:

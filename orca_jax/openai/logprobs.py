@@ -1,17 +1,17 @@
-"""Log probabilities in the shapes of the two kinds of completion, and in vLLM's for prompts."""
+"""Log probabilities in the formats of completions and chats, and in vLLM's format for prompts."""
 
 import codecs
 from collections.abc import Collection, Sequence
 
 from orca_jax.openai.schema.answers import CompletionLogprobs, PromptLogprobs, TokenLogprob, TopLogprob
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
 
-LEAST = -9999.0  # JSON has no infinity; OpenAI's and vLLM's stand-in
+LEAST = -9999.0  # stands for minus infinity, which JSON lacks, as in OpenAI's API and vLLM
 
 
 class CompletionLogprobsWriter:
-    """Spells one text's tokens as they come; `text_offset` counts the characters before each."""
+    """Formats the tokens of one text as they arrive. `text_offset` counts the characters before each token."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, hidden: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +21,7 @@ class CompletionLogprobsWriter:
         self._offset = 0
 
     def take(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        """The next tokens; None where nothing stands before one."""
+        """Format the next tokens. The log probability of a text's first token is None."""
         tokens = [token_name(self._tokenizer, i) for i in ids]
         return CompletionLogprobs(
             tokens,
@@ -31,7 +31,7 @@ class CompletionLogprobsWriter:
         )
 
     def _top(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
-        """The most probable tokens, and the one that came."""
+        """The most probable tokens, and the chosen one."""
         top = {
             token_name(self._tokenizer, i): clipped(logprob)
             for i, logprob in zip(one.top_ids[: self._num_top], one.top_logprobs, strict=False)
@@ -41,7 +41,7 @@ class CompletionLogprobsWriter:
 
     def _advance(self, token_id: int) -> int:
         spelled = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
-        if spelled and not 0x80 <= spelled[0] < 0xC0:  # a new character: one that was begun stays broken, as U+FFFD
+        if spelled and not 0x80 <= spelled[0] < 0xC0:  # a new character: an incomplete one before it becomes U+FFFD
             self._offset += len(self._utf8.decode(b"", True))
         before = self._offset
         self._offset += len(self._utf8.decode(spelled))
@@ -51,7 +51,7 @@ class CompletionLogprobsWriter:
 def chat_logprobs(
     tokenizer: Tokenizer, num_top: int, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenLogprob]:
-    """One entry for every token."""
+    """Log probabilities of generated tokens, with one entry per token."""
     return [
         TokenLogprob(
             token_name(tokenizer, token_id),
@@ -69,7 +69,7 @@ def chat_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, num_top: int, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> PromptLogprobs:
-    """vLLM's shape: null for the first token, then by id; the token itself is always there."""
+    """Prompt log probabilities in vLLM's format: null for the first token, then maps by id with the token itself."""
 
     def entry(token_id: int, logprob: float, rank: int) -> dict[str, object]:
         return {"logprob": clipped(logprob), "rank": rank, "decoded_token": token_name(tokenizer, token_id)}
@@ -85,7 +85,7 @@ def prompt_logprobs(
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text; where it holds half a character its bytes, as OpenAI writes them."""
+    """The text of a token. A token with an incomplete character is given by its bytes, as in OpenAI's API."""
     spelled = tokenizer.token_bytes(token_id)
     try:
         return spelled.decode() if spelled else f"token_id:{token_id}"
@@ -94,5 +94,5 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def clipped(logprob: float) -> float:
-    """A number that JSON can hold."""
+    """The log probability, at least `LEAST`, so that it fits into JSON."""
     return max(logprob, LEAST)

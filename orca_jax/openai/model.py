@@ -1,4 +1,4 @@
-"""What the handlers share: the engine's client, the tokenizer, the chat template, the model's names and limits."""
+"""The served model: the client of the engine, the tokenizer, the chat template, and the names and limits."""
 
 import asyncio
 import time
@@ -12,48 +12,48 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import Ready
 from orca_jax.openai.errors import ApiError, engine_gone
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
 
-LONG_TEXT = 4096  # characters: what takes longer to tokenize does so in a thread
+LONG_TEXT = 4096  # characters; longer texts are tokenized in a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of the model once the engine serves."""
+    """Properties of the model, known once the engine serves."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    defaults: Mapping[str, float | int]  # names of `SamplingParams`
+    defaults: Mapping[str, float | int]  # by field of `SamplingParams`
     vocab_size: int
     max_model_len: int
-    max_characters: int  # of a text: a longer one has more tokens than the context, whatever it says
-    context: int  # prompt and generated tokens that one request may have: what memory holds limits it too
+    max_characters: int  # of a text; any longer text has more tokens than the context
+    context: int  # tokens of prompt and answer together: at most `max_model_len`, less if the KV cache is smaller
 
 
 class Prompt(NamedTuple):
-    """A prompt as the engine gets it. `text` is None where it came as ids, or was cut."""
+    """A prompt as token ids. `text` is None if the call gave ids, or if the prompt was truncated."""
 
     text: str | None
     ids: list[int]
 
 
 class Service:
-    """Usable for completions once `set_ready` was called."""
+    """The state shared by all handlers. Completions are possible after `set_ready`."""
 
-    def __init__(self, client: EngineClient, config: ServerConfig, observer: Observer) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig, observer: ServerObserver) -> None:
         self.client = client
         self.config = config
         self.observer = observer
-        self.names = config.names  # the first one is used in answers
+        self.names = config.names  # answers contain the first one
         self.started = int(time.time())
         self._model: Model | None = None
         self._ready: Ready | None = None
 
     async def set_ready(self, ready: Ready) -> None:
-        """Take in what the engine said of its model, and load its text side. Raises ConfigError."""
+        """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
         if ready == self._ready:
             return  # the same model in a new process
         self.close()
@@ -61,13 +61,13 @@ class Service:
         self._ready = ready
 
     def close(self) -> None:
-        """End the processes of the chat template."""
+        """Stop the processes of the chat template."""
         if self._model is not None and self._model.template is not None:
             self._model.template.close()
 
     @property
     def is_ready(self) -> bool:
-        """Whether completions are answered now."""
+        """True if completions are answered now."""
         return self._model is not None and self.client.state == "ready"
 
     @property
@@ -78,21 +78,21 @@ class Service:
         return self._model
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError if no such model is served; no name means the one that is."""
+        """Raise ApiError if no model of this name is served. None stands for the served model."""
         if name is not None and name not in self.names:
             raise ApiError(404, f"the model {name!r} does not exist", "model", code="model_not_found")
 
     async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """The ids of a text. Raises ApiError naming `param`."""
+        """The token ids of a text. Raises ApiError naming `param`."""
         (ids,) = await self.encode_all([text], param, add_special_tokens)
         return ids
 
     async def encode_all(self, texts: Sequence[str], param: str, add_special_tokens: bool) -> list[list[int]]:
-        """The ids of several texts, without keeping others waiting. Raises ApiError naming `param`."""
+        """The token ids of several texts, without blocking the event loop. Raises ApiError naming `param`."""
         tokenizer, limit = self.model.tokenizer, self.model.max_characters
         longest = max(map(len, texts), default=0)
-        if longest > limit:  # before anybody spends minutes on it
-            message = f"{param} has {longest} characters, and {limit} are more than this model's context holds"
+        if longest > limit:  # tokenizing it could take minutes
+            message = f"{param} has {longest} characters; the context of this model holds at most {limit}"
             raise ApiError(400, message, param, code="context_length_exceeded")
 
         def encode() -> list[list[int]]:
@@ -113,10 +113,10 @@ class Service:
         continue_final_message: bool,
         kwargs: Mapping[str, Any] | None,
     ) -> str:
-        """The prompt of a conversation. Raises ApiError."""
+        """The prompt of a conversation, from the chat template. Raises ApiError."""
         template = self.model.template
         if template is None:
-            message = "this model has no chat template: the server needs --chat-template, or use /v1/completions"
+            message = "this model has no chat template: start the server with --chat-template, or use /v1/completions"
             raise ApiError(400, message, "messages", code="no_chat_template")
         try:
             return await asyncio.to_thread(
@@ -130,16 +130,9 @@ class Service:
         except RequestError as error:
             raise ApiError(400, error.message, error.param) from None
 
-    def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raises ApiError if one of the ids is not the model's."""
-        vocab_size = self.model.vocab_size
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < vocab_size)
-            raise ApiError(400, f"{param} holds id {wrong}, and the model's vocabulary has {vocab_size} ids", param)
-
 
 def check_texts(config: ServerConfig) -> None:
-    """Read what `set_ready` will read of the model's directory, before minutes of compilation. Raises ConfigError."""
+    """Check the files that `set_ready` will read, before a long compilation. Raises ConfigError."""
     source = model_directory(config.engine.model)
     read_generation_defaults(source, config.generation_config)
     template = load_chat_template(source, config.chat_template)

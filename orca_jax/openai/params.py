@@ -1,84 +1,97 @@
-"""From the fields of a call to what the engine is asked for."""
+"""Conversion of the fields of a call into engine requests."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orca_jax.errors import RequestError
-from orca_jax.link.client import EngineRequest
+from orca_jax.link.wire import Submit
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Model, Prompt, Service
-from orca_jax.openai.schema.sampling import SamplingFields
-from orca_jax.request import SamplingParams, StructuredOutput, Urgency
+from orca_jax.openai.schema.chat import ChatRequest
+from orca_jax.openai.schema.completion import CompletionRequest
+from orca_jax.request import SamplingParams, Urgency
 from orca_jax.text.bad_words import bad_word_ids
 
-# Fields that are the engine's own under the same names.
+# Fields of a call with the same name and form in `SamplingParams`.
 PLAIN = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("seed", "logit_bias", "allowed_token_ids", "stop_token_ids", "ignore_eos", "min_tokens"),
 )
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What a call asks for beside its plain fields, in the engine's words, and the caller's names of it."""
-
-    max_tokens: int | None  # as the caller said; None: `default`, which gives way to a long prompt
-    default: int | None = None  # None: all that the context leaves
-    logprobs: int | None = None  # of generated tokens
-    prompt_logprobs: int | None = None
-    structured: StructuredOutput | None = None
-    cache_salt: str = ""
-    limit_name: str = "max_tokens"
-    prompt_name: str = "prompt"
+type CompletionCall = CompletionRequest | ChatRequest
 
 
-def check_fields(service: Service, call: SamplingFields) -> None:
-    """What the tables cannot say, since it depends on the model. Raises ApiError."""
+def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) -> None:
+    """Check the fields that depend on the model or on the server's settings.
+
+    `counts` names the fields with a number of log probabilities, in the order of the checks.
+
+    Raises:
+        ApiError: a field is wrong.
+    """
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        service.check_ids(list(getattr(call, name) or ()), name)
+        check_ids(service.model, list(getattr(call, name) or ()), name)
     if call.truncate_prompt_tokens == 0:
         raise ApiError(400, "truncate_prompt_tokens must leave at least one token", "truncate_prompt_tokens")
     if call.priority and service.config.engine.scheduling_policy != "priority":
-        message = "priority must be 0 here: the server does not run with --scheduling-policy priority"
+        message = "priority must be 0: this server does not run with --scheduling-policy priority"
         raise ApiError(400, message, "priority", code="unsupported_parameter")
+    most = service.config.max_logprobs
+    for name in counts:
+        count = getattr(call, name)
+        if count is not None and count > most:
+            raise ApiError(400, f"{name} must be at most {most} on this server, got {count}", name)
 
 
-def urgency_of(call: SamplingFields, caller: str | None) -> Urgency:
-    """A call's place among others. Its key says whose it is; without keys what it says of itself has to do."""
-    return Urgency(call.priority or 0, call.user or "" if caller is None else caller)
+def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
+    """Raise ApiError if an id is not in the model's vocabulary."""
+    vocab_size = model.vocab_size
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise ApiError(400, f"{param} contains id {wrong}, but the model's vocabulary has only {vocab_size} ids", param)
 
 
-def salt_of(service: Service, call: SamplingFields, caller: str | None) -> str:
-    """With whom a call shares prefixes. Digests of keys are equally long, so no salt can pass for another key's."""
+def urgency_of(call: CompletionCall, caller: str | None) -> Urgency:
+    """Priority and tenant of a call. The tenant is the API key, or the field `user` on a server without keys."""
+    return Urgency(call.priority or 0, call.user or "" if caller is None else caller, call.timeout)
+
+
+def salt_of(service: Service, call: CompletionCall, caller: str | None) -> str:
+    """The salt of a call's prefix-cache entries. Key digests have one length, so no salt can imitate another key."""
     salt = call.cache_salt or ""
     return salt if caller is None or not service.config.cache_salt_per_key else caller + salt
 
 
-def check_logprobs(service: Service, count: int | None, param: str) -> None:
-    """Raises ApiError if these are more than the operator allows."""
-    most = service.config.max_logprobs
-    if count is not None and count > most:
-        raise ApiError(400, f"{param} must be at most {most} on this server, got {count}", param)
-
-
-def truncated(prompt: Prompt, call: SamplingFields, max_tokens: int | None, context: int) -> Prompt:
-    """The prompt's last tokens, where the call asks for no more."""
+def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
+    """The prompt, or its last tokens if the call sets `truncate_prompt_tokens`."""
     keep = call.truncate_prompt_tokens
     if keep is None:
         return prompt
     if keep < 0:
-        keep = max(1, context - max(1, max_tokens or 0))
+        keep = max(1, context - max(1, call.limit or 0))
     return prompt if len(prompt.ids) <= keep else Prompt(None, prompt.ids[-keep:])
 
 
 def engine_requests(
-    model: Model, call: SamplingFields, prompts: list[Prompt], candidates: int, wanted: Wanted
-) -> list[EngineRequest]:
-    """`candidates` requests for each prompt, which differ in their seeds. Raises ApiError."""
-    given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
+    service: Service,
+    call: CompletionCall,
+    prompts: Sequence[Prompt],
+    candidates: int,
+    urgency: Urgency,
+    **fields: Any,
+) -> list[Submit]:
+    """`candidates` requests for each prompt, with different seeds.
+
+    `fields` are the fields of `SamplingParams` with another name or form in the call.
+
+    Raises:
+        ApiError: a field is wrong, or a prompt is too long.
+    """
+    model = service.model
     defaults = {name: value for name, value in model.defaults.items() if name != "max_tokens"}
-    fields: dict[str, Any] = defaults | given
-    requests: list[EngineRequest] = []
+    given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
+    fields = defaults | given | fields
+    requests: list[Submit] = []
     made: dict[tuple[int, int], SamplingParams] = {}
     try:
         if call.allowed_token_ids is not None:
@@ -86,53 +99,42 @@ def engine_requests(
         if call.bad_words:
             fields["bad_token_ids"] = bad_word_ids(model.tokenizer, call.bad_words)
         for prompt in prompts:
-            max_tokens = _max_tokens(model, prompt, wanted)
+            max_tokens = _max_tokens(model, len(prompt.ids), call)
             for choice in range(candidates):
                 key = (max_tokens, choice if call.seed is not None else 0)
-                if key not in made:  # a batch of prompts shares most of them
-                    made[key] = _params(fields, *key, wanted)
-                requests.append(EngineRequest(prompt.ids, made[key]))
+                if key not in made:  # several prompts mostly share their parameters
+                    made[key] = _params(fields, *key)
+                requests.append(Submit(service.client.new_request_id(), prompt.ids, made[key], urgency))
     except RequestError as error:
-        raise ApiError(400, error.message, _caller_name(error.param, wanted)) from None
+        param = call.limit_name if error.param == "max_tokens" else error.param
+        raise ApiError(400, error.message, param) from None
     return requests
 
 
-def _params(fields: dict[str, Any], max_tokens: int, choice: int, wanted: Wanted) -> SamplingParams:
+def _params(fields: Mapping[str, Any], max_tokens: int, choice: int) -> SamplingParams:
+    """The parameters of one candidate. The types of all values were checked when the body was parsed."""
     seed = fields.get("seed")
     if choice and isinstance(seed, int):
         fields = {**fields, "seed": (seed + choice + 2**63) % 2**64 - 2**63}
-    # Values are typed by the tables of fields; the mapping only leaves out what was not given.
-    return SamplingParams(
-        max_tokens=max_tokens,
-        logprobs=wanted.logprobs,
-        prompt_logprobs=wanted.prompt_logprobs,
-        structured=wanted.structured,
-        cache_salt=wanted.cache_salt,
-        **fields,
-    )
+    return SamplingParams(max_tokens=max_tokens, **fields)
 
 
-def _max_tokens(model: Model, prompt: Prompt, wanted: Wanted) -> int:
-    """Tokens to be generated at most. Only a default gives way to a short context. Raises ApiError."""
-    count = len(prompt.ids)
-    room = model.context - count
+def _max_tokens(model: Model, num_prompt: int, call: CompletionCall) -> int:
+    """The maximum number of generated tokens. Only a default is reduced to fit the context. Raises ApiError."""
+    room = model.context - num_prompt
     start = f"this model's maximum context length is {model.context} tokens, and"
-    if count == 0:
-        raise ApiError(400, f"{wanted.prompt_name} must hold at least one token", wanted.prompt_name)
+    if num_prompt == 0:
+        raise ApiError(400, f"{call.prompt_name} must contain at least one token", call.prompt_name)
     if room < 1:
-        message = f"{start} the prompt has {count}; at least one has to be left for the answer"
-        raise ApiError(400, message, wanted.prompt_name, code="context_length_exceeded")
-    if wanted.max_tokens is None:
-        default = model.defaults.get("max_tokens", wanted.default)
+        message = f"{start} the prompt has {num_prompt}; at least one must be left for the answer"
+        raise ApiError(400, message, call.prompt_name, code="context_length_exceeded")
+    if call.limit is None:
+        default = model.defaults.get("max_tokens", call.default_limit)
         return room if default is None else min(int(default), room)
-    if wanted.max_tokens > room:
+    if call.limit > room:
         message = (
-            f"{start} you asked for {count + wanted.max_tokens}: {count} in the prompt, "
-            f"{wanted.max_tokens} as {wanted.limit_name}"
+            f"{start} you asked for {num_prompt + call.limit}: {num_prompt} in the prompt, "
+            f"{call.limit} as {call.limit_name}"
         )
-        raise ApiError(400, message, wanted.limit_name, code="context_length_exceeded")
-    return max(1, wanted.max_tokens)  # 0 scores the prompt, and what is generated beside is dropped
-
-
-def _caller_name(param: str | None, wanted: Wanted) -> str | None:
-    return wanted.limit_name if param == "max_tokens" else param
+        raise ApiError(400, message, call.limit_name, code="context_length_exceeded")
+    return max(1, call.limit)  # 0 only scores the prompt; the one token that is generated is dropped

@@ -1,1 +1,1 @@
-"""Learned predictions of lengths: trained by `scripts/train_length_ranker.py`, asked by `sched/predict.py`."""
+"""Learned predictions of output lengths: trained by `scripts/train_length_ranker.py`, used by `sched/predict.py`."""

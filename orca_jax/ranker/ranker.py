@@ -1,8 +1,8 @@
-"""The model that ranks prompts by the length of what will be generated, and the loss that it learns by.
+"""The model that ranks prompts by the length of their outputs, and its loss.
 
-Who goes first needs an order, not a length, and an order is easier to learn (Fu et al., "Efficient LLM Scheduling by
-Learning to Rank", NeurIPS '24). Letters here: N prompts, T tokens of the longest, E the served model's embedding,
-D what is kept of it, Q queries, V vocabulary.
+A scheduler needs an order, not a length, and an order is easier to learn (Fu et al., "Efficient LLM Scheduling by
+Learning to Rank", NeurIPS '24). Letters: N prompts, T tokens of the longest prompt, E embedding width of the served
+model, D width after projection, Q queries, V vocabulary.
 """
 
 import jax
@@ -12,17 +12,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Ranker(nnx.Module):
-    """A prompt's score: higher for longer answers.
+    """Scores prompts; longer outputs get higher scores.
 
-    Token vectors are the served model's own, projected; a few learned queries each take a weighted mean of them, and a
-    small network reads these means and the prompt's length. Positions do not count.
+    The token vectors of the served model are projected. A few learned queries each take a weighted mean of them, and a
+    small network reads these means and the length of the prompt. Positions are not used.
 
     Args:
-        vectors: the served model's embedding table, which is not trained.
-        rngs: of the initial values.
+        vectors: the embedding table of the served model, which is not trained.
+        rngs: source of the initial values.
         width: D.
         queries: Q.
-        hidden: of the network.
+        hidden: width of the hidden layer.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Ranker(nnx.Module):
         self.out = nnx.Linear(hidden, 1, rngs=rngs)
 
     def table(self) -> Float[Array, "V D"]:
-        """What is left of the embedding: all that scoring needs of the served model."""
+        """Return the projected embedding: all that scoring needs of the served model."""
         return self.vectors[...] @ self.projection[...]
 
     def __call__(self, ids: Int[Array, "N T"], is_token: Bool[Array, "N T"]) -> Float[Array, "N"]:
-        """Scores; positions where `is_token` is false hold no token, and each prompt has at least one."""
+        """Return the scores. Positions without `is_token` are padding; each prompt has at least one token."""
         tokens = self.table()[ids]  # [N, T, D]
         shares = jnp.where(is_token[:, :, None], tokens @ self.queries[...], -jnp.inf)
         means = jnp.einsum("ntq,ntd->nqd", jax.nn.softmax(shares, axis=1), tokens)
@@ -50,11 +50,11 @@ class Ranker(nnx.Module):
 
 
 def list_mle(scores: Float[Array, "N"], lengths: Float[Array, "N"]) -> Float[Array, ""]:
-    """How unlikely the true order, longest first, is if places are drawn one after the other by softmax of the scores.
+    """Return the negative log probability of the true order, longest first, as the mean over its places.
 
-    The mean over the places of the negative log probability (Xia et al., "Listwise approach to learning to rank",
-    ICML '08). Equal lengths stand in the order in which they come.
+    Places are drawn one after the other by softmax of the scores (Xia et al., "Listwise approach to learning to rank",
+    ICML '08). Equal lengths keep their order.
     """
     ordered = scores[jnp.argsort(-lengths, stable=True)]
-    rest = jax.lax.cumlogsumexp(ordered, reverse=True)  # over those that have no place yet
+    rest = jax.lax.cumlogsumexp(ordered, reverse=True)  # over the prompts without a place
     return jnp.mean(rest - ordered)

@@ -1,7 +1,7 @@
 """Scores one prompt on the host, in NumPy.
 
-A prompt is scored when it arrives, while the device is busy with an iteration; there it would wait behind that, and the
-engine with it. The arithmetic is a few thousand operations.
+A prompt is scored when it arrives, while an iteration runs. On the device the score would have to wait for that
+iteration, and so would the engine. The arithmetic is a few thousand operations.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Calibration:
-    """From scores to tokens: straight between knots, and flat outside. Both arrays ascend; float32 [knots]."""
+    """Maps scores to tokens: linear between knots, constant outside. Both arrays ascend; float32 [knots]."""
 
     scores: np.ndarray
     tokens: np.ndarray
 
     def __call__(self, score: float) -> float:
-        """Tokens."""
+        """Return the tokens for a score."""
         return float(np.interp(score, self.scores, self.tokens))
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A trained `Ranker`, its embedding folded into one table. Letters as in `ranker.py`; everything is float32."""
+    """A trained `Ranker` with the projected embedding as one table; float32. Letters as in `ranker.py`."""
 
     table: np.ndarray  # [V, D]
     queries: np.ndarray  # [D, Q]
@@ -36,15 +36,15 @@ class Scorer:
 
     @property
     def vocab_size(self) -> int:
-        """Prompt ids are below it."""
+        """The size of the vocabulary; all prompt ids are below it."""
         return int(self.table.shape[0])
 
     def __call__(self, prompt_ids: Sequence[int]) -> float:
-        """Tokens that the prompt's answer is thought to have."""
+        """Return the predicted number of output tokens."""
         return self.calibration(self.score(prompt_ids))
 
     def score(self, prompt_ids: Sequence[int]) -> float:
-        """What `Ranker` says of one prompt, which has at least one token."""
+        """Return the score of one prompt, equal to that of `Ranker`. The prompt has at least one token."""
         tokens = self.table[np.asarray(prompt_ids)]  # [T, D]
         shares = tokens @ self.queries  # [T, Q]
         shares = np.exp(shares - shares.max(axis=0))
@@ -55,12 +55,12 @@ class Scorer:
 
 
 def calibrate(scores: np.ndarray, lengths: np.ndarray, knots: int = 24) -> Calibration:
-    """Mean lengths of groups of equally many prompts by score, made to ascend: isotonic regression over the groups.
+    """Fit lengths to scores by isotonic regression over groups of prompts with neighbouring scores.
 
     Args:
-        scores: of prompts that were not trained on. float [N], N at least 1.
-        lengths: what was generated for them, tokens. float [N]
-        knots: groups at most.
+        scores: scores of prompts outside of the training data. float [N], N at least 1.
+        lengths: output tokens of these prompts. float [N]
+        knots: most groups; they are equally large.
     """
     order = np.argsort(scores, kind="stable")
     groups = np.array_split(order, min(knots, len(order)))
@@ -71,8 +71,8 @@ def calibrate(scores: np.ndarray, lengths: np.ndarray, knots: int = 24) -> Calib
 
 
 def _ascending(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The closest values in weighted least squares that never fall: pool adjacent violators."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """Return the closest ascending values in weighted least squares, by pooling adjacent violators."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, count
     for value, weight in zip(values, weights, strict=True):
         mean, total, count = value, weight, 1
         while pools and pools[-1][0] >= mean:
@@ -84,5 +84,5 @@ def _ascending(values: Sequence[float], weights: Sequence[float]) -> list[float]
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    """The approximation by tanh, as in `Ranker`."""
+    """Approximate GELU by tanh, as `Ranker` does."""
     return 0.5 * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3)))

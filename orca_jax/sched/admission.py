@@ -36,7 +36,9 @@ def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KV
         )
     if total > kv.capacity:  # it would block the queue for ever
         holds = (
-            f"reserves at most n_slots={kv.n_slots}" if kv.reserves else f"holds {kv.capacity} in {kv.num_pages} pages"
+            f"reserves at most n_slots={kv.n_slots}"
+            if kv.has_reservations
+            else f"holds {kv.capacity} in {kv.num_pages} pages"
         )
         raise RequestError(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total}, and the K/V cache {holds}; ask for "

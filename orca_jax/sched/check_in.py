@@ -1,45 +1,45 @@
-"""Check-in intervals: how many iterations the device runs before the host looks again.
+"""Check-in intervals: the number of iterations that the device runs before the host checks a request again.
 
-An iteration in which everybody generates needs no decision until somebody ends or somebody new wants in. So the device
-may repeat it by itself, and the host looks at short requests after each, at medium and long ones every K1 and K2
-iterations only. What a request drew in between stays on the device until its class is due, or until it ends.
+An iteration of increments alone needs no decision until a request ends or a new one could be admitted. So the device
+may run many steps by itself. The host checks short requests after each step, medium and long ones every K1 and K2 steps
+only. The tokens drawn in between stay on the device until the request is due, or until it ends.
 """
 
 from collections.abc import Sequence
 
-from orca_jax.request import Request
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, Selection
-from orca_jax.step import MAX_STOP_IDS, has_penalty
+from orca_jax.step import MAX_STOP_IDS, Limit, MultiStep, has_penalty
 
 STRETCH = 4
-"""A class is looked at every K iterations if its requests are thought to have at least this many times K to go."""
+"""A request is checked every K steps if its predicted rest is at least this many times K."""
 
 
 class CheckIns:
-    """Makes repetitions of selections where it can.
+    """Makes plans of many steps out of selections.
 
     Args:
-        intervals: K1 and K2: iterations between two looks at a medium and at a long request. What is predicted is how
-            much a request has to go, so it is looked at more often the nearer its end is thought to be, and after each
-            iteration once it is overdue.
+        intervals: K1 and K2: steps between two checks of a medium and of a long request. The class follows from the
+            predicted rest of its output, so a request is checked more often near its predicted end, and after each
+            step once it is overdue.
     """
 
     def __init__(self, intervals: Sequence[int]) -> None:
         self._intervals = sorted(intervals, reverse=True)
 
     def interval(self, request: Request) -> int:
-        """Iterations between two looks at a request, as things stand."""
+        """Steps between two checks of a request, as predicted now."""
         left = request.predicted_output - len(request.generated_ids)
         return next((k for k in self._intervals if left >= STRETCH * k), 1)
 
     def stretch(self, selection: Selection, kv: KVManager, num_waiting: int) -> Selection:
-        """The same selection repeated until the first member is due, as far as pages reach; or as it is.
+        """The same selection for many steps, until the first member is due and as far as pages reach; or unchanged.
 
         Args:
             selection: with nothing in flight.
-            kv: where the pages come from.
-            num_waiting: requests without a row; the first member to end lets one of them in.
+            kv: owns the pages.
+            num_waiting: requests without a row; the first member to end makes room for one of them.
         """
         choices = selection.choices
         if selection.preempted or not all([_can_repeat(choice) for choice in choices]):
@@ -48,14 +48,14 @@ class CheckIns:
         pairs = list(zip(choices, intervals, strict=True))
         num_steps = max(1, min([interval - choice.request.num_pending for choice, interval in pairs], default=1))
         num_steps = _payable(choices, num_steps, kv)
-        stretched = [_repeated(choice, num_steps, interval) for choice, interval in pairs]
-        if num_steps == 1 and all([choice.told for choice in stretched]):
+        limits = [_limit(choice.request, num_steps, interval) for choice, interval in pairs]
+        if num_steps == 1 and all([limit.report for limit in limits]):
             return selection
-        return Selection(stretched, (), num_steps, yields=num_waiting > 0)
+        return selection._replace(multi_step=MultiStep(num_steps, stops_early=num_waiting > 0, limits=limits))
 
 
 def _can_repeat(choice: Choice) -> bool:
-    """Whether the device can do by itself what the host would do between two iterations."""
+    """True if the device can do the host's work between two iterations by itself."""
     request, params = choice.request, choice.request.params
     return (
         request.row is not None
@@ -69,12 +69,12 @@ def _can_repeat(choice: Choice) -> bool:
 
 
 def _num_left(request: Request) -> int:
-    """Tokens that it may still generate."""
+    """Tokens that a request may still generate."""
     return request.params.max_tokens - len(request.generated_ids) - request.num_pending
 
 
 def _payable(choices: Sequence[Choice], num_steps: int, kv: KVManager) -> int:
-    """The largest half, quarter, ... of `num_steps` whose pages are free; one step's are, or it were not chosen."""
+    """The largest half, quarter, ... of `num_steps` with enough free pages; the pages of one step are always free."""
     while num_steps > 1:
         ends = [(c.request.row, c.request.num_computed + min(num_steps, _num_left(c.request))) for c in choices]
         if sum([kv.lacking(row, end) for row, end in ends]) <= kv.num_free_pages:
@@ -83,7 +83,7 @@ def _payable(choices: Sequence[Choice], num_steps: int, kv: KVManager) -> int:
     return num_steps
 
 
-def _repeated(choice: Choice, num_steps: int, interval: int) -> Choice:
-    request, num_left = choice.request, _num_left(choice.request)
-    told = request.num_pending + num_steps >= interval or num_steps >= num_left
-    return choice._replace(most_steps=min(num_steps, num_left), told=told)
+def _limit(request: Request, num_steps: int, interval: int) -> Limit:
+    num_left = _num_left(request)
+    report = request.num_pending + num_steps >= interval or num_steps >= num_left
+    return Limit(min(num_steps, num_left), report)

@@ -1,44 +1,49 @@
 """A token budget for each iteration: increments first, prompts in chunks, pages on demand.
 
-What iteration-level scheduling became after the paper. Algorithm 1 lets a prompt of any length into an iteration, and
-everybody waits for it; here an iteration processes at most `max_tokens` tokens, which bounds how long a running
-request waits for its next one. Nothing is reserved: where pages run out, the least urgent requests give theirs up and
-compute their tokens again later.
+Iteration-level scheduling as it became after the paper. Algorithm 1 admits a prompt of any length into an iteration,
+and all other members wait for it. Here an iteration processes at most `token_budget` tokens, which bounds the wait of
+a running request for its next token. Nothing is reserved: when pages run out, the least urgent requests are preempted
+and compute their tokens again later.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
-from orca_jax.request import Request
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice, Selection
+from orca_jax.sched.request import Request
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
 
 
 class ChunkedScheduler:
     """Chooses by an ordering, from the most urgent request to the least.
 
-    Somebody always makes progress, and the most urgent request is never preempted: it may take the pages of all
-    others, and alone it fits, or the pool would have refused it. While a running request lacks pages nobody is
-    admitted, so that it need not outbid newcomers for ever.
+    At least one request always makes progress. The most urgent request is never preempted: it may take the pages of
+    all others, and it fits alone, or the pool would have refused it. While a running request lacks pages, no request
+    is admitted, so that it does not compete with newcomers for ever.
 
     Args:
         max_bs: requests that run at once.
-        max_tokens: tokens of an iteration, at least `max_bs`.
-        ordering: who comes first.
+        token_budget: tokens of an iteration, at least `max_bs`.
+        ordering: the order of urgency.
         depth: iterations in flight; 2 overlaps the host's work on one with the device's work on the other.
-        watermark: pages that stay free when a request is admitted beside others, so that their next tokens find some.
-        check_ins: repeats iterations in which everybody generates; needs a `depth` of 1.
+        watermark: pages that stay free when a request is admitted beside others, for their next tokens.
+        check_ins: makes plans of many steps when all members generate; needs a `depth` of 1.
     """
 
-    name = "chunked"
+    has_reservations: ClassVar[bool] = False
+    shares_prefixes: ClassVar[bool] = True
+    has_orderings: ClassVar[bool] = True
+    has_token_budget: ClassVar[bool] = True
+    has_many_steps: ClassVar[bool] = True
 
     def __init__(
         self,
         max_bs: int,
-        max_tokens: int,
+        token_budget: int,
         ordering: Ordering,
         *,
         depth: int = 1,
@@ -46,69 +51,87 @@ class ChunkedScheduler:
         check_ins: CheckIns | None = None,
     ) -> None:
         self.max_bs = max_bs
-        self.max_tokens = max_tokens
+        self.token_budget = token_budget
         self.ordering = ordering
         self.n_workers = depth
         self.watermark = watermark
         self.check_ins = check_ins
 
+    @classmethod
+    def from_settings(cls, settings: SchedulerSettings) -> Self:
+        """Make one."""
+        intervals = settings.check_in_intervals
+        return cls(
+            settings.max_bs,
+            settings.token_budget,
+            settings.ordering(),
+            depth=2 if settings.overlap else 1,
+            watermark=settings.watermark,
+            check_ins=CheckIns(intervals) if intervals else None,
+        )
+
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """Running requests first, increments before chunks of prompts; then newcomers, if nobody lacks pages."""
-        turn = _Turn(kv, self.ordering, self.max_tokens, kv.num_free_pages)
+        """Running requests first, increments before chunks of prompts; then newcomers, unless a request lacks pages."""
+        draft = _SelectionBuilder(kv, self.ordering, self.token_budget, kv.num_free_pages)
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
         left = [(request, request.num_left) for request in running]
         chunks = [(request, count) for request, count in left if count > 1]
         for request, count in [each for each in left if each[1] == 1] + chunks:
-            if turn.budget and request not in turn.preempted:
-                turn.go_on(request, count, running)
-        if not turn.is_short:
-            self._admit(pool, turn)
-        selection = Selection(turn.choices, turn.preempted)
+            if draft.budget and request not in draft.preempted:
+                draft.resume(request, count, running)
+        num_rows = min(self.max_bs - len(pool.running), kv.num_free_rows)
+        admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows)
+        num_waiting = len(pool) - len(pool.running) - admitted + len(draft.preempted)
+        held = draft.held(num_rows - admitted) if num_waiting else None
+        selection = Selection(draft.choices, draft.preempted, held)
         return selection if self.check_ins is None else self._stretch(selection, self.check_ins, pool)
 
     def may_return(self, request: Request) -> bool:
-        """Always: a token leaves as soon as its iteration has returned."""
+        """Always: a token is delivered as soon as its iteration has returned."""
         return True
 
     def _stretch(self, selection: Selection, check_ins: CheckIns, pool: RequestPool) -> Selection:
         selection = check_ins.stretch(selection, pool.kv, len(pool) - len(pool.running))
-        for choice in selection.choices:
-            if choice.most_steps > 1:
-                self.ordering.charge(choice.request, choice.most_steps - 1)
+        if selection.multi_step is not None:
+            for choice, limit in zip(selection.choices, selection.multi_step.limits, strict=True):
+                if limit.most_steps > 1:
+                    self.ordering.charge(choice.request, limit.most_steps - 1)
         return selection
 
-    def _admit(self, pool: RequestPool, turn: "_Turn") -> None:
-        rows = min(self.max_bs - len(pool.running), turn.kv.num_free_rows)
-        if not rows or not turn.budget or len(pool) == len(pool.running):
-            return
-        promised = sum([turn.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
-        spare = turn.free - max(0, promised - turn.taken)
+    def _admit(self, pool: RequestPool, draft: "_SelectionBuilder", num_rows: int) -> int:
+        """Choose waiting requests as far as rows, budget and pages reach; returns their number."""
+        if num_rows <= 0 or not draft.budget or len(pool) == len(pool.running):
+            return 0
+        promised = sum([draft.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
+        spare = draft.free - max(0, promised - draft.taken)
+        admitted = 0
         for request in self.ordering.waiting(pool):
-            if not rows or not turn.budget:
+            if admitted == num_rows or not draft.budget:
                 break
             found = pool.cached_pages(request)
-            price = turn.kv.num_kept(found) + turn.kv.lacking(None, request.num_tokens) - len(found)
-            is_alone = not pool.running and not turn.choices
+            price = draft.kv.num_kept(found) + draft.kv.lacking(None, request.num_tokens) - len(found)
+            is_alone = not pool.running and not draft.choices
             if price + (0 if is_alone else self.watermark) > spare:
                 break  # and not `continue`, or a long request could wait for ever
-            size = min(request.num_tokens - len(found) * turn.kv.page_size, turn.budget)
-            turn.choose(request, size, price)
+            size = min(request.num_tokens - len(found) * draft.kv.page_size, draft.budget)
+            draft.choose(request, size, price)
             spare -= price
-            rows -= 1
+            admitted += 1
+        return admitted
 
 
 @dataclass(slots=True)
-class _Turn:
-    """One selection in the making."""
+class _SelectionBuilder:
+    """A selection in the making."""
 
     kv: KVManager
-    ordering: Ordering  # told of every choice
+    ordering: Ordering  # counts every choice
     budget: int  # tokens left
     free: int  # pages left
-    taken: int = 0  # pages that the chosen ones will take
+    taken: int = 0  # pages that the choices will take
     choices: list[Choice] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    is_short: bool = False  # somebody could not have the pages that its tokens need
+    is_short: bool = False  # a request could not get the pages for its tokens
 
     def choose(self, request: Request, num_tokens: int, pages: int) -> None:
         self.choices.append(Choice(request, num_tokens))
@@ -117,8 +140,8 @@ class _Turn:
         self.free -= pages
         self.taken += pages
 
-    def go_on(self, request: Request, num_left: int, running: Sequence[Request]) -> None:
-        """Choose a running request for as many tokens as budget and pages allow; less urgent ones give up theirs."""
+    def resume(self, request: Request, num_left: int, running: Sequence[Request]) -> None:
+        """Choose a running request for as many tokens as budget and pages allow; preempt less urgent ones for pages."""
         size = min(num_left, self.budget)
         while (pages := self.kv.lacking(request.row, request.num_computed + size)) > self.free:
             self.is_short = True
@@ -135,10 +158,17 @@ class _Turn:
                 return
         self.choose(request, size, pages)
 
-    def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
-        """Who gives way to a request: the last one that is not chosen yet, perhaps itself; nobody before it does.
+    def held(self, num_free_rows: int) -> Held:
+        """The reason why the first waiting request stays out; a full batch comes before a spent budget and pages."""
+        if num_free_rows + len(self.preempted) <= 0:
+            return "rows"
+        return "pages" if self.budget else "budget"
 
-        The first of all keeps its pages and waits: those that were chosen before it soon need pages themselves.
+    def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
+        """The request to preempt for `request`: the least urgent one not chosen yet, possibly `request` itself.
+
+        The first running request is never preempted: it keeps its pages and waits, since the requests chosen before
+        it soon need pages themselves.
         """
         chosen = {choice.request.request_id for choice in self.choices}
         for other in reversed(running):

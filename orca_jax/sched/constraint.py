@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from orca_jax.request import Constraint, SamplingParams
-from orca_jax.step import TokenSet
+from orca_jax.request import Constraint, SamplingParams, TokenSet
 
 
 def token_set(ids: Iterable[int]) -> TokenSet:

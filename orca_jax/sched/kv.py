@@ -60,8 +60,8 @@ class KVManager:
         return self._pages.num_free
 
     @property
-    def reserves(self) -> bool:
-        """Whether requests reserve all slots they may need."""
+    def has_reservations(self) -> bool:
+        """True if a request reserves all slots that it can need; False for pages on demand."""
         return self.n_slots is not None
 
     @property
@@ -128,7 +128,7 @@ class KVManager:
         lacking = self.lacking(row, num_tokens)
         if not lacking:
             return _NO_PAGES
-        assert not self.reserves or num_tokens <= self._slots_of_row[row], (
+        assert not self.has_reservations or num_tokens <= self._slots_of_row[row], (
             f"row {row} needs slots for {num_tokens} tokens but reserved {self._slots_of_row[row]}"
         )
         new = self._pages.take(lacking)
@@ -175,7 +175,7 @@ class KVManager:
             assert not self._slots_of_row[row], f"free row {row} reserves {self._slots_of_row[row]} slots"
         for row, pages in enumerate(self._pages_of_row):
             most = -(-self._slots_of_row[row] // self.page_size)
-            assert not self.reserves or len(pages) <= most, (
+            assert not self.has_reservations or len(pages) <= most, (
                 f"row {row} holds {len(pages)} pages where its reservation pays for {most}"
             )
             assert len(set(pages)) == len(pages), f"row {row} holds a page twice: {pages}"

@@ -1,41 +1,55 @@
 """Iteration-level scheduling: Algorithm 1 of the paper, exactly."""
 
-from orca_jax.request import Request, State
+from typing import ClassVar, Self
+
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice, Selection
+from orca_jax.sched.request import Request, State
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
 
 
 class OrcaScheduler:
-    """`Select` of Algorithm 1 (section 4.2); the numbers are the paper's lines, lines 1-16 are the engine's step.
+    """`Select` of Algorithm 1 (section 4.2). The numbers are the paper's lines; lines 1-16 are the engine's step.
 
     First come, first served at the level of iterations: an earlier request has never run fewer iterations than a
-    later one. The admitted requests are therefore a prefix of the order of arrival, and the break in line 25 never
-    holds back a request that is already running.
+    later one. So the admitted requests are a prefix of the order of arrival, and the break in line 25 never
+    holds back a running request.
     """
 
-    name = "orca"
+    has_reservations: ClassVar[bool] = True
+    shares_prefixes: ClassVar[bool] = False
+    has_orderings: ClassVar[bool] = False
+    has_token_budget: ClassVar[bool] = False
+    has_many_steps: ClassVar[bool] = False
 
     def __init__(self, max_bs: int, n_workers: int = 1) -> None:
         self.max_bs = max_bs
         self.n_workers = n_workers
 
+    @classmethod
+    def from_settings(cls, settings: SchedulerSettings) -> Self:
+        """Make one."""
+        return cls(settings.max_bs, settings.n_workers)
+
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """Up to `max_bs` requests that are not in flight, in order of arrival."""
+        """Up to `max_bs` requests without an iteration in flight, in order of arrival."""
         batch: list[Choice] = []  # 18
         n_rsrv = kv.reserved_slots
+        held: Held | None = None
         for request in pool:  # 20, 21: in order of arrival
             if request.state is State.RUNNING:  # 19
                 continue
             if len(batch) == self.max_bs:  # 22
+                held = "rows"
                 break
             if request.state is State.INITIATION:  # 23
                 n_rsrv += request.max_total  # 24, 26
                 if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
+                    held = "pages"
                     break
             batch.append(Choice(request, request.num_tokens - request.num_computed))  # 27
-        return Selection(batch)  # 28
+        return Selection(batch, held=held)  # 28
 
     def may_return(self, request: Request) -> bool:
-        """Always: a token leaves as soon as its iteration has returned."""
+        """Always: a token is delivered as soon as its iteration has returned."""
         return True

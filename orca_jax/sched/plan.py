@@ -1,36 +1,36 @@
-"""From choices to a plan: admission, pages and ids, once for all schedulers."""
+"""From a selection to a plan: admission, pages and ids, once for all schedulers."""
 
 from collections.abc import Sequence
 
-from orca_jax.request import Request
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, Selection
 from orca_jax.step import Member, RowSampling, StepPlan
 
 
 def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: float) -> StepPlan:
-    """Give the chosen requests what they need for one iteration, and write down what each does in it.
+    """Give the chosen requests what they need for one iteration, and write down their work.
 
     Args:
         iteration: number of the plan.
         selection: not empty, each request once.
-        pool: where the requests live; newcomers are admitted, and all are marked as running.
+        pool: owns the requests; newcomers are admitted, and all are marked as running.
         now: seconds on the engine's clock.
     """
-    choices = selection.choices
+    choices, multi_step = selection.choices, selection.multi_step
     newcomers = [choice.request for choice in choices if choice.request.row is None]
-    for request in newcomers:  # all of them before any page is allocated, which might be one that a newcomer shares
+    for request in newcomers:  # all of them before any page is allocated: a newcomer may share that page
         pool.admit(request, now)
     new_ids = {request.request_id for request in newcomers}
-    return StepPlan(
-        iteration,
-        tuple([_member(choice, pool, choice.request.request_id in new_ids) for choice in choices]),
-        selection.num_steps,
-        selection.yields,
-    )
+    steps = [1] * len(choices) if multi_step is None else [limit.most_steps for limit in multi_step.limits]
+    members = [
+        _member(choice, pool, num_steps, choice.request.request_id in new_ids)
+        for choice, num_steps in zip(choices, steps, strict=True)
+    ]
+    return StepPlan(iteration, tuple(members), multi_step)
 
 
-def _member(choice: Choice, pool: RequestPool, is_new: bool) -> Member:
+def _member(choice: Choice, pool: RequestPool, num_steps: int, is_new: bool) -> Member:
     request, num_tokens = choice.request, choice.num_tokens
     row = request.row
     assert row is not None, f"{request.request_id} was not admitted"
@@ -39,34 +39,32 @@ def _member(choice: Choice, pool: RequestPool, is_new: bool) -> Member:
         start -= num_tokens
     end = start + num_tokens
     num_known = request.num_tokens
-    samples = end == num_known + request.num_pending
+    is_sampling = end == num_known + request.num_pending
     num_top = request.params.prompt_logprobs
     targets = () if num_top is None else _targets(request, start, end)
     old_pages = len(pool.kv.pages_of(row))
-    new_pages = pool.kv.allocate(row, end + choice.most_steps - 1)
-    if is_new and old_pages:  # found by their content
+    new_pages = pool.kv.allocate(row, end + num_steps - 1)
+    if is_new and old_pages:  # from the prefix cache
         old_pages, new_pages = 0, tuple(pool.kv.pages_of(row))
-    pool.launch(request, end, samples)
+    pool.start(request, end, is_sampling)
     return Member(
         request_id=request.request_id,
         row=row,
         start=start,
         ids=() if start >= num_known else request.ids_from(start, num_tokens),
-        samples=samples,
+        is_sampling=is_sampling,
         last_on_device=end > num_known,
         num_old_pages=old_pages,
         new_pages=new_pages,
         sampling=_row_sampling(request) if is_new else None,
-        is_constrained=samples and request.constraint is not None and request.finish_reason is None,
+        is_constrained=is_sampling and request.constraint is not None and request.finish_reason is None,
         targets=targets,
         num_top_targets=num_top or 0,
-        most_steps=choice.most_steps,
-        told=choice.told,
     )
 
 
 def _targets(request: Request, start: int, end: int) -> Sequence[int]:
-    """The prompt's ids to score: those that follow the positions from `start` to `end`, unless all are known."""
+    """The prompt's ids to score: those after the positions from `start` to `end`, unless all scores are known."""
     last = min(end, len(request.prompt_ids) - 1)
     if last <= max(start, len(request.prompt_logprobs)):
         return ()
@@ -74,18 +72,4 @@ def _targets(request: Request, start: int, end: int) -> Sequence[int]:
 
 
 def _row_sampling(request: Request) -> RowSampling:
-    params = request.params
-    return RowSampling(
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),  # -1 and 0 both mean all tokens to users; executors know only 0
-        top_p=params.top_p,
-        seed=request.seed,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=tuple(params.logit_bias.items()),
-        num_prompt=len(request.prompt_ids),
-        logprobs=params.logprobs,
-        stop_ids=tuple(sorted(request.stop_ids)),
-    )
+    return RowSampling(request.params, request.seed, len(request.prompt_ids), tuple(sorted(request.stop_ids)))

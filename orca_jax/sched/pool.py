@@ -5,23 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 from orca_jax.errors import RequestError
-from orca_jax.request import (
-    USUAL,
-    Constraint,
-    Request,
-    RequestMetrics,
-    RequestUpdate,
-    SamplingParams,
-    State,
-    Urgency,
-)
+from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
 from orca_jax.sched.admission import check_length, check_params, check_prompt
-from orca_jax.sched.constraint import after, all_tokens, build_constraint
+from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.prefix import digests_of, may_read
-from orca_jax.sched.results import Outcome, outcomes
-from orca_jax.step import NOT_FINITE, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
+from orca_jax.sched.request import Request, State
+from orca_jax.sched.results import advance, append, member_results, update_of
+from orca_jax.step import StepPlan, StepResult
 
 NOTHING_ALLOWED = (
     "no token could follow: what min_tokens, allowed_token_ids, bad_token_ids and the structure of the output allow "
@@ -97,7 +89,7 @@ class RequestPool:
         seed: int,
         arrival: float,
         constraint: Constraint | None = None,
-        urgency: Urgency = USUAL,
+        urgency: Urgency = DEFAULT_URGENCY,
     ) -> Request:
         """Take a request in at the end of the queue.
 
@@ -149,7 +141,7 @@ class RequestPool:
         """Give a waiting request a row, the slots it may need where slots are reserved, and the pages found for it."""
         request.row = row = self.kv.acquire_row()
         self.running[request.request_id] = request
-        if self.kv.reserves:
+        if self.kv.has_reservations:
             self.kv.reserve(row, request.max_total)
         pages = self.cached_pages(request)
         if pages:
@@ -184,11 +176,11 @@ class RequestPool:
             request.state = State.INITIATION
             request.num_pending = 0
 
-    def launch(self, request: Request, num_computed: int, samples: bool) -> None:
-        """A plan that brings the request to `num_computed` tokens is about to be submitted (lines 6-7)."""
+    def start(self, request: Request, num_computed: int, is_sampling: bool) -> None:
+        """Mark a request as running: the next plan brings it to `num_computed` tokens (lines 6-7)."""
         request.state = State.RUNNING
         request.in_flight += 1
-        request.num_pending += samples
+        request.num_pending += is_sampling
         request.num_computed = num_computed
 
     def allowed(self, plan: StepPlan) -> list[TokenSet]:
@@ -200,15 +192,9 @@ class RequestPool:
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what an iteration brought (lines 11-13 of Algorithm 1)."""
-        for outcome in outcomes(plan, result):
-            member = outcome.member
-            request = self._live[member.request_id]
-            if member.targets:
-                _score(request, member, outcome.scores)
-            request.in_flight -= 1
-            if member.samples:
-                _advance(request, outcome, result)
-            request.num_iterations += 1 if member.most_steps == 1 else min(member.most_steps, result.num_steps)
+        for each in member_results(plan, result):
+            request = self._live[each.member.request_id]
+            advance(request, each)
             if not request.in_flight:
                 in_initiation = request.num_computed < len(request.prompt_ids)
                 request.state = State.INITIATION if in_initiation else State.INCREMENT
@@ -218,11 +204,9 @@ class RequestPool:
             elif request.aborted:
                 if not request.in_flight:
                     self._end_aborted(request)
-            elif outcome.run and request.finish_reason is None:  # else: computed past the end, dropped
-                *earlier, last = outcome.run
-                for token in earlier:
-                    self._append(request, token, True, None)
-                self._append(request, last, outcome.finite, outcome.logprobs)
+            elif each.run and request.finish_reason is None:  # else: computed past the end, dropped
+                append(request, each)
+                self._undelivered[request.request_id] = request
             if request.row is not None and self.reuses_prefixes:
                 self._remember(request, request.row)
 
@@ -261,7 +245,7 @@ class RequestPool:
             assert request_id in self.running, f"{request_id} holds row {request.row} and does not run"
             assert request.row not in holders, f"{request_id} and {holders[request.row]} hold row {request.row}"
             holders[request.row] = request_id
-            reserved = request.max_total if self.kv.reserves else 0
+            reserved = request.max_total if self.kv.has_reservations else 0
             assert self.kv.slots_of(request.row) == reserved, f"{request_id} reserved something else"
             room = len(self.kv.pages_of(request.row)) * self.kv.page_size
             assert request.num_computed <= room, f"{request_id} wrote {request.num_computed} tokens into {room} slots"
@@ -279,24 +263,6 @@ class RequestPool:
             request.error = NOTHING_ALLOWED
         return tokens or self._all_tokens
 
-    def _append(self, request: Request, token: int, finite: bool, logprobs: TokenLogprobs | None) -> None:
-        self._undelivered[request.request_id] = request
-        if not finite:
-            request.error = NOT_FINITE
-        if request.error is not None:
-            request.finish_reason = "error"
-            return
-        request.generated_ids.append(token)
-        if request.params.logprobs is not None:
-            assert logprobs is not None, f"{request.request_id} asked for logprobs, the result has none"
-            request.logprobs.append(logprobs)
-        if token in request.stop_ids:
-            request.finish_reason = "stop"
-        elif len(request.generated_ids) == request.params.max_tokens:
-            request.finish_reason = "length"
-        elif request.constraint is not None:
-            request.constraint = after(request.constraint, token)
-
     def _end_aborted(self, request: Request) -> None:
         request.finish_reason = "abort"
         self._undelivered[request.request_id] = request
@@ -313,7 +279,7 @@ class RequestPool:
     def _vacate(self, request: Request, row: int) -> None:
         """Undo `admit`."""
         self.kv.free(row)
-        if self.kv.reserves:
+        if self.kv.has_reservations:
             self.kv.release(row)
         self.kv.release_row(row)
         request.row = None
@@ -331,59 +297,11 @@ class RequestPool:
         request.num_remembered = num_full
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
-        reason = request.finish_reason
-        if reason == "abort":
-            return RequestUpdate(request.request_id, (), reason)
-        start = request.num_delivered
-        new_ids = tuple(request.generated_ids[start:])
-        request.num_delivered += len(new_ids)
-        if reason is None and start:  # nearly all of them
-            return RequestUpdate(request.request_id, new_ids, logprobs=tuple(request.logprobs[start:]))
-        asked = request.params.prompt_logprobs is not None
-        prompt_logprobs = tuple(request.prompt_logprobs) if asked and new_ids and not start else None
-        if new_ids and request.first_token is None:
-            request.first_token = now
-        is_first = bool(new_ids) and not start
-        metrics = _metrics(request, now) if is_first or reason in ("stop", "length") else None
-        if reason in ("stop", "length"):
+        update = update_of(request, now)
+        if update.finish_reason in ("stop", "length"):
             self.predictor.observe(request)
-        if reason is not None:
+        if update.finish_reason not in (None, "abort"):  # an aborted request has left already
             request.has_ended = True
             if not request.in_flight:  # else it leaves when that iteration is back
                 self._leave(request)
-        return RequestUpdate(
-            request_id=request.request_id,
-            new_ids=new_ids,
-            finish_reason=reason,
-            error=request.error,
-            metrics=metrics,
-            logprobs=tuple(request.logprobs[start:]),
-            prompt_logprobs=prompt_logprobs,
-            num_cached=0 if start else request.num_cached,
-        )
-
-
-def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) -> None:
-    """Keep what the prompt's ids were found to be worth: those that an earlier iteration has not told already."""
-    assert len(scores) == len(member.targets), f"{len(member.targets)} targets and {len(scores)} scores"
-    num_known = len(request.prompt_logprobs) - member.start
-    assert num_known >= 0, f"{request.request_id}: scores are missing before position {member.start}"
-    request.prompt_logprobs += scores[num_known:]
-
-
-def _advance(request: Request, outcome: Outcome, result: StepResult) -> None:
-    """Count the tokens that an iteration drew, those that it was repeated for included."""
-    if not result.runs:
-        request.num_pending -= 1
-    elif outcome.run is None:
-        num_more = min(outcome.member.most_steps, result.num_steps) - 1
-        request.num_pending += num_more
-        request.num_computed += num_more
-    else:
-        request.num_pending = 0
-        request.num_computed = request.num_tokens + len(outcome.run) - 1  # the last one was drawn and not computed
-
-
-def _metrics(request: Request, now: float) -> RequestMetrics:
-    assert request.first_scheduled is not None and request.first_token is not None, "ended without a token"
-    return RequestMetrics(request.arrival, request.first_scheduled, request.first_token, now)
+        return update

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Protocol
 
-from orca_jax.request import Request
+from orca_jax.sched.request import Request
 
 WINDOW = 256  # lengths that are remembered of each class
 ENOUGH = 16  # of them, before anybody believes them

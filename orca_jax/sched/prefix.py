@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
-from orca_jax.request import Request
+from orca_jax.sched.request import Request
 from orca_jax.step import has_penalty
 
 

@@ -1,26 +1,32 @@
-"""Request-level scheduling: what the paper compares with (section 3.1, Figures 2 and 3)."""
+"""Request-level scheduling: the baseline of the paper (section 3.1, Figures 2 and 3)."""
+
+from typing import ClassVar, Self
 
 from orca_jax.errors import ConfigError
-from orca_jax.request import Request, State
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.scheduler import Choice, Selection
+from orca_jax.sched.request import Request, State
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
 
 
 class RequestLevelScheduler:
     """A batch runs until its longest member ends, as under FasterTransformer behind a serving system.
 
-    - Up to `max_bs` waiting requests, in order of arrival and within `n_slots`, become a batch; nobody joins later.
+    - Up to `max_bs` waiting requests, in order of arrival and within `n_slots`, become a batch; no request joins later.
     - The first iteration takes as many tokens from every member as the shortest prompt has; the rest of the longer
       prompts follows one token per iteration, where shorter members already generate (section 6.2).
     - A member that ended keeps its place and its cost: it repeats its last token, and the result is dropped.
     - Nothing returns before the whole batch has ended, except for aborted members, which leave at once.
     """
 
-    name = "request_level"
+    has_reservations: ClassVar[bool] = True
+    shares_prefixes: ClassVar[bool] = False
+    has_orderings: ClassVar[bool] = False
+    has_token_budget: ClassVar[bool] = False
+    has_many_steps: ClassVar[bool] = False
 
     def __init__(self, max_bs: int, n_workers: int = 1) -> None:
-        """Raises ConfigError if `n_workers` is not 1: a batch has no second one to overlap with."""
+        """Raises ConfigError if `n_workers` is not 1: there is no second batch to overlap with."""
         if n_workers != 1:
             raise ConfigError(
                 f"the request_level scheduler runs one batch at a time, got n_workers={n_workers}; set it to 1 or "
@@ -33,17 +39,24 @@ class RequestLevelScheduler:
         self._open: list[Request] = []  # members of the batch, less some that ended
         self._shortest = 0  # prompt tokens of the batch's shortest member
 
+    @classmethod
+    def from_settings(cls, settings: SchedulerSettings) -> Self:
+        """Make one; raises ConfigError if `n_workers` is not 1."""
+        return cls(settings.max_bs, settings.n_workers)
+
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """The whole batch, or a new one when the last has left."""
+        """The whole batch, or a new one after the last member has left."""
         self._batch = [request for request in self._batch if request.state is not State.FINISHED]
         if not self._batch:
             self._form_batch(pool, kv)
         elif self._has_ended():  # its last member was aborted; the others leave first
             return Selection(())
-        return Selection([Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch])
+        choices = [Choice(request, 1 if request.num_computed else self._shortest) for request in self._batch]
+        held: Held = "rows" if len(choices) == self.max_bs else "batch"
+        return Selection(choices, held=held if len(pool) > len(choices) else None)
 
     def may_return(self, request: Request) -> bool:
-        """Whether the batch has ended, or the request was aborted."""
+        """True if the batch has ended, or the request was aborted."""
         return request.aborted or self._has_ended()
 
     def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:
@@ -57,6 +70,6 @@ class RequestLevelScheduler:
         self._shortest = min((len(request.prompt_ids) for request in self._batch), default=0)
 
     def _has_ended(self) -> bool:
-        while self._open and self._open[-1].finish_reason is not None:  # asked per member: constant work on average
+        while self._open and self._open[-1].finish_reason is not None:  # constant work per member on average
             self._open.pop()
         return not self._open

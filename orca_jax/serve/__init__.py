@@ -1,1 +1,1 @@
-"""The HTTP face: a front-end process for text, an engine process for ids, typed messages in between."""
+"""The HTTP server: a front-end process for text, an engine process for token ids, typed messages between them."""

@@ -1,4 +1,4 @@
-"""Who may call: keys for every route but two, and which web pages."""
+"""Access control: API keys on every route but two, and the origins of web pages."""
 
 import hmac
 import logging
@@ -16,19 +16,18 @@ from orca_jax.errors import ConfigError
 from orca_jax.openai.errors import ApiError
 from orca_jax.server_config import ServerConfig
 
-OPEN_PATHS = frozenset({"/live", "/health"})  # probes of load balancers, which have no keys
+OPEN_PATHS = frozenset({"/live", "/health"})  # for probes of load balancers without keys
 OPEN_METHODS = frozenset({"GET", "HEAD"})
-_CALLER = "caller"  # in the state of a call's scope
-_KEY = re.compile(r"[!-~]+")  # what a header can carry unchanged
+_KEY = re.compile(r"[!-~]+")  # characters that a header carries unchanged
 
 logger = logging.getLogger(__name__)
 
 
 class Access:
-    """Pure ASGI: refuses whatever does not bring `Authorization: Bearer` with one of `keys`; without keys, nothing.
+    """ASGI middleware: refuses calls without `Authorization: Bearer` and one of `keys`; without keys it accepts all.
 
-    It stands before the router, so that routes which are added later, or do not exist, are closed as well. What it
-    lets in by a key bears the key's digest, which says nothing of the key itself: see `caller_of`.
+    It runs before the router, so it also guards routes added later and paths without a route. An accepted call
+    carries the digest of its key in `scope["state"]["caller"]`. The digest reveals nothing about the key.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -37,7 +36,6 @@ class Access:
         self._digests = tuple(self._digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
         if not self._digests or scope["type"] == "lifespan" or _is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -47,14 +45,14 @@ class Access:
             if isinstance(caller, ApiError):
                 await caller.response()(scope, receive, send)
             else:
-                scope.setdefault("state", {})[_CALLER] = caller
+                scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> str | ApiError:
-        """The digest of the call's key, or why it is refused."""
+        """The digest of the call's key, or the refusal."""
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         if not values:
-            return _refuse("no API key was given: send it in the header 'Authorization: Bearer KEY'")
+            return _refuse("no API key; send one in the header 'Authorization: Bearer KEY'")
         scheme, _, token = values[0].strip().partition(b" ")
         if len(values) > 1 or scheme.lower() != b"bearer":
             return _refuse("the Authorization header must be a single 'Bearer KEY'")
@@ -62,7 +60,7 @@ class Access:
         return presented.hex() if self._is_known(presented) else _refuse("the API key is not one of this server's")
 
     def _is_known(self, presented: bytes) -> bool:
-        """Takes the same time whichever key it is, and however much of it is right."""
+        """True for a key of this server. The time does not depend on the key or on the number of right characters."""
         found = False
         for digest in self._digests:
             found |= hmac.compare_digest(presented, digest)
@@ -72,17 +70,11 @@ class Access:
         return hmac.digest(self._secret, key, "sha256")
 
 
-def caller_of(scope: Scope) -> str | None:
-    """Who calls: the same for every call with one key, for the life of the server; None where it has no keys."""
-    caller: str | None = scope["state"].get(_CALLER)
-    return caller
-
-
 def read_keys(config: ServerConfig) -> tuple[str, ...]:
-    """The keys of `--api-key` and of `--api-key-file`; empty when neither was given.
+    """The keys of `--api-key` and `--api-key-file`; empty if neither was given.
 
     Raises:
-        ConfigError: a key is none, or the file cannot be read or holds none. It never shows a key.
+        ConfigError: a key is malformed, or the file cannot be read or holds no key. The message never shows a key.
     """
     keys = list(config.api_key)
     for key in keys:
@@ -93,28 +85,30 @@ def read_keys(config: ServerConfig) -> tuple[str, ...]:
 
 
 def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
-    """Let pages of `--allowed-origins` call the server; outside `Access`, so that they can read its 401 as well.
+    """Allow pages of `--allowed-origins` to call the server. It wraps `Access`, so that pages can read a 401, too.
 
     Raises:
-        ConfigError: any page could use its visitors' credentials, or there is no page to use them.
+        ConfigError: credentials are allowed for every origin, or for none.
     """
     origins = config.allowed_origins
     if config.allow_credentials and (not origins or "*" in origins):
-        raise ConfigError("--allow-credentials needs origins that --allowed-origins names", param="allow_credentials")
+        raise ConfigError(
+            "--allow-credentials needs --allowed-origins with origins other than '*'", param="allow_credentials"
+        )
     if not origins:
         return app
     return CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=("GET", "POST"),
-        allow_headers=("*",),  # clients for browsers send a dozen of their own
+        allow_headers=("*",),  # browser clients send a dozen of their own headers
         allow_credentials=config.allow_credentials,
         expose_headers=("x-request-id", "retry-after"),
     )
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether the router would take this call to one of the open routes: the very path, and no other spelling."""
+    """True if the router takes this call to an open route: the exact path, in no other spelling."""
     if scope["type"] != "http" or scope["method"] not in OPEN_METHODS:
         return False
     path, root = scope["path"], scope.get("root_path", "")
@@ -131,18 +125,18 @@ def _read_file(path: Path) -> list[str]:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         raise ConfigError(f"--api-key-file {path} cannot be read: {reason}", param="api_key_file") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"--api-key-file {path} holds no key; write one a line", param="api_key_file")
+        raise ConfigError(f"--api-key-file {path} holds no key; write one key per line", param="api_key_file")
     for key in keys:
         _check(key, "api_key_file", f"--api-key-file {path}")
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        logger.warning("every user of this machine can read %s; chmod 600 keeps its keys secret", path)
+        logger.warning("every user of this machine can read %s; run chmod 600 on it to keep its keys secret", path)
     return keys
 
 
 def _check(key: str, param: str, where: str) -> None:
     if not _KEY.fullmatch(key):
-        raise ConfigError(f"{where}: a key is one or more printable ASCII characters without spaces", param=param)
+        raise ConfigError(f"{where}: a key must consist of printable ASCII characters without spaces", param=param)

@@ -1,6 +1,6 @@
-"""The ASGI application: routes, and errors in OpenAI's shape for everything else."""
+"""The ASGI application: routes, middleware, and error answers in OpenAI's format."""
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,24 +9,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.serve.access import Access, read_keys, with_cors
 from orca_jax.serve.events import Silence
-from orca_jax.serve.handlers import create_chat_completion, create_completion
+from orca_jax.serve.handlers import complete
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.serve.tokenize import detokenize, tokenize
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
-
-Handler = Callable[[Service, Request], Awaitable[Response]]
+from orca_jax.telemetry.observer import ServerObserver
 
 
-def create_app(service: Service, config: ServerConfig, observer: Observer) -> ASGIApp:
-    """The application over one engine."""
+def create_app(service: Service, config: ServerConfig, observer: ServerObserver) -> ASGIApp:
+    """Build the application over one engine. Raises ConfigError for unusable keys or origins."""
     keys = read_keys(config)
     app = Starlette(
         routes=[
@@ -34,10 +33,9 @@ def create_app(service: Service, config: ServerConfig, observer: Observer) -> AS
             *model_routes(service),
             *observer.routes(),
             openapi_route(service, has_keys=bool(keys)),
-            _post("/v1/completions", service, create_completion),
-            _post("/v1/chat/completions", service, create_chat_completion),
-            _post("/tokenize", service, tokenize),
-            _post("/detokenize", service, detokenize),
+            *(Route(path, partial(complete, end, service), methods=["POST"]) for path, end in ENDPOINTS.items()),
+            Route("/tokenize", partial(tokenize, service), methods=["POST"]),
+            Route("/detokenize", partial(detokenize, service), methods=["POST"]),
         ],
         exception_handlers={
             ApiError: _on_api_error,
@@ -46,16 +44,10 @@ def create_app(service: Service, config: ServerConfig, observer: Observer) -> AS
             Exception: _on_crash,
         },
     )
-    app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
-    # Around Starlette's own middleware: its 500, and what Access refuses, carry a request id as well.
-    return RequestContext(with_cors(Access(app, keys), config), observer)
-
-
-def _post(path: str, service: Service, handler: Handler) -> Route:
-    async def answer(request: Request) -> Response:
-        return await handler(service, request)
-
-    return Route(path, answer, methods=["POST"])
+    app.router.redirect_slashes = False  # many clients drop the body of a redirected POST
+    # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
+    guarded = Access(app, keys) if keys else app
+    return RequestContext(with_cors(guarded, config), observer)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -65,7 +57,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: "there is no such route", 405: f"{request.method} is not allowed here"}
+    words = {404: "there is no such route; see /openapi.json", 405: f"{request.method} is not allowed on this route"}
     codes = {404: "not_found", 405: "method_not_allowed"}
     message = words.get(error.status_code, error.detail)
     headers = dict(error.headers or {})
@@ -73,9 +65,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Silence()  # hung up while sending the body, or sent what is no HTTP and has its answer
+    return Silence()  # the client hung up while sending the body, or sent invalid HTTP and has its answer
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
-    # Starlette raises the error again after this answer, so that the log has its traceback and the client has not.
+    # Starlette raises the error again after this answer: the log gets the traceback, the client does not.
     return ApiError(500, "an internal error occurred", code="internal_error").response()

@@ -1,4 +1,4 @@
-"""From flags and `--config` to a `ServerConfig`: one field, one flag, with vLLM's spelling."""
+"""Makes a `ServerConfig` of flags and of the `--config` file. One flag per field, spelt as in vLLM."""
 
 import argparse
 import dataclasses
@@ -13,17 +13,17 @@ import yaml
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import ALIASES, add_engine_args, add_field_args, engine_config_from_args, flag_of
+from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import MAX_LOGPROBS
 
-DESCRIPTION = "Serve a model over HTTP as OpenAI does."
-MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine gives a sign of life twice a second
+DESCRIPTION = "Start an OpenAI-compatible HTTP server."
+MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
 
 _FIELDS = [field for field in dataclasses.fields(ServerConfig) if field.name != "engine"]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
-    """Read the flags and the file that `--config` names; argparse ends the process with code 2 where they are wrong.
+    """Read the flags and the file of `--config`. For a wrong flag argparse ends the process with code 2.
 
     Raises:
         ConfigError: the file, a value, or a combination of values is wrong; `param` names the flag.
@@ -32,7 +32,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
     args = parser.parse_args(argv)
     if args.config is not None:
         defaults = parser.parse_args(list(_file_flags(Path(args.config))))
-        args = parser.parse_args(argv, defaults)  # what the command line says wins
+        args = parser.parse_args(argv, defaults)  # the command line overrides the file
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     config = ServerConfig(engine=engine_config_from_args(args), **values)
@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
 
 
 def check(config: ServerConfig) -> None:
-    """Refuse what cannot be meant. Raises ConfigError whose `param` names the flag."""
+    """Check values and their combinations. Raises ConfigError; its `param` names the flag."""
     for name in ("host", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "chat_template", "generation_config"):
         _require(getattr(config, name) != "", name, "must not be empty")
     for name in ("served_model_name", "api_key", "allowed_origins"):
@@ -49,7 +49,7 @@ def check(config: ServerConfig) -> None:
     _check_address(config)
     _check_numbers(config)
     if config.allow_credentials and (not config.allowed_origins or "*" in config.allowed_origins):
-        _require(False, "allow_credentials", "needs origins that --allowed-origins names")
+        _require(False, "allow_credentials", "needs --allowed-origins with origins other than '*'")
     has_keys = bool(config.api_key) or config.api_key_file is not None
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
     endpoint = config.otlp_traces_endpoint
@@ -62,24 +62,28 @@ def _check_address(config: ServerConfig) -> None:
     if config.uds is not None:
         for name in ("host", "port"):
             is_default = getattr(config, name) == _default(name)
-            _require(is_default, name, "cannot be combined with --uds: a server listens in one place")
+            _require(is_default, name, "cannot be combined with --uds; use one of them")
     has_key, has_certificate = config.ssl_keyfile is not None, config.ssl_certfile is not None
-    _require(has_certificate or not has_key, "ssl_certfile", "is missing: --ssl-keyfile needs its certificate")
-    _require(has_key or not has_certificate, "ssl_keyfile", "is missing: --ssl-certfile needs its private key")
+    _require(has_certificate or not has_key, "ssl_certfile", "is missing; --ssl-keyfile needs its certificate")
+    _require(
+        has_key or not has_certificate,
+        "ssl_keyfile",
+        "is missing; --ssl-certfile needs its private key",
+    )
     needs_tls = config.ssl_ca_certs is not None and not has_certificate
     _require(not needs_tls, "ssl_ca_certs", "needs --ssl-certfile and --ssl-keyfile")
     root = config.root_path
     holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
-    _require(holds, "root_path", "must begin with a slash and not end with one, such as /llm")
+    _require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
 
 
 def _check_numbers(config: ServerConfig) -> None:
     for name in ("queue_timeout", "request_timeout", "read_timeout", "write_timeout", "step_timeout", "load_timeout"):
         value = getattr(config, name)
         holds = value is None or (math.isfinite(value) and value > 0)
-        _require(holds, name, f"must be a number of seconds above 0, got {value}")
+        _require(holds, name, f"must be a positive number of seconds, got {value}")
     holds = math.isfinite(config.shutdown_timeout) and config.shutdown_timeout >= 0
-    _require(holds, "shutdown_timeout", f"must be a number of seconds, or 0, got {config.shutdown_timeout}")
+    _require(holds, "shutdown_timeout", f"must be a number of seconds of at least 0, got {config.shutdown_timeout}")
     holds = math.isfinite(config.heartbeat_timeout) and config.heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT
     _require(
         holds, "heartbeat_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}"
@@ -103,15 +107,15 @@ def _default(name: str) -> Any:
 def _make_parser() -> argparse.ArgumentParser:
     name = "python -m orca_jax.serve"
     parser = argparse.ArgumentParser(name, f"{name} [flags]", description=DESCRIPTION, allow_abbrev=False)
-    config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line wins over it"
+    config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line overrides it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
-    add_field_args(parser, ServerConfig, _FIELDS)
     add_engine_args(parser)
+    add_field_args(parser, ServerConfig, _FIELDS)
     return parser
 
 
 def _file_flags(path: Path) -> Iterator[str]:
-    """What the file says, as a command line would."""
+    """The settings of the file as flags of a command line."""
     for key, value in _read_file(path).items():
         flag = flag_of(key)
         if value is None:
@@ -121,21 +125,21 @@ def _file_flags(path: Path) -> Iterator[str]:
         elif isinstance(value, list):
             _require(bool(value) and all(_is_plain(item) for item in value), key, "must be a list of plain values")
             is_flag_like = len(value) > 1 and any(str(item).startswith("-") for item in value)
-            _require(not is_flag_like, key, "cannot hold several values of which one begins with a dash")
+            _require(not is_flag_like, key, "must not hold several values if one of them begins with a dash")
             yield from [f"{flag}={value[0]}"] if len(value) == 1 else [flag, *map(str, value)]
         else:
-            _require(_is_plain(value), key, "must be a plain value or a list of them")
+            _require(_is_plain(value), key, "must be a plain value or a list of plain values")
             yield f"{flag}={value}"
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """The file's keys as fields' names."""
+    """The values of the file by field name."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param="config") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}", param="config") from None
+        raise ConfigError(f"{path} is not valid YAML: {error}", param="config") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -149,7 +153,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
             raise ConfigError(f"{path}: there is no setting {key!r}{hint}", param="config")
         if name in found:
-            raise ConfigError(f"{path} says {key} twice", param="config")
+            raise ConfigError(f"{path} sets {key} twice", param="config")
         found[name] = value
     return found
 

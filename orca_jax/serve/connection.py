@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with limits on how slowly a peer may send and take, and errors in OpenAI's shape."""
+"""One HTTP connection: uvicorn's, with time limits for slow peers and with errors in OpenAI's format."""
 
 import asyncio
 import functools
@@ -15,23 +15,23 @@ from uvicorn.server import ServerState
 from orca_jax.openai.errors import NO_RETRY, ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10
-IDLE_GOODBYE_SECONDS = 0.5  # for what was written already, when the server ends
-_SLICE = 4 * 2**10  # bytes: how exactly the limit on headers is kept
+IDLE_DRAIN_SECONDS = 0.5  # at the server's end, for idle clients to read the bytes already written
+_SLICE = 4 * 2**10  # bytes: the precision of the limit on headers
 
 logger = logging.getLogger(__name__)
 
 
 def connection_class(read_timeout: float, write_timeout: float) -> Callable[..., "Connection"]:
-    """What uvicorn takes for a protocol class. Times are seconds."""
+    """A protocol class for uvicorn, with these limits in seconds."""
     return functools.partial(Connection, read_timeout=read_timeout, write_timeout=write_timeout)
 
 
 class Connection(H11Protocol):
     """One HTTP connection.
 
-    A request has to arrive whole within `read_timeout`, counted from its first byte, and the first one from the
-    connection's start. When bytes lie here that the peer does not take, some of them must go each `write_timeout`;
-    otherwise the connection is cut, which ends what it had asked for.
+    A request must arrive completely within `read_timeout` after its first byte; for the first request the time counts
+    from the start of the connection. While bytes wait to be sent, the peer must accept some of them within each
+    `write_timeout`. Otherwise the connection is cut and its request ends.
     """
 
     def __init__(
@@ -51,14 +51,13 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """asyncio's: count the time from now."""
         super().connection_made(transport)
-        # Nothing is kept beyond what the kernel takes: `send` waits, and we hear of every byte that is stuck.
+        # Buffer nothing beyond the kernel's buffer: `send` waits, and asyncio reports every stuck byte.
         transport.set_write_buffer_limits(high=1, low=0)
         self._read_timer = self.loop.call_later(self._read_timeout, self._read_too_slow)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's. Headers come in slices, since h11 looks at their length only where they are incomplete."""
+        """Parse the bytes, headers in slices: h11 checks the length of incomplete headers only."""
         if self._read_timer is None:
             self._read_timer = self.loop.call_later(self._read_timeout, self._read_too_slow)
         while len(data) > _SLICE and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
@@ -70,44 +69,41 @@ class Connection(H11Protocol):
             self._stop_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's."""
         self._stop_read_timer()
         self._stop_write_timer()
-        self._unset_keepalive_if_required()  # uvicorn forgets it where the peer reset the connection
+        self._unset_keepalive_if_required()  # uvicorn forgets it after a reset by the peer
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """uvicorn's: the server ends. Clients that keep an idle connection do not hear TLS say goodbye."""
+        """Close the connection at the server's end; abort an idle one, whose client may never finish TLS."""
         is_idle = self.conn.our_state in (h11.IDLE, h11.DONE)
         super().shutdown()
         if is_idle:
-            self.loop.call_later(IDLE_GOODBYE_SECONDS, self._abort_if_sent)
+            self.loop.call_later(IDLE_DRAIN_SECONDS, self._abort_if_sent)
 
     def pause_writing(self) -> None:
-        """asyncio's: bytes are stuck here."""
         super().pause_writing()
         self._watch_writing(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """asyncio's: all of them have gone."""
         super().resume_writing()
         self._stop_write_timer()
 
     def on_response_complete(self) -> None:
-        """uvicorn's, after an answer. The next request may have come with this one, in part or whole."""
+        """Stop the timer after an answer, unless part of the next request has arrived already."""
         super().on_response_complete()
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_read_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's, in its `except` block: what came is no HTTP."""
+        """Answer bytes that are not valid HTTP; uvicorn calls this in its `except` block."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 431:
             message = f"the headers exceed {MAX_HEADER_BYTES} bytes"
             self._answer(ApiError(431, message, code="headers_too_large"))
         else:
-            self._answer(ApiError(400, "this is no valid HTTP/1.1 request", code="invalid_http"))
+            self._answer(ApiError(400, "not a valid HTTP/1.1 request", code="invalid_http"))
 
     def _read_too_slow(self) -> None:
         self._read_timer = None
@@ -119,7 +115,7 @@ class Connection(H11Protocol):
             self._answer(ApiError(408, message, code="request_timeout", headers=NO_RETRY))
 
     def _answer(self, error: ApiError) -> None:
-        """Say so where no answer has begun, and close."""
+        """Send the error if no answer has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             body = error.encode()
             extra = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
@@ -130,7 +126,7 @@ class Connection(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
         if cycle is not None and not cycle.response_complete:
-            # A handler may be about to answer as well: to it the peer has gone, and what it sends is dropped.
+            # The handler may be about to answer, too: for it the peer has gone, and its answer is dropped.
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.close()
@@ -146,7 +142,7 @@ class Connection(H11Protocol):
     def _check_writing(self, stuck: int) -> None:
         size = self.transport.get_write_buffer_size()
         if 0 < stuck <= size:
-            logger.info("a client took nothing for %g s and was cut off", self._write_timeout)
+            logger.info("closed a connection: the client read nothing for %g s (--write-timeout)", self._write_timeout)
             self.transport.abort()
         else:
             self._watch_writing(size)
@@ -162,4 +158,4 @@ class Connection(H11Protocol):
             self._write_timer = None
 
     def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn's: clients that offer HTTP/2 are answered in HTTP/1.1, and that is worth no line."""
+        """Log nothing: clients that offer HTTP/2 are answered in HTTP/1.1."""

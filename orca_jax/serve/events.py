@@ -1,74 +1,45 @@
-"""How a call is answered: in one body, or as server-sent events."""
+"""Answers as server-sent events, and the absence of an answer."""
 
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orca_jax.openai.answer import Renderer, whole_answer
+from orca_jax.openai.answer import Renderer
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
-from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.sampling import StreamOptions
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRules:
-    """What `stream_options` say."""
-
-    usage: bool  # a last chunk with the token counts
-    continuous_usage: bool  # all others have them too
-
-
-def stream_rules(call: SamplingFields) -> StreamRules | None:
-    """How to stream; None for an answer in one body."""
-    if not call.stream:
-        return None
-    options = call.stream_options
-    wants_usage = options is not None and bool(options.include_usage)
-    return StreamRules(wants_usage, wants_usage and options is not None and bool(options.continuous_usage_stats))
-
-
-async def respond(generation: Generation, shape: Renderer, request: Request, rules: StreamRules | None) -> Response:
-    """Answer as a stream by `rules`, or whole. Raises ApiError."""
-    if rules is not None:
-        return EventStream(generation, shape, rules)
-    try:
-        answer = await whole_answer(generation, shape, request.receive)
-    except ClientGone:
-        return Silence()
-    return Response(answer, media_type="application/json")
-
-
 class Silence(Response):
-    """No answer: the caller has gone, and the connection may be closed already."""
+    """No answer: the client has gone, and the connection may be closed already."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
+        pass
 
 
 class EventStream(Response):
-    """Sends a call's events as they come. It reads `receive` itself, so no middleware may do so before.
+    """Sends the events of a call as they arrive. It reads `receive` itself, so no middleware may read it before.
 
-    The headers leave with the first news of the engine, so that what it refuses is still an answer of its own.
+    The headers are sent with the first message of the engine: until then a refusal is an answer with its own status.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, shape: Renderer, rules: StreamRules) -> None:
+    def __init__(self, generation: Generation, renderer: Renderer, options: StreamOptions | None) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
-        self._shape = shape
-        self._rules = rules
+        self._renderer = renderer
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._has_running_usage = self._has_usage and options is not None and bool(options.continuous_usage_stats)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's. Raises ApiError where nothing has been sent."""
+        """Send the events. Raises ApiError if nothing has been sent yet; later errors are events."""
         has_started = False
         with contextlib.suppress(ClientGone):
             try:
@@ -87,15 +58,14 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self, receive: Receive) -> AsyncGenerator[bytes]:
-        """Joined where they came together."""
-        generation, chunk = self._generation, self._shape.chunk
-        continuous = self._rules.continuous_usage
+        """Yield the events; those that arrived together are joined."""
+        generation, chunk = self._generation, self._renderer.chunk
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
-                usage = generation.usage() if continuous else None
+                usage = generation.usage() if self._has_running_usage else None
                 if len(pieces) == 1:
                     yield chunk(pieces[0], usage)
                 else:
                     yield b"".join([chunk(piece, usage) for piece in pieces]) or KEEP_ALIVE
-        end = self._shape.usage_chunk(generation.usage()) if self._rules.usage else b""
+        end = self._renderer.usage_chunk(generation.usage()) if self._has_usage else b""
         yield end + DONE

@@ -1,4 +1,4 @@
-"""The handlers of completions and chats: a body in, an answer or a stream out."""
+"""The handler of completions and chats: reads a body and answers whole or as a stream."""
 
 import asyncio
 
@@ -6,57 +6,55 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orca_jax.openai import chat, completions
-from orca_jax.openai.chat_answer import ChatRenderer
-from orca_jax.openai.completion_answer import CompletionRenderer
+from orca_jax.openai.answer import whole_answer
+from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Generation
+from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.model import Service
-from orca_jax.openai.schema import chat_parser, completion_parser
-from orca_jax.openai.schema.parse import Parser
-from orca_jax.serve.access import caller_of
-from orca_jax.serve.events import respond, stream_rules
+from orca_jax.openai.schema.parse import BodyParser
+from orca_jax.serve.events import EventStream, Silence
 
-LARGE_BODY = 256 * 1024  # bytes: what takes longer to read does so in a thread
+LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
 
 
-async def create_completion(service: Service, request: Request) -> Response:
-    """The handler. Raises ApiError."""
-    call = await read_request(request, completion_parser, service.config.max_body_bytes)
+async def complete(endpoint: Endpoint, service: Service, request: Request) -> Response:
+    """Answer a call to one of the endpoints that generate. Raises ApiError."""
+    call = await read_request(request, endpoint.parser, service.config.max_body_bytes)
     service.check_model(call.model)
-    job = await completions.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
-    shape = CompletionRenderer(service.model.tokenizer, job, call)
-    return await respond(Generation(service, job), shape, request, stream_rules(call))
+    state = request.scope["state"]
+    job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
+    generation, renderer = Generation(service, job), endpoint.renderer(service.model.tokenizer, job, call)
+    if call.stream:
+        return EventStream(generation, renderer, call.stream_options)
+    try:
+        answer = await whole_answer(generation, renderer, request.receive)
+    except ClientGone:
+        return Silence()
+    return Response(answer, media_type="application/json")
 
 
-async def create_chat_completion(service: Service, request: Request) -> Response:
-    """The handler. Raises ApiError."""
-    call = await read_request(request, chat_parser, service.config.max_body_bytes)
-    service.check_model(call.model)
-    job = await chat.prepare(service, call, request.scope["state"]["request_id"], caller_of(request.scope))
-    shape = ChatRenderer(service.model.tokenizer, job, call)
-    return await respond(Generation(service, job), shape, request, stream_rules(call))
-
-
-async def read_request[T: msgspec.Struct](request: Request, parser: Parser[T], max_bytes: int) -> T:
-    """The call that a body describes. Raises ApiError."""
+async def read_request[T: msgspec.Struct](request: Request, parser: BodyParser[T], max_bytes: int) -> T:
+    """Read and parse the body of a call. Raises ApiError."""
     body = await read_json_body(request, max_bytes)
     return parser.parse(body) if len(body) < LARGE_BODY else await asyncio.to_thread(parser.parse, body)
 
 
 async def read_json_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError."""
-    # Browsers send other types across origins without asking first, so a page could drive a local server.
+    """Read the whole body of a JSON call. Raises ApiError."""
+    # Browsers send other types across origins without a preflight, so a web page could drive a local server.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the content-type must be application/json", code="unsupported_media_type")
-    too_large = ApiError(413, f"the body exceeds {max_bytes} bytes", code="request_too_large")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > max_bytes:
-        raise too_large
+        raise _too_large(max_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise too_large
+            raise _too_large(max_bytes)
     return bytes(body)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body exceeds {max_bytes} bytes (--max-body-bytes)", code="request_too_large")

@@ -1,4 +1,4 @@
-"""What load balancers and orchestrators ask: is it alive, may it get requests, does it generate?"""
+"""Health checks for load balancers and orchestrators: liveness, readiness, and a probe that generates a token."""
 
 import msgspec
 from starlette.requests import Request
@@ -6,15 +6,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orca_jax.errors import EngineError
-from orca_jax.link.client import Deadlines, EngineRequest
+from orca_jax.link.admission import Deadlines
 from orca_jax.link.errors import LinkError
+from orca_jax.link.wire import Submit
 from orca_jax.openai.model import Service
 from orca_jax.request import SamplingParams
 
-GENERATE_SECONDS = 5.0  # for one token, and for its place in the queue
+GENERATE_SECONDS = 5.0  # for one token, time in the queue included
 NO_STORE = {"cache-control": "no-store"}
 
-_PROBE = EngineRequest([0], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 def health_routes(service: Service) -> list[Route]:
@@ -52,16 +53,17 @@ def _state(service: Service) -> str:
 
 
 async def _generate(service: Service) -> None:
-    """Have the engine generate one token.
+    """Generate one token.
 
     Raises:
         LinkError: the engine does not answer.
-        EngineError: it answers without a token.
+        EngineError: the engine ends the request without a token.
     """
-    async with service.client.open([_PROBE], Deadlines(total=GENERATE_SECONDS)) as mailbox:
+    probe = Submit(service.client.new_request_id(), [0], _ONE_TOKEN)
+    async with service.client.open([probe], Deadlines(total=GENERATE_SECONDS)) as call:
         while True:
-            for _, item in await mailbox.receive():
-                reason = getattr(item, "finish_reason", "error")
+            for message in await call.receive():
+                reason = getattr(message, "finish_reason", "error")
                 if reason in ("stop", "length"):
                     return
                 if reason is not None:

@@ -1,4 +1,4 @@
-"""Where the server listens: a port or a Unix socket, and its certificate."""
+"""The listening socket, on a port or a Unix path, and its TLS context."""
 
 import contextlib
 import errno
@@ -13,16 +13,16 @@ from orca_jax.errors import ConfigError
 from orca_jax.server_config import ServerConfig
 
 BACKLOG = 2048
-SEND_BUFFER = 128 * 2**10  # bytes in the kernel for each client, doubled by Linux: how far a slow one may lag
-KEEP_ALIVE_SECONDS = 60  # of silence, after which the kernel asks whether the peer is still there
+SEND_BUFFER = 128 * 2**10  # bytes per client in the kernel (Linux doubles them): how far a slow client may lag
+KEEP_ALIVE_SECONDS = 60  # without traffic, after which the kernel probes the peer
 
 
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
-    """The listening socket, before anything slow starts. A Unix socket's file goes with it.
+    """Open the listening socket, before anything slow starts. The file of a Unix socket is removed at the end.
 
     Raises:
-        ConfigError: the address is taken or forbidden, or is none of ours.
+        ConfigError: the address is in use, forbidden, or not an address of this machine.
     """
     if config.uds is None:
         with _listen_on_port(config) as listener:
@@ -35,15 +35,15 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
             yield listener
         finally:
             with contextlib.suppress(OSError):
-                if path.stat().st_ino == inode:  # else somebody else's by now
+                if path.stat().st_ino == inode:  # otherwise another process has replaced the file
                     path.unlink()
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """What HTTPS needs; None for HTTP. Clients must show a certificate where `ssl_ca_certs` says who signs them.
+    """The TLS context for HTTPS; None for HTTP. With `ssl_ca_certs` clients must present a certificate.
 
     Raises:
-        ConfigError: a file cannot be read or does not fit.
+        ConfigError: a file cannot be read or used, or the key does not fit the certificate.
     """
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
@@ -52,10 +52,12 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     for param in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         _check_readable(getattr(config, param), param)
     try:
-        # Without a password of ours OpenSSL would ask for one on the terminal.
+        # Without this password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
-        message = f"certificate and key cannot be used: {error.strerror or error}; the key must not be encrypted"
+        message = (
+            f"cannot be used with --ssl-keyfile: {error.strerror or error}; the key must fit and must not be encrypted"
+        )
         raise ConfigError(message, param="ssl_certfile") from None
     if config.ssl_ca_certs is not None:
         try:
@@ -67,7 +69,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:
-    """What a client on this machine can call."""
+    """The URL for clients on this machine."""
     scheme = "https" if config.ssl_certfile is not None else "http"
     if config.uds is not None:
         return f"{scheme}://localhost"
@@ -84,7 +86,7 @@ def _listen_on_port(config: ServerConfig) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise ConfigError(f"{host!r} is no address of this machine: {error.strerror}", param="host") from None
+        raise ConfigError(f"{host!r} is not an address of this machine: {error.strerror}", param="host") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     _limit_peers(listener, config.write_timeout)
@@ -94,7 +96,7 @@ def _listen_on_port(config: ServerConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            message = f"port {port} on {host} is taken; stop what listens there or choose another port"
+            message = f"port {port} on {host} is already in use; use --port to choose another one"
             raise ConfigError(message, param="port") from None
         param = "port" if error.errno == errno.EACCES else "host"
         raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}", param=param) from None
@@ -102,7 +104,7 @@ def _listen_on_port(config: ServerConfig) -> socket.socket:
 
 
 def _limit_peers(listener: socket.socket, write_timeout: float) -> None:
-    """Options that accepted connections inherit: what a slow peer may hold, and when a vanished one is given up."""
+    """Limit the memory of slow peers and the time until vanished peers are dropped, for all accepted connections."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE") and hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -114,7 +116,7 @@ def _limit_peers(listener: socket.socket, write_timeout: float) -> None:
 def _listen_on_path(path: Path) -> socket.socket:
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)  # nobody else may open it, not even before a chmod
+    mask = os.umask(0o177)  # only the owner may open it, also before a chmod could run
     try:
         listener.bind(str(path))
         listener.listen(BACKLOG)
@@ -127,7 +129,7 @@ def _listen_on_path(path: Path) -> socket.socket:
 
 
 def _clear(path: Path) -> None:
-    """Remove the socket of a server that ended without doing so."""
+    """Remove a socket file left behind by a server that was killed."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -135,7 +137,7 @@ def _clear(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot listen on {path}: {error.strerror}", param="uds") from None
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} exists and is no socket; remove it or choose another path", param="uds")
+        raise ConfigError(f"{path} exists and is not a socket; remove it or choose another path", param="uds")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
@@ -146,7 +148,7 @@ def _clear(path: Path) -> None:
         except OSError as error:
             raise ConfigError(f"{path} is in use: {error.strerror or error}", param="uds") from None
         else:
-            raise ConfigError(f"{path} is taken; stop what listens there or choose another path", param="uds")
+            raise ConfigError(f"{path} is already in use by another server; choose another path", param="uds")
 
 
 def _check_readable(name: str | None, param: str) -> None:

@@ -12,7 +12,7 @@ from orca_jax.openai.schema.answers import ModelCard, ModelList, Version
 
 
 def model_routes(service: Service) -> list[Route]:
-    """The routes that say what is served."""
+    """Build the routes about the served model and the server's version."""
 
     def card(name: str) -> ModelCard:
         return ModelCard(name, service.started, service.model.max_model_len)
@@ -36,5 +36,5 @@ def model_routes(service: Service) -> list[Route]:
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    """An answer in JSON."""
+    """An answer with `value` as JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

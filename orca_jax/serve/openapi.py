@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API as a document, made of the same tables that check requests."""
+"""`GET /openapi.json`: the API as a document, built from the tables used to validate requests."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from orca_jax.openai.schema.answers import (
     EngineHealth,
     Generated,
     Live,
-    Load,
     ModelCard,
     ModelList,
+    ServerLoad,
     Version,
 )
 from orca_jax.openai.schema.components import REF, request_schemas
@@ -31,21 +31,21 @@ Document = dict[str, Any]
 
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
-    *(EngineHealth, Generated, Live, Load),
+    *(EngineHealth, Generated, Live, ServerLoad),
 )
 _ERRORS: Mapping[int, str] = {
     400: "A field is wrong, unknown or not supported; `param` names it.",
-    401: "No key, or not one of the server's.",
-    404: "No such model.",
-    408: "The call took longer than it may.",
+    401: "The API key is missing or wrong.",
+    404: "The model does not exist.",
+    408: "The request took longer than its timeout allows.",
     413: "The body is too large.",
     415: "The body is not application/json.",
-    429: "The queue is full, where the server says so by 429.",
+    429: "The queue is full, on a server with --overload-status 429.",
     500: "The generation failed.",
-    503: "The model is loading, the queue is full, or the engine has gone.",
+    503: "The model is loading, the queue is full, or the engine has ended.",
 }
 _EVENTS = (
-    " With `stream` events whose `data` is a chunk: a Completion, or of a chat a ChatChunk; the last one is `[DONE]`, "
+    " With `stream`, events with a chunk as `data`: a Completion, or a ChatChunk for chats. The last event is `[DONE]` "
     "or an ErrorEnvelope."
 )
 _OF_BODIES = (400, 404, 413, 415)
@@ -53,8 +53,8 @@ _OF_ENGINE = (408, 429, 500)
 
 
 def openapi_route(service: Service, *, has_keys: bool) -> Route:
-    """The route. The document names the models that this server serves, and their limits once they are known."""
-    documents: dict[bool, bytes] = {}  # whether the limits are known -> JSON
+    """Build the route. The document names the served models, and their limits once they are known."""
+    documents: dict[bool, bytes] = {}  # are the limits known? -> JSON
 
     def document(is_known: bool) -> bytes:
         limits = {}
@@ -65,7 +65,7 @@ def openapi_route(service: Service, *, has_keys: bool) -> Route:
 
     async def openapi(request: Request) -> Response:
         is_known = service.is_ready
-        if is_known not in documents:  # a tenth of a second in which streams should go on
+        if is_known not in documents:  # in a thread: it takes a tenth of a second, and streams must not wait
             documents[is_known] = await asyncio.to_thread(document, is_known)
         return Response(documents[is_known], media_type="application/json")
 
@@ -75,13 +75,13 @@ def openapi_route(service: Service, *, has_keys: bool) -> Route:
 def openapi_document(
     names: Sequence[str], limits: Mapping[str, int], has_keys: bool, *, takes_priority: bool = True
 ) -> Document:
-    """OpenAPI 3.1.
+    """Build the document, in OpenAPI 3.1.
 
     Args:
-        names: of the model.
-        limits: as `request_schemas` takes them.
-        has_keys: whether callers have to bring a key.
-        takes_priority: as `request_schemas` takes it.
+        names: the model's names.
+        limits: see `request_schemas`.
+        has_keys: True if calls need an API key.
+        takes_priority: see `request_schemas`.
     """
     schemas = request_schemas(names, limits, takes_priority=takes_priority)
     _, answers = msgspec.json.schema_components(_ANSWERS, ref_template=REF)
@@ -90,7 +90,7 @@ def openapi_document(
         "info": {
             "title": "orca-jax",
             "version": metadata.version("orca-jax"),
-            "description": "OpenAI's completions and chat completions. `null` means that a field is not given.",
+            "description": "OpenAI's completions and chat completions. A field that is `null` counts as not given.",
         },
         "paths": _paths(has_keys, names[0]),
         "components": {"schemas": {**schemas, **answers}},
@@ -102,7 +102,7 @@ def openapi_document(
 
 
 def _paths(has_keys: bool, model: str) -> Document:
-    streams: Document = {"text/event-stream": {}}  # a schema would be of each event, and validators differ there
+    streams: Document = {"text/event-stream": {}}  # no schema: validators disagree about schemas of single events
 
     def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
         errors = (*_OF_BODIES, *(_OF_ENGINE if engine else ()), 503)
@@ -125,17 +125,17 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/v1/chat/completions": post(
             "Answer conversations", "ChatRequest", "ChatCompletion", True, messages=hello, max_tokens=4
         ),
-        "/tokenize": post("Ids of a text or a conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
-        "/detokenize": post("The text of ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
-        "/v1/models": get("What is served", "ModelList", (503,)),
-        "/v1/models/{model}": {**get("One of them", "ModelCard", (404, 503)), "parameters": [name]},
+        "/tokenize": post("Token ids of a text or conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
+        "/detokenize": post("Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
+        "/v1/models": get("List the models", "ModelList", (503,)),
+        "/v1/models/{model}": {**get("Describe one model", "ModelCard", (404, 503)), "parameters": [name]},
         "/version": get("The server's version", "Version"),
-        "/live": _open(get("Whether the process answers", "Live")),
-        "/ready": _probe("Whether requests are served now", "EngineHealth", has_keys),
-        "/health": _open(_probe("The same", "EngineHealth", has_keys)),
-        "/health_generate": _probe("Whether a token comes out", "Generated", has_keys),
-        "/load": get("Calls that are open", "Load"),
-        "/metrics": {"get": _plain("What Prometheus reads", "text/plain", "string", has_keys)},
+        "/live": _open(get("Liveness: the process answers", "Live")),
+        "/ready": _probe("Readiness: requests are served now", "EngineHealth", has_keys),
+        "/health": _open(_probe("The same as /ready, without a key", "EngineHealth", has_keys)),
+        "/health_generate": _probe("Generate one token", "Generated", has_keys),
+        "/load": get("Number of open calls", "Load"),
+        "/metrics": {"get": _plain("Metrics for Prometheus", "text/plain", "string", has_keys)},
         "/openapi.json": {"get": _plain("This document", "application/json", "object", has_keys)},
     }
     _link(paths, "/v1/models", "get", "/v1/models/{model}", {"parameters": {"model": "$response.body#/data/0/id"}})
@@ -144,7 +144,7 @@ def _paths(has_keys: bool, model: str) -> Document:
 
 
 def _link(paths: Document, start: str, method: str, target: str, values: Document) -> None:
-    """Say that an answer of one operation has what another one asks for."""
+    """Link two operations: the answer of the first holds `values` for a call of the second."""
     to = "get" if "get" in paths[target] else "post"
     paths[target][to]["operationId"] = target.strip("/").replace("/", "_").replace("{", "").replace("}", "")
     answer = paths[start][method]["responses"]["200"]
@@ -164,12 +164,15 @@ def _operation(summary: str, answer: str, errors: Sequence[int], has_keys: bool)
 
 def _probe(summary: str, answer: str, has_keys: bool) -> Document:
     operation = _operation(summary, answer, (), has_keys)
-    operation["responses"]["503"] = {"description": "No, and why.", "content": _json_content(answer)}
+    operation["responses"]["503"] = {
+        "description": "Not ready; the body says why.",
+        "content": _json_content(answer),
+    }
     return {"get": operation}
 
 
 def _open(path: Document) -> Document:
-    """A path that needs no key."""
+    """Mark a path as open without a key."""
     for operation in path.values():
         operation["security"] = []
         operation["responses"].pop("401", None)
@@ -177,7 +180,7 @@ def _open(path: Document) -> Document:
 
 
 def _plain(summary: str, media_type: str, kind: str, has_keys: bool) -> Document:
-    """An operation whose answer has no component of its own."""
+    """An operation with a plain answer, without a component of its own."""
     operation = _operation(summary, "Load", (), has_keys)
     operation["responses"]["200"]["content"] = {media_type: {"schema": {"type": kind}}}
     return operation

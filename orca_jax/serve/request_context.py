@@ -1,4 +1,4 @@
-"""What every HTTP call has: an id on its answer and log lines, a place in the metrics, an answer when code crashes."""
+"""Middleware around every HTTP call: the request id, metrics, a log line, and an answer after a crash."""
 
 import logging
 import re
@@ -9,45 +9,46 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
-NO_ROUTE = "none"  # refused before the router, or unknown to it
-PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # asked every few seconds
-HUNG_UP = 499  # nginx's status for an answer that nobody waited for
+NO_ROUTE = "none"  # for calls refused before the router or unknown to it
+PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # called every few seconds
+HUNG_UP = 499  # nginx's status for a client that hung up before the answer
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 logger = logging.getLogger(__name__)
 
 
 class RequestContext:
-    """Pure ASGI, around everything else.
+    """ASGI middleware, the outermost one.
 
-    The id is the client's own `x-request-id` where that is sane, and is in `scope["state"]["request_id"]`.
+    The request id is the client's `x-request-id` if that is well-formed, otherwise a new one. Handlers find it in
+    `scope["state"]["request_id"]`, beside `"caller"`: an id of the API key, the same for all calls with one key while
+    the server runs, and None without keys.
     """
 
-    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+    def __init__(self, app: ASGIApp, observer: ServerObserver) -> None:
         self._app = app
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, caller=None)
         with (
             structlog.contextvars.bound_contextvars(request_id=request_id),
             self._observer.continued_trace(scope["headers"]),
         ):
-            await _Call(self._observer, scope, send, request_id).run(self._app, receive)
+            await _HttpExchange(self._observer, scope, send, request_id).run(self._app, receive)
 
 
-class _Call:
-    """One call, from its headers to its last byte."""
+class _HttpExchange:
+    """One HTTP call, from its headers to its last byte."""
 
-    def __init__(self, observer: Observer, scope: Scope, send: Send, request_id: str) -> None:
+    def __init__(self, observer: ServerObserver, scope: Scope, send: Send, request_id: str) -> None:
         self._observer = observer
         self._scope = scope
         self._send = send
@@ -56,12 +57,12 @@ class _Call:
         self._start = time.monotonic()
 
     async def run(self, app: ASGIApp, receive: Receive) -> None:
-        """Answer, whatever happens; then count."""
+        """Answer the call, also after a crash, and count it."""
         self._observer.call_started()
         try:
             await app(self._scope, receive, self.send)
         except Exception:
-            # Logged here and not by the HTTP server, to whose lines no request's id could be added.
+            # Logged here: a log line of the HTTP server would lack the request id.
             logger.exception("a call crashed")
             if self._status is None:
                 error = ApiError(500, "an internal error occurred", code="internal_error")
@@ -70,7 +71,7 @@ class _Call:
             self._count()
 
     async def send(self, message: Message) -> None:
-        """ASGI's, with the id on the answer."""
+        """Send a message of the answer, with the request id among the headers."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             kept = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]

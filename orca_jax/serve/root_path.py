@@ -1,12 +1,12 @@
-"""The prefix under which a proxy publishes the server."""
+"""The path prefix of the server behind a reverse proxy."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class RootPath:
-    """Pure ASGI: routes are found whether the proxy leaves `prefix` in a path or takes it away.
+    """ASGI middleware: makes routes work for proxies that keep `prefix` in the path and for those that strip it.
 
-    Behind this, every path begins with the prefix, and `root_path` says so, which is how ASGI has it.
+    Behind it every path begins with the prefix and `root_path` is the prefix, as ASGI specifies.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -14,7 +14,6 @@ class RootPath:
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI's."""
         prefix = self._prefix
         if scope["type"] == "http":
             path = scope["path"]

@@ -1,4 +1,4 @@
-"""The front-end process: it puts the parts together, and sees to its own end and the engine's."""
+"""The front-end process: builds the server, runs it, and ends it after a signal or the engine's end."""
 
 import asyncio
 import contextlib
@@ -26,17 +26,17 @@ from orca_jax.serve.connection import MAX_HEADER_BYTES, connection_class
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing
 
 EXIT_ENGINE_DIED = 1
 EXIT_CONFIG = 2
-GOODBYE_SECONDS = 5  # for open connections to take their last bytes
-SHORT_GOODBYE_SECONDS = 1  # the same after a second signal
-OBITUARY_SECONDS = 1.0  # between the engine's end and ours, in which /health says so
+DRAIN_SECONDS = 5  # for clients to read the bytes already written
+SHORT_DRAIN_SECONDS = 1  # the same after a second signal
+DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
 MAX_OPEN_FILES = 65536
-# Of cyclic garbage there is little, and a collection walks all open streams: with Python's own thresholds a thousand of
-# them cost a twelfth of the front end's time, and pauses that show in the slowest tokens.
+# There is little cyclic garbage, and a collection walks all open streams: with Python's own thresholds and a thousand
+# streams, collections took a twelfth of the front end's time and delayed the slowest tokens.
 RARE_COLLECTIONS = (100_000, 20, 20)
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal or the engine's end.
 
     Returns:
-        0 after SIGINT or SIGTERM, 1 when the engine died or hung, 2 when a setting is wrong.
+        0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong.
     """
     try:
         config = parse_args(argv)
@@ -56,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.set_threshold(*RARE_COLLECTIONS)
             return asyncio.run(_serve(config, listener, context))
     except ConfigError as error:
-        print(f"error: {_told(error)}", file=sys.stderr)
+        print(f"error: {_flag_message(error)}", file=sys.stderr)
         return EXIT_CONFIG
     except KeyboardInterrupt:  # before the handlers below were in place
         return 0
 
 
 def raise_file_limit() -> None:
-    """Every client is a file, and the usual soft limit of 1024 is meant for programs that use `select`."""
+    """Raise the soft limit on open files: each client is one, and the usual 1024 is for programs with `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -71,7 +71,7 @@ def raise_file_limit() -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first one drains, the second one ends."""
+    """Events for SIGINT and SIGTERM: the first signal drains, the second ends."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -84,7 +84,7 @@ class _Signals:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the engine's end is as much a reason to stop as a signal."""
+    """uvicorn without its signal handlers, since `_ServerRun` decides about the end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -92,36 +92,50 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    return await _Life(config, listener, context).run()
+    return await _ServerRun(config, listener, context).run()
 
 
-class _Life:
-    """From the first connection to the last. Made in the event loop. Raises ConfigError."""
+class _ServerRun:
+    """One run of the server, from the first connection to the last. Made in the event loop. Raises ConfigError.
+
+    Of the two states, `draining` begins with the first SIGINT or SIGTERM. Every end closes the connections and stops
+    the engine.
+
+    | event | serving | draining |
+    |---|---|---|
+    | first signal | refuse new calls, wait for the open ones | - |
+    | no open call | - | end with 0 |
+    | `shutdown_timeout` passed | - | fail the open calls, end with 0 |
+    | second signal | - | fail the open calls, end with 0 after `SHORT_DRAIN_SECONDS` at most |
+    | engine ended, no restart | report, show the state for `DEAD_STATE_SECONDS`, end with 1 | report, end with 1 |
+    | a setting is wrong | raise ConfigError | raise ConfigError |
+    | HTTP server ended | raise its exception, or end with 0 | raise its exception, or end with 0 |
+    """
 
     def __init__(self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         self._config = config
         self._listener = listener
         self._context = context
         self._tracing = start_tracing(config)
-        self._observer = Observer(config, self._tracing)
+        self._observer = ServerObserver(config, self._tracing)
         self._client = EngineClient(config, self._observer.heartbeat)
         self._observer.follow(self._client)
         self._service = Service(self._client, config, self._observer)
-        self._has_greeted = False
+        self._has_announced = False
 
     async def run(self) -> int:
-        """Returns the exit code. Raises ConfigError."""
+        """Serve until an event of the table ends the run; return the exit code. Raises ConfigError."""
         signals = _Signals()
         server = _Server(self._uvicorn_config())
         supervisor = Supervisor(self._config, self._client, self._engine_ready)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         engine = asyncio.create_task(supervisor.run())
         try:
-            return await self._until_the_end(engine, http, signals)
+            return await self._wait_for_end(engine, http, signals)
         finally:
             self._client.stop()
             if signals.second.is_set():
-                server.config.timeout_graceful_shutdown = SHORT_GOODBYE_SECONDS
+                server.config.timeout_graceful_shutdown = SHORT_DRAIN_SECONDS
             server.should_exit = True
             await http
             engine.cancel()
@@ -130,7 +144,7 @@ class _Life:
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
 
-    async def _until_the_end(self, engine: asyncio.Task[None], http: asyncio.Task[None], signals: _Signals) -> int:
+    async def _wait_for_end(self, engine: asyncio.Task[None], http: asyncio.Task[None], signals: _Signals) -> int:
         first, second = (asyncio.create_task(event.wait()) for event in (signals.first, signals.second))
         idle: asyncio.Task[bool] | None = None
         try:
@@ -144,27 +158,27 @@ class _Life:
                 http.result()
             if not engine.done():
                 return 0
-            return await self._bury(engine, first)
+            return await self._report_engine_death(engine, first)
         finally:
             for task in (first, second, idle):
                 if task is not None:
                     task.cancel()
 
-    async def _bury(self, engine: asyncio.Task[None], signalled: asyncio.Task[bool]) -> int:
-        """Say why there is no engine, for a moment also to those who ask /health. Raises ConfigError."""
+    async def _report_engine_death(self, engine: asyncio.Task[None], signalled: asyncio.Task[bool]) -> int:
+        """Print the reason, and let /health show the state for a moment; return the exit code. Raises ConfigError."""
         try:
             engine.result()
         except EngineDeadError as error:
             print(f"error: {error}", file=sys.stderr)
         if not signalled.done():
-            await asyncio.wait((signalled,), timeout=OBITUARY_SECONDS)
+            await asyncio.wait((signalled,), timeout=DEAD_STATE_SECONDS)
         return EXIT_ENGINE_DIED
 
     async def _engine_ready(self, ready: Ready) -> None:
         await self._service.set_ready(ready)
-        if not self._has_greeted:
-            self._has_greeted = True
-            print(_greeting(self._config, self._listener), flush=True)
+        if not self._has_announced:
+            self._has_announced = True
+            print(_announcement(self._config, self._listener), flush=True)
 
     def _uvicorn_config(self) -> uvicorn.Config:
         config = self._config
@@ -179,21 +193,21 @@ class _Life:
             proxy_headers=False,
             server_header=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            timeout_graceful_shutdown=GOODBYE_SECONDS,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
         )
         made.load()
         made.ssl = self._context
         return made
 
 
-def _told(error: ConfigError) -> str:
-    """The flag and what is wrong with it."""
+def _flag_message(error: ConfigError) -> str:
+    """The message, with the flag if the error names one."""
     if error.param is None or error.message.startswith("--"):
         return error.message
     return f"--{error.param.replace('_', '-')}: {error.message}"
 
 
-def _greeting(config: ServerConfig, listener: socket.socket) -> str:
+def _announcement(config: ServerConfig, listener: socket.socket) -> str:
     name, url = config.names[0], url_of(config, listener)
     body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
     data = shlex.quote(msgspec.json.encode(body).decode())

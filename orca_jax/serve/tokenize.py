@@ -7,6 +7,7 @@ from orca_jax.openai.conversation import render_conversation
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.logprobs import token_name
 from orca_jax.openai.model import Service
+from orca_jax.openai.params import check_ids
 from orca_jax.openai.schema import detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import MESSAGES_ONLY
 from orca_jax.openai.schema.tokens import Detokenized, Tokenized, TokenizeRequest
@@ -15,7 +16,7 @@ from orca_jax.serve.models import json_response
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """The ids of a text or of a conversation. Raises ApiError."""
+    """Answer with the token ids of a text or of a conversation. Raises ApiError."""
     call = await read_request(request, tokenize_parser, service.config.max_body_bytes)
     service.check_model(call.model)
     model = service.model
@@ -25,21 +26,21 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """The text of ids. Raises ApiError."""
+    """Answer with the text of token ids. Raises ApiError."""
     call = await read_request(request, detokenize_parser, service.config.max_body_bytes)
     service.check_model(call.model)
-    service.check_ids(call.tokens, "tokens")
+    check_ids(service.model, call.tokens, "tokens")
     text = service.model.tokenizer.decode(call.tokens, skip_special_tokens=False)
     return json_response(Detokenized(prompt=text))
 
 
 async def _encode(service: Service, call: TokenizeRequest) -> list[int]:
     if (call.prompt is None) == (call.messages is None):
-        raise ApiError(400, "give either prompt or messages", "prompt")
+        raise ApiError(400, "give exactly one of prompt and messages", "prompt")
     if call.prompt is not None:
         for name in MESSAGES_ONLY:
             if getattr(call, name) is not None:
-                raise ApiError(400, f"{name} goes with messages, not with prompt", name)
+                raise ApiError(400, f"{name} needs messages; it cannot be used with prompt", name)
         return await service.encode(call.prompt, "prompt", call.add_special_tokens is not False)
     assert call.messages is not None
     text = await render_conversation(service, call.messages, call.tools or [], call)

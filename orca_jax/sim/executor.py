@@ -1,18 +1,19 @@
-"""An executor without a device: time passes on a clock of its own, and requests end when they are told to."""
+"""An executor without a device: time passes on a virtual clock, and requests end after given lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orca_jax.request import TokenSet
 from orca_jax.sim.cost import LinearCost, padded
-from orca_jax.step import ExecutorStats, Handle, Member, StepPlan, StepResult, TokenSet
+from orca_jax.step import ExecutorStats, Handle, Member, MultiStep, MultiStepResult, StepPlan, StepResult
 
 END_ID = 0
-"""What a request's last sampled token is; every other one is `OTHER_ID`."""
+"""The last sampled token of a request; every other one is `OTHER_ID`."""
 OTHER_ID = 1
 
 
 class VirtualClock:
-    """Seconds that pass only when somebody says so."""
+    """Seconds that pass only when `now` is set."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -22,8 +23,8 @@ class VirtualClock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Iteration:
-    """In flight."""
+class _SimHandle:
+    """An iteration in flight."""
 
     result: StepResult
     ready_at: float
@@ -35,7 +36,7 @@ class SimExecutor:
     Args:
         cost: of an iteration.
         clock: moved on by the host's time in `submit` and to the end of an iteration in `collect`.
-        lengths: for each request, how many tokens it generates; the last one is `END_ID`.
+        lengths: the number of tokens that each request generates; the last one is `END_ID`.
     """
 
     def __init__(self, cost: LinearCost, clock: VirtualClock, lengths: Mapping[str, int]) -> None:
@@ -44,8 +45,8 @@ class SimExecutor:
         self._clock = clock
         self._lengths = lengths
         self._num_prompt: dict[int, int] = {}  # row -> prompt tokens of its holder
-        self._untold: dict[int, list[int]] = {}  # row -> ids that are in no result yet
-        self._free_at = clock.now  # when the device is done with what it has
+        self._unreported: dict[int, list[int]] = {}  # row -> ids in no result yet
+        self._free_at = clock.now  # the time at which the device has done all its work
         self._is_wanted = False
 
     def submit(self, plan: StepPlan) -> Handle:
@@ -59,60 +60,61 @@ class SimExecutor:
         if self._is_wanted:
             self.stats.idle_seconds += max(0.0, self._clock.now - self._free_at)
         self._is_wanted = True
-        result = self._repeat(plan) if plan.repeats else self._run(plan)
-        self._free_at = max(self._clock.now, self._free_at) + self._cost.seconds(plan, result.num_steps)
-        return _Iteration(result, self._free_at)
+        result = self._run(plan) if plan.multi_step is None else self._run_many(plan, plan.multi_step)
+        num_steps = 1 if result.multi_step is None else result.multi_step.num_steps
+        self._free_at = max(self._clock.now, self._free_at) + self._cost.seconds(plan, num_steps)
+        return _SimHandle(result, self._free_at)
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
         """Never called: replayed requests have no constraints."""
         raise NotImplementedError("a simulated request has no vocabulary to choose from")
 
     def collect(self, handle: Handle) -> StepResult:
-        """Wait for it, which takes no time but on the clock."""
-        assert isinstance(handle, _Iteration), "a handle of another executor"
+        """Wait for an iteration; the wait passes on the clock only."""
+        assert isinstance(handle, _SimHandle), "a handle of another executor"
         self.stats.wait_seconds += max(0.0, handle.ready_at - self._clock.now)
         self._clock.now = max(self._clock.now, handle.ready_at)
         return handle.result
 
     def rest(self) -> None:
-        """Nobody wants the device until the next plan."""
+        """Stop counting idle time until the next plan."""
         self._is_wanted = False
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory is held."""
 
     def _run(self, plan: StepPlan) -> StepResult:
         ids, rows = [], []
         for member in plan.members:
             if member.sampling is not None:
                 self._num_prompt[member.row] = member.sampling.num_prompt
-                self._untold[member.row] = []
-            if member.samples:
+                self._unreported[member.row] = []
+            if member.is_sampling:
                 ids.append(self._next_id(member, 0))
                 rows.append(member.row)
-        runs = [[*self._untold[row], token] for row, token in zip(rows, ids, strict=True)]
-        self._untold |= {row: [] for row in rows}
-        return StepResult(
-            plan.iteration, ids, [True] * len(ids), runs=runs if any([len(run) > 1 for run in runs]) else ()
-        )
+        runs = [[*self._unreported[row], token] for row, token in zip(rows, ids, strict=True)]
+        self._unreported |= {row: [] for row in rows}
+        many = MultiStepResult(1, runs) if any([len(run) > 1 for run in runs]) else None
+        return StepResult(plan.iteration, ids, [True] * len(ids), multi_step=many)
 
-    def _repeat(self, plan: StepPlan) -> StepResult:
-        """A plan that repeats: whoever has ended or reached its bound draws no more."""
+    def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
+        """A plan of many steps: a member that has ended or reached its limit draws no more."""
+        limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
         drawing, num_steps = list(plan.members), 0
         ended = set[int]()
-        while drawing and num_steps < plan.num_steps and not (plan.yields and len(drawing) < len(plan.members)):
+        while drawing and num_steps < many.num_steps and not (many.stops_early and len(drawing) < len(plan.members)):
             for member in drawing:
-                self._untold[member.row].append(self._next_id(member, num_steps))
+                self._unreported[member.row].append(self._next_id(member, num_steps))
             num_steps += 1
-            ended |= {member.row for member in drawing if self._untold[member.row][-1] == END_ID}
-            drawing = [m for m in drawing if m.row not in ended and num_steps < m.most_steps]
-        told = [member.told or member.row in ended for member in plan.members]
-        runs = [self._untold[m.row] if is_told else None for m, is_told in zip(plan.members, told, strict=True)]
-        self._untold |= {m.row: [] for m, is_told in zip(plan.members, told, strict=True) if is_told}
+            ended |= {member.row for member in drawing if self._unreported[member.row][-1] == END_ID}
+            drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
+        reported = {row for row, limit in limits.items() if limit.report or row in ended}
+        runs = [self._unreported[row] if row in reported else None for row in limits]
+        self._unreported |= {row: [] for row in reported}
         newest = [run[-1] if run else OTHER_ID for run in runs]
-        return StepResult(plan.iteration, newest, [True] * len(runs), num_steps=num_steps, runs=runs)
+        return StepResult(plan.iteration, newest, [True] * len(runs), multi_step=MultiStepResult(num_steps, runs))
 
     def _next_id(self, member: Member, num_before: int) -> int:
-        """What a member draws after so many repetitions."""
+        """The id that a member draws after `num_before` steps of a plan."""
         nth = member.start + member.num_tokens + num_before - self._num_prompt[member.row] + 1
         return END_ID if nth >= self._lengths[member.request_id] else OTHER_ID

@@ -1,10 +1,10 @@
-"""A model whose next token can be computed by hand, behind the real contract.
+"""A model with next tokens that can be computed by hand, behind the real contract.
 
 After ids `x_0 .. x_{n-1}` its favourite is `sum((i + 1) * (x_i + 1)) mod vocab_size`, and logits fall from there by
-`toy_logits.py`. The next id is the favourite where sampling is greedy; with a temperature `seed + n + top_k` is added
+`toy_logits.py`. Greedy sampling chooses the favourite; with a temperature `seed + n + top_k` is added
 to the sum first. So every id, its position, the row's seed and every page matter. Biases, penalties and masks then act
 on the logits around that id, and the highest is drawn. Log probabilities are the model's own, without the temperature's
-addition. `ToyExecutor` trusts no plan: what a scheduler gets wrong ends in an AssertionError.
+addition. `ToyExecutor` checks every plan: a mistake of a scheduler raises an AssertionError.
 """
 
 import time
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orca_jax.config import ModelConfig
-from orca_jax.request import Constraint, SamplingParams
+from orca_jax.request import Constraint, SamplingParams, TokenLogprobs, TokenSet
 from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
 from orca_jax.sim.toy_memory import ToyMemory
-from orca_jax.step import ExecutorStats, Handle, Member, StepPlan, StepResult, TokenLogprobs, TokenSet
+from orca_jax.step import ExecutorStats, Handle, Member, MultiStep, MultiStepResult, StepPlan, StepResult
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
@@ -53,10 +53,10 @@ def toy_generate(
     eos_token_ids: Collection[int] = (),
     constraint: Constraint | None = None,
 ) -> list[int]:
-    """What the toy model generates for one request alone, with neither pages nor batches: the oracle of tests.
+    """The toy model's output for one request alone, with neither pages nor batches: the oracle of tests.
 
-    `seed` is the resolved one, for a request without a seed of its own. `constraint` is a new one, for a request that
-    has one beside its parameters. A final stop token is included; where nothing may follow, the ids end.
+    `seed` is the resolved one, for a request without a seed of its own. `constraint` is unused so far; it holds beside
+    the parameters. A final stop token is included. The ids end if no id is allowed.
     """
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     ids = list(prompt_ids)
@@ -87,7 +87,7 @@ def _is_limited(params: SamplingParams) -> bool:
 
 
 def _may_follow(token: int, generated: list[int], params: SamplingParams, stop_ids: Collection[int]) -> bool:
-    """Whether a request's own parameters let an id come next."""
+    """True if a request's own parameters allow an id as the next one."""
     if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
         return False
     if len(generated) < params.min_tokens and token in stop_ids:
@@ -97,7 +97,7 @@ def _may_follow(token: int, generated: list[int], params: SamplingParams, stop_i
 
 
 def toy_score(ids: Sequence[int], num_top: int, *, vocab_size: int) -> list[TokenLogprobs]:
-    """What each id from the second on is worth after those before it: the oracle of all log probabilities."""
+    """Log probabilities of the ids from the second on, each given the ids before it: the oracle of tests."""
     scores, total = [], 0
     for i, (token, following) in enumerate(pairwise(ids)):
         total += (i + 1) * (token + 1)
@@ -107,12 +107,12 @@ def toy_score(ids: Sequence[int], num_top: int, *, vocab_size: int) -> list[Toke
 
 @dataclass(slots=True)
 class _ToyHandle:
-    """An iteration in flight: what it computes, its result, and the time when it may be seen."""
+    """An iteration in flight: its plan, its result, and the time at which the result is ready."""
 
     plan: StepPlan
     scores: tuple[list[TokenLogprobs], ...]
     ready_at: float
-    result: StepResult | None = None  # None while the allowed ids are awaited
+    result: StepResult | None = None  # None while it waits for the allowed ids
 
 
 class ToyExecutor:
@@ -120,9 +120,9 @@ class ToyExecutor:
 
     Args:
         vocab_size: ids are below it.
-        num_pages: pages of simulated K/V memory.
+        num_pages: pages of the simulated KV cache.
         page_size: slots in a page.
-        num_rows: rows that plans may name.
+        num_rows: rows of plans are below it.
         latency: seconds that one iteration takes; iterations in flight run one after another.
         override: may replace every sampled id, or declare its logits not finite.
         check_pages: read each context back through its page table before sampling, which costs time in proportion to
@@ -147,15 +147,15 @@ class ToyExecutor:
         self._check_pages = check_pages
         self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
         self._in_flight: deque[_ToyHandle] = deque()
-        self._awaiting: _ToyHandle | None = None  # submitted, and not told what it may draw
+        self._awaiting: _ToyHandle | None = None  # submitted, and waits for the allowed ids
         self._ready_at = 0.0  # when the device is done with what it has
         self._is_wanted = False
         self._closed = False
 
     def submit(self, plan: StepPlan) -> Handle:
-        """Run a plan at once, and let its result be seen `latency` seconds after the one before it."""
+        """Run a plan at once; its result is ready `latency` seconds after the one before it."""
         assert not self._closed, "submit after close"
-        assert self._awaiting is None, "submit where allowed ids are awaited"
+        assert self._awaiting is None, "submit while an iteration waits for allowed ids"
         assert plan.members, f"iteration {plan.iteration} is empty"
         assert plan.iteration == self.stats.iterations, (
             f"iteration {plan.iteration} where {self.stats.iterations} is due"
@@ -168,8 +168,8 @@ class ToyExecutor:
         self.stats.iterations += 1
         self.stats.launches += 1
         scores = tuple([self._score(member) for member in plan.members if member.targets])
-        result = self._repeat(plan) if plan.repeats else None
-        num_steps = 1 if result is None else result.num_steps
+        result = None if plan.multi_step is None else self._run_many(plan, plan.multi_step)
+        num_steps = 1 if result is None or result.multi_step is None else result.multi_step.num_steps
         self.stats.tokens += plan.num_tokens * num_steps
         now = time.perf_counter()
         if self._is_wanted:
@@ -187,9 +187,9 @@ class ToyExecutor:
         return handle
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
-        """Draw what waited for it."""
-        assert self._awaiting is not None, "nothing awaits allowed ids"
-        assert self._awaiting is handle, "another iteration awaits allowed ids"
+        """Sample for the constrained members."""
+        assert self._awaiting is not None, "no iteration waits for allowed ids"
+        assert self._awaiting is handle, "another iteration waits for allowed ids"
         num_constrained = sum(member.is_constrained for member in self._awaiting.plan.members)
         assert len(allowed) == num_constrained, f"{len(allowed)} sets for {num_constrained} constrained members"
         assert all(0 < tokens < 1 << self._vocab_size for tokens in allowed), "a set is empty or outside the vocabulary"
@@ -209,7 +209,7 @@ class ToyExecutor:
         return oldest.result
 
     def rest(self) -> None:
-        """Nobody wants the device until the next plan."""
+        """Stop counting idle time until the next plan."""
         self._is_wanted = False
 
     def close(self) -> None:
@@ -225,58 +225,59 @@ class ToyExecutor:
         ]
 
     def _draw(self, handle: _ToyHandle, allowed: Sequence[TokenSet]) -> None:
-        """Sample for a plan whose members have all been written; `allowed` is for its constrained ones."""
+        """Sample for a plan after all its members were written; `allowed` is for the constrained ones."""
         plan, sets = handle.plan, iter(allowed)
-        samples = [self._sample(m, next(sets) if m.is_constrained else None) for m in plan.members if m.samples]
+        samples = [self._sample(m, next(sets) if m.is_constrained else None) for m in plan.members if m.is_sampling]
         logprobs = [logprob for _, logprob in samples]
         token_ids = [token or 0 for token, _ in samples]
-        rows = [self._memory.row(member.row) for member in plan.members if member.samples]
-        runs = [row.told(token) for row, token in zip(rows, token_ids, strict=True)]
+        rows = [self._memory.row(member.row) for member in plan.members if member.is_sampling]
+        runs = [row.report(token) for row, token in zip(rows, token_ids, strict=True)]
         handle.result = StepResult(
             iteration=plan.iteration,
             token_ids=token_ids,
             finite=[token is not None for token, _ in samples],
             logprobs=logprobs if any(logprobs) else (),
             scores=handle.scores,
-            runs=runs if any([len(run) > 1 for run in runs]) else (),
+            multi_step=MultiStepResult(1, runs) if any([len(run) > 1 for run in runs]) else None,
         )
 
-    def _repeat(self, plan: StepPlan) -> StepResult:
-        """A plan that repeats, whose members have been written once: draw, write what was drawn, and so on."""
-        assert not self._in_flight, "a plan that repeats with others in flight"
+    def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
+        """A plan of many steps; its members have been written once: draw, write the drawn token, and so on."""
+        assert not self._in_flight, "a plan of many steps with others in flight"
+        limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
         drawing, ended, broken, num_steps = list(plan.members), set[int](), set[int](), 0
-        while drawing and num_steps < plan.num_steps and not (plan.yields and len(drawing) < len(plan.members)):
+        while drawing and num_steps < many.num_steps and not (many.stops_early and len(drawing) < len(plan.members)):
             for member in drawing if num_steps else ():
                 self._memory.write_drawn(member.row)
             num_steps += 1
             for member in drawing:
                 token, _ = self._sample(member, None)
                 row = self._memory.row(member.row)
-                row.untold.append(token or 0)
+                row.unreported.append(token or 0)
                 if token is None:
                     broken.add(member.row)
                 if token is None or token in row.sampling.stop_ids:
                     ended.add(member.row)
-            drawing = [m for m in drawing if m.row not in ended and num_steps < m.most_steps]
+            drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
         runs = [
-            tuple(self._memory.row(member.row).told()) if member.told or member.row in ended else None
-            for member in plan.members
+            tuple(self._memory.row(row).report()) if limit.report or row in ended else None
+            for row, limit in limits.items()
         ]
         return StepResult(
             iteration=plan.iteration,
             token_ids=[run[-1] if run else 0 for run in runs],
-            finite=[member.row not in broken for member in plan.members],
-            num_steps=num_steps,
-            runs=runs,
+            finite=[row not in broken for row in limits],
+            multi_step=MultiStepResult(num_steps, runs),
         )
 
     def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
-        """The next id after a member's whole context, None where the logits are not finite; and what it is worth."""
+        """The next id after a member's whole context, None if the logits are not finite; and its log probability."""
         row = self._memory.row(member.row)
         sampling, length, total = row.sampling, len(row.sums), row.sums[-1]
+        params = sampling.params
         if self._check_pages:
             self._memory.check(member.row)
-        noise = toy_noise(sampling.temperature, sampling.top_k, sampling.seed, length)
+        noise = toy_noise(params.temperature, params.top_k, sampling.seed, length)
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
             token = self._override(member.request_id, length, token)
@@ -285,16 +286,16 @@ class ToyExecutor:
             return None, None
         favourite = (token - noise) % self._vocab_size
         row.last_token = token = self._choose(member.row, token, allowed)
-        if sampling.logprobs is None:
+        if params.logprobs is None:
             return token, None
-        return token, toy_logprobs(favourite, token, sampling.logprobs, self._vocab_size)
+        return token, toy_logprobs(favourite, token, params.logprobs, self._vocab_size)
 
     def _choose(self, row: int, favourite: int, allowed: TokenSet | None) -> int:
         """The id of the highest logit after biases, penalties and the mask."""
         sampling = self._memory.row(row).sampling
-        if not has_adjustments(sampling):
+        if not has_adjustments(sampling.params):
             return favourite if allowed is None else first_allowed(favourite, allowed)
         ids = self._memory.ids_of(row)
         prompt, generated = ids[: sampling.num_prompt], ids[sampling.num_prompt :]
-        logits = toy_adjusted(favourite, sampling, prompt, Counter(generated), self._vocab_size)
+        logits = toy_adjusted(favourite, sampling.params, prompt, Counter(generated), self._vocab_size)
         return best_of(logits, (1 << self._vocab_size) - 1 if allowed is None else allowed)

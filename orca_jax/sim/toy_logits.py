@@ -1,4 +1,4 @@
-"""The toy model's distribution, and how its sampler changes it: pure functions, each with a value to be had by hand.
+"""The toy model's distribution, and the changes of its sampler: pure functions with values to be computed by hand.
 
 The logit of id t is `-((t - favourite) mod vocab_size) / 8`: the favourite has 0, the next id -1/8, and so on around.
 """
@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
-from orca_jax.request import SamplingParams
-from orca_jax.step import RowSampling, TokenLogprobs, TokenSet, has_penalty
+from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
+from orca_jax.step import has_penalty
 
 SLOPE = 1 / 8
 
@@ -28,18 +28,18 @@ def _norm(vocab_size: int) -> float:
 
 
 def toy_noise(temperature: float, top_k: int, seed: int, length: int) -> int:
-    """How far sampling moves the favourite, after a context of `length` tokens."""
+    """The number of ids by which sampling moves the favourite, after a context of `length` tokens."""
     return seed + length + max(top_k, 0) if temperature > 0 else 0
 
 
-def has_adjustments(sampling: RowSampling | SamplingParams) -> bool:
-    """Whether biases or penalties change any logit."""
-    return has_penalty(sampling) or bool(sampling.logit_bias)
+def has_adjustments(params: SamplingParams) -> bool:
+    """True if biases or penalties change any logit."""
+    return has_penalty(params) or bool(params.logit_bias)
 
 
 def toy_adjusted(
     favourite: int,
-    sampling: RowSampling | SamplingParams,
+    params: SamplingParams,
     prompt: Collection[int],
     counts: Mapping[int, int],
     vocab_size: int,
@@ -48,24 +48,24 @@ def toy_adjusted(
 
     Args:
         favourite: the id with the highest logit before.
-        sampling: the biases and penalties.
+        params: the biases and penalties.
         prompt: the ids of the prompt.
-        counts: how often an id was generated.
+        counts: the number of times that an id was generated.
         vocab_size: ids are below it.
     """
     logits = [-((token_id - favourite) % vocab_size) * SLOPE for token_id in range(vocab_size)]
-    for token_id, bias in dict(sampling.logit_bias).items():
+    for token_id, bias in dict(params.logit_bias).items():
         logits[token_id] += bias
     for token_id in {*prompt, *counts}:
-        factor = sampling.repetition_penalty
+        factor = params.repetition_penalty
         logits[token_id] = logits[token_id] / factor if logits[token_id] > 0 else logits[token_id] * factor
     for token_id, count in counts.items():
-        logits[token_id] -= sampling.presence_penalty + sampling.frequency_penalty * count
+        logits[token_id] -= params.presence_penalty + params.frequency_penalty * count
     return logits
 
 
 def first_allowed(favourite: int, allowed: TokenSet) -> int:
-    """The id of the highest logit in a set, where nothing was adjusted: the next one from the favourite around."""
+    """The id of the highest logit in a set without adjustments: the first one from the favourite on, around."""
     ahead = allowed >> favourite
     return favourite + _lowest(ahead) if ahead else _lowest(allowed)
 
@@ -75,6 +75,6 @@ def _lowest(tokens: TokenSet) -> int:
 
 
 def best_of(logits: Sequence[float], allowed: TokenSet) -> int:
-    """The id of the highest logit in a set; of equal ones the lowest id."""
+    """The id of the highest logit in a set; among equals the lowest id."""
     candidates = [token_id for token_id in range(len(logits)) if allowed >> token_id & 1]
     return max(candidates, key=logits.__getitem__)

@@ -1,4 +1,4 @@
-"""What the toy's device remembers, and all that it does not believe of a plan."""
+"""The memory of the toy model's device, and its checks of every plan."""
 
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -8,27 +8,27 @@ from orca_jax.step import Member, RowSampling
 
 @dataclass(slots=True)
 class ToyRow:
-    """What the device knows about one row."""
+    """The state of one row on the device."""
 
     request_id: str
     sampling: RowSampling
     pages: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
     last_token: int | None = None
-    untold: list[int] = field(default_factory=list)  # drawn, and in no result yet
+    unreported: list[int] = field(default_factory=list)  # drawn, and in no result yet
 
-    def told(self, *newest: int) -> list[int]:
-        """All that is in no result yet, `newest` last; from now on it is."""
-        run, self.untold = [*self.untold, *newest], []
+    def report(self, *newest: int) -> list[int]:
+        """Return all ids that are in no result yet, `newest` last, and forget them."""
+        run, self.unreported = [*self.unreported, *newest], []
         return run
 
 
 class ToyMemory:
-    """Rows, and simulated pages of ids. What a scheduler gets wrong ends in an AssertionError.
+    """Rows, and simulated pages of ids. A wrong plan raises an AssertionError.
 
     Args:
         vocab_size: ids are below it.
-        num_pages: pages of simulated K/V memory.
+        num_pages: pages of the simulated KV cache.
         page_size: slots in a page.
         num_rows: rows that plans may name.
     """
@@ -46,7 +46,7 @@ class ToyMemory:
         return self._rows[index]
 
     def write(self, member: Member) -> None:
-        """Put a member's ids into its pages, and check all that its plan claims."""
+        """Write a member's ids into its pages, and check every claim of its plan."""
         assert 0 <= member.row < self._num_rows, f"row {member.row} of {self._num_rows}"
         row = self._holder(member)
         ids = list(member.ids)
@@ -77,7 +77,7 @@ class ToyMemory:
             row.sums.append(total)
 
     def write_drawn(self, index: int) -> None:
-        """Put the row's last token after its context, as a device does that feeds itself."""
+        """Write the row's last token after its context, as in a plan of many steps."""
         row = self._rows[index]
         assert row.last_token is not None, f"row {index} has no token on the device"
         self._append(index, len(row.sums), [row.last_token])
@@ -93,18 +93,18 @@ class ToyMemory:
             page = row.pages[number]
             readers, token = self._readers[page], self._pages[page][slot]
             assert index in readers, f"page {page} of {row.request_id} was given to row {min(readers)} too"
-            assert token is not None, f"{row.request_id} reads position {position}, which nobody wrote"
+            assert token is not None, f"{row.request_id} reads position {position}, which was never written"
             ids.append(token)
         return ids
 
     def check(self, index: int) -> None:
-        """Assert that a row's pages hold what was written for it, and nothing else."""
+        """Assert that a row's pages hold the ids written for it, and no others."""
         row = self._rows[index]
         total = sum((position + 1) * (token + 1) for position, token in enumerate(self.ids_of(index)))
         assert total == row.sums[-1], f"{row.request_id}: another request wrote into its pages"
 
     def _holder(self, member: Member) -> ToyRow:
-        """The state of a member's row, which starts afresh for a new holder, with the new pages appended."""
+        """The state of a member's row with the new pages appended; a new holder starts with an empty row."""
         if member.sampling is not None:
             self._rows[member.row] = ToyRow(member.request_id, member.sampling)
             assert member.num_old_pages == 0, f"{member.request_id} is new in row {member.row} and has old pages"
@@ -126,10 +126,12 @@ class ToyMemory:
         return row
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:
-        assert member.samples or not member.is_constrained, f"{member.request_id} is constrained and does not sample"
+        assert member.is_sampling or not member.is_constrained, (
+            f"{member.request_id} is constrained and does not sample"
+        )
         if not member.targets:
             return
-        targets, expected = list(member.targets), len(ids) - member.samples
+        targets, expected = list(member.targets), len(ids) - member.is_sampling
         assert len(targets) == expected, f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
         assert all(0 <= token < self._vocab_size for token in targets), f"{member.request_id}: targets outside"
-        assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not what follows"
+        assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not the following ids"

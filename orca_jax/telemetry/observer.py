@@ -1,4 +1,4 @@
-"""What operators see of the server: metrics, a log line and a span for every request of the engine."""
+"""Observability for operators: metrics, and a log line and a span for every request of the engine."""
 
 import asyncio
 import logging
@@ -14,21 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.engine import EngineStats
+from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import ExecutorStats
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineMetrics, Metrics
-from orca_jax.telemetry.otel import Outcome, Tracing
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics
+from orca_jax.telemetry.otel import RequestEnd, Tracing
 
-COMPLETE = frozenset({"stop", "length", "tool_calls"})  # the ends whose latency says something of the server
+COMPLETE = frozenset({"stop", "length", "tool_calls"})  # only complete requests count for the latency of the server
 
 logger = logging.getLogger(__name__)
 
 
 class EngineView(Protocol):
-    """The engine as the front end sees it, also while it is silent."""
+    """The state of the engine in the front end, known also while the engine is silent."""
 
     @property
     def state(self) -> str:
@@ -37,19 +36,19 @@ class EngineView(Protocol):
 
     @property
     def running(self) -> int:
-        """Requests with a row."""
+        """Number of requests with a row."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Requests without one."""
+        """Number of requests without a row."""
         ...
 
 
 class RequestRecord:
-    """One request of the engine, from `Observer.begin` to `end`. Belongs to the event loop's thread."""
+    """Observes one request of the engine, from `ServerObserver.begin` to `end`. Belongs to the event loop's thread."""
 
-    def __init__(self, observer: "Observer", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
+    def __init__(self, observer: "ServerObserver", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
         self._observer = observer
         self._request_id = request_id
         self._call_id: str = structlog.contextvars.get_contextvars().get("request_id", request_id)
@@ -66,7 +65,7 @@ class RequestRecord:
         self._span = None if observer.tracing is None else observer.tracing.begin(request_id, endpoint)
 
     def take(self, update: RequestUpdate) -> None:
-        """Note what an iteration brought; runs for every token."""
+        """Count the tokens of an update; runs for every token."""
         if update.metrics is not None:
             self._times = update.metrics
         count = len(update.new_ids)
@@ -82,13 +81,13 @@ class RequestRecord:
         self._observer.metrics.requests.generation_tokens.add(count)
 
     def end(self, reason: str) -> None:
-        """The request is over: one of `END_REASONS`. Only the first call counts."""
-        assert reason in END_REASONS, f"{reason!r} is no reason to end"
+        """Record the end, for one of `END_REASONS`. Only the first call counts."""
+        assert reason in END_REASONS, f"{reason!r} is not one of {END_REASONS}"
         if self._ended:
             return
         self._ended = True
         times, now = self._times, self._clock()
-        outcome = Outcome(
+        end = RequestEnd(
             reason,
             self._num_prompt_tokens,
             self._num_tokens,
@@ -96,10 +95,10 @@ class RequestRecord:
             first_token=None if self._first is None else self._first - self._begun,
             duration=now - self._begun,
         )
-        self._observer.request_ended(outcome)
-        self._log(outcome)
+        self._observer.request_ended(end)
+        self._log(end)
         if self._span is not None and self._observer.tracing is not None:
-            self._observer.tracing.end(self._span, outcome)
+            self._observer.tracing.end(self._span, end)
 
     def _take_first(self, now: float) -> None:
         self._first = now
@@ -107,34 +106,34 @@ class RequestRecord:
         requests.first_token.of().observe(now - self._begun)
         requests.prompt_tokens.add(self._num_prompt_tokens)
 
-    def _log(self, outcome: Outcome) -> None:
+    def _log(self, end: RequestEnd) -> None:
         if not self._observer.logs_requests:
             return
         fields: dict[str, object] = {
             "request_id": self._call_id,
             "endpoint": self._endpoint,
-            "finish_reason": outcome.reason,
-            "prompt_tokens": outcome.prompt_tokens,
-            "completion_tokens": outcome.completion_tokens,
-            "duration_ms": round(outcome.duration * 1e3, 3),
+            "finish_reason": end.reason,
+            "prompt_tokens": end.prompt_tokens,
+            "completion_tokens": end.completion_tokens,
+            "duration_ms": round(end.duration * 1e3, 3),
         }
         if self._request_id != self._call_id:
             fields["choice_id"] = self._request_id
-        if outcome.queued is not None:
-            fields["queue_ms"] = round(outcome.queued * 1e3, 3)
-        if outcome.first_token is not None:
-            fields["ttft_ms"] = round(outcome.first_token * 1e3, 3)
+        if end.queued is not None:
+            fields["queue_ms"] = round(end.queued * 1e3, 3)
+        if end.first_token is not None:
+            fields["ttft_ms"] = round(end.first_token * 1e3, 3)
         if self._first is not None and self._num_tokens > 1 and self._last > self._first:
             fields["tokens_per_s"] = round((self._num_tokens - 1) / (self._last - self._first), 2)
         logger.info("request ended", extra=fields)
 
 
-class Observer:
-    """Counts, logs and traces for one server. Belongs to the event loop's thread.
+class ServerObserver:
+    """Metrics, logs and traces of one server. Belongs to the event loop's thread.
 
     Args:
         config: `log_requests` and the model's name.
-        tracing: where spans go; the caller closes it.
+        tracing: exports spans; the caller closes it.
         clock: seconds, monotonic.
     """
 
@@ -155,40 +154,40 @@ class Observer:
         self._open_calls = 0
 
     def follow(self, engine: EngineView) -> None:
-        """Ask this one for its state, and for running and waiting requests, which it knows before a heartbeat does."""
+        """Read state, running and waiting requests from `engine`, which is more current than the last heartbeat."""
         self._engine = engine
 
     def begin(self, request_id: str, endpoint: str, num_prompt_tokens: int) -> RequestRecord:
-        """A request goes to the engine; one for each choice of a call. Its record must be ended."""
+        """Begin the record of one request, one for each choice of a call. The caller must end it."""
         return RequestRecord(self, request_id, endpoint, num_prompt_tokens)
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """The engine says how it is."""
+        """Take the next heartbeat of the engine."""
         self._last_beat = self.clock(), beat
         self._totals.take(beat)
 
     def continued_trace(self, headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
-        """A block whose requests belong to the caller's trace."""
+        """A context whose requests become part of the caller's trace."""
         return nullcontext() if self.tracing is None else self.tracing.continued(headers)
 
     def call_started(self) -> None:
-        """An HTTP call has come."""
+        """Count an HTTP call that has begun."""
         self._open_calls += 1
 
     def call_ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """It was answered, or its caller hung up. The labels must be of bounded number."""
+        """Count an HTTP call that was answered or given up by its client. The labels need a bounded set of values."""
         self._open_calls -= 1
         self.metrics.http.requests.add(1, (method, route, str(status)))
         self.metrics.http.duration.of((method, route)).observe(seconds)
 
-    def request_ended(self, outcome: Outcome) -> None:
+    def request_ended(self, end: RequestEnd) -> None:
         """Count the end of a request of the engine."""
         requests = self.metrics.requests
-        requests.ended.add(1, (outcome.reason,))
-        if outcome.queued is not None:
-            requests.queued.of().observe(outcome.queued)
-        if outcome.reason in COMPLETE:
-            requests.duration.of().observe(outcome.duration)
+        requests.ended.add(1, (end.reason,))
+        if end.queued is not None:
+            requests.queued.of().observe(end.queued)
+        if end.reason in COMPLETE:
+            requests.duration.of().observe(end.duration)
 
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -196,7 +195,7 @@ class Observer:
         return generate_latest(self._registry)
 
     def routes(self) -> list[Route]:
-        """`/metrics`."""
+        """The route of `/metrics`."""
 
         async def metrics(request: Request) -> Response:
             self.metrics.http.tasks.set(len(asyncio.all_tasks()))
@@ -205,7 +204,7 @@ class Observer:
         return [Route("/metrics", metrics, methods=["GET"])]
 
     def _refresh(self) -> None:
-        """Bring the gauges to this moment."""
+        """Set the gauges to the current values."""
         engine, gateway = self.metrics.engine, self.metrics.gateway
         self.metrics.http.open.set(self._open_calls)
         at, beat = self._last_beat or (self.clock(), None)
@@ -237,70 +236,42 @@ class Observer:
 
 
 class _EngineTotals:
-    """Adds up the totals of engines that follow each other: those of a new engine begin at 0, ours only grow.
+    """Adds up the totals of one engine after another: those of a new engine begin at 0, the sums never fall.
 
-    What an engine did between its last heartbeat and its death is lost.
+    The work of an engine between its last heartbeat and its death is lost.
     """
 
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, series: EngineSeries) -> None:
+        self._series = series
         self._has_served = False
         self._last: dict[str, float] = {}
 
     def take(self, beat: Heartbeat) -> None:
-        """The next heartbeat, of the same engine or of a new one."""
+        """Take the next heartbeat, of the same engine or of a new one."""
         if beat.engine is None or beat.executor is None:
             if self._has_served:
                 self._restart()
             return
-        totals = _totals(beat.engine, beat.executor)
-        if any(value < self._last.get(name, 0) for name, value in totals.items()):
+        current = totals(beat.engine, beat.executor)
+        if any(value < self._last.get(name, 0) for name, value in current.items()):
             self._restart()
         self._has_served = True
-        grown = {name: value - self._last.get(name, 0) for name, value in totals.items()}
-        self._last = totals
+        grown = {name: value - self._last.get(name, 0) for name, value in current.items()}
+        self._last = current
         self._add(grown)
 
     def _restart(self) -> None:
-        self._metrics.restarts.add()
+        self._series.restarts.add()
         self._has_served = False
         self._last = {}
 
     def _add(self, grown: dict[str, float]) -> None:
-        metrics = self._metrics
-        metrics.iterations.add(grown["iterations"])
-        metrics.tokens.add(grown["tokens"])
-        metrics.padding.add(grown["padding"])
-        metrics.launches.add(grown["launches"])
-        metrics.preemptions.add(grown["preemptions"])
-        metrics.cache_queries.add(grown["cache_queries"])
-        metrics.cache_hits.add(grown["cache_hits"])
-        metrics.compiles.add(grown["compiles"])
-        metrics.compiles_serving.add(grown["compiles_serving"])
-        metrics.device_idle.add(grown["idle"])
-        for part in ("schedule", "update", "pack", "dispatch", "wait"):
-            metrics.host_seconds.add(grown[part], (part,))
+        series = self._series
+        for name, counter in series.totals.items():
+            counter.add(grown[name])
+        for part in HOST_PARTS:
+            series.host_seconds.add(grown[f"{part}_seconds"], (part,))
         if grown["iterations"]:
             # Without dispatch: on some backends it runs the program.
-            host = grown["schedule"] + grown["update"] + grown["pack"]
-            metrics.host_per_iteration.set(host / grown["iterations"])
-
-
-def _totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
-    return {
-        "iterations": engine.iterations,
-        "tokens": executor.tokens,
-        "padding": executor.padding_tokens,
-        "launches": executor.launches,
-        "preemptions": engine.preemptions,
-        "cache_queries": engine.cache_queries,
-        "cache_hits": engine.cache_hits,
-        "compiles": executor.compiles,
-        "compiles_serving": executor.compiles_while_serving,
-        "schedule": engine.schedule_seconds,
-        "update": engine.update_seconds,
-        "pack": executor.pack_seconds,
-        "dispatch": executor.dispatch_seconds,
-        "wait": executor.wait_seconds,
-        "idle": executor.idle_seconds,
-    }
+            host = grown["schedule_seconds"] + grown["update_seconds"] + grown["pack_seconds"]
+            series.host_per_iteration.set(host / grown["iterations"])

@@ -1,6 +1,6 @@
-"""OpenTelemetry: a span for every request of the engine, within the trace that the caller began.
+"""OpenTelemetry: a span for every request of the engine, as part of the caller's trace.
 
-Imported without the `otel` extra; only `start_tracing` with an endpoint needs it.
+The module can be imported without the `otel` extra; only `start_tracing` with an endpoint needs it.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 EXPORT_SECONDS = 5  # for one batch, retries included
-CLOSE_SECONDS = 5  # for all that is left when the server ends
+CLOSE_SECONDS = 5  # for the remaining spans when the server ends
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 
 logger = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
-    """What became of a request; times are seconds, None where it did not come so far."""
+class RequestEnd(NamedTuple):
+    """The end of a request. Times are seconds, None for a stage that the request did not reach."""
 
     reason: str
     prompt_tokens: int
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 class Tracing:
-    """Begins spans and sends them. Owns `provider`."""
+    """Makes spans and exports them. Owns `provider`."""
 
     def __init__(self, provider: "TracerProvider", model: str) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -48,7 +48,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def continued(self, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Spans that begin in this block, in this task, belong to the trace of `traceparent` among ASGI's `headers`."""
+        """Make spans of this block and task part of the trace named by `traceparent` in the ASGI `headers`."""
         from opentelemetry import context
 
         carrier = {
@@ -63,7 +63,7 @@ class Tracing:
             context.detach(token)
 
     def begin(self, request_id: str, endpoint: str) -> "Span":
-        """A span for one request of the engine."""
+        """Begin a span for one request of the engine."""
         from opentelemetry.trace import SpanKind
 
         operation = OPERATIONS.get(endpoint, endpoint)
@@ -75,38 +75,40 @@ class Tracing:
         }
         return self._tracer.start_span(f"{operation} {self._model}", kind=SpanKind.SERVER, attributes=attributes)
 
-    def end(self, span: "Span", outcome: Outcome) -> None:
-        """Say what became of it. The names of times are vLLM's; OpenTelemetry has none for all of them."""
+    def end(self, span: "Span", request: RequestEnd) -> None:
+        """End a span. The attributes of times have vLLM's names; OpenTelemetry does not define all of them."""
         from opentelemetry.trace import Status, StatusCode
 
-        span.set_attribute("gen_ai.usage.input_tokens", outcome.prompt_tokens)
-        span.set_attribute("gen_ai.usage.output_tokens", outcome.completion_tokens)
-        span.set_attribute("gen_ai.response.finish_reasons", [outcome.reason])
-        span.set_attribute("gen_ai.latency.e2e", outcome.duration)
-        if outcome.queued is not None:
-            span.set_attribute("gen_ai.latency.time_in_queue", outcome.queued)
-        if outcome.first_token is not None:
-            span.set_attribute("gen_ai.latency.time_to_first_token", outcome.first_token)
-        if outcome.reason in ("error", "timeout"):
-            span.set_attribute("error.type", outcome.reason)
+        span.set_attribute("gen_ai.usage.input_tokens", request.prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", request.completion_tokens)
+        span.set_attribute("gen_ai.response.finish_reasons", [request.reason])
+        span.set_attribute("gen_ai.latency.e2e", request.duration)
+        if request.queued is not None:
+            span.set_attribute("gen_ai.latency.time_in_queue", request.queued)
+        if request.first_token is not None:
+            span.set_attribute("gen_ai.latency.time_to_first_token", request.first_token)
+        if request.reason in ("error", "timeout"):
+            span.set_attribute("error.type", request.reason)
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
     def close(self) -> None:
-        """Send what is left, and give up after `CLOSE_SECONDS`. Blocks."""
-        # The SDK itself would try each batch of a full queue for EXPORT_SECONDS.
+        """Export the remaining spans; give up after `CLOSE_SECONDS`. Blocks."""
+        # Without the thread the SDK would try each batch of a full queue for EXPORT_SECONDS.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True, name="last spans")
         closing.start()
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():
-            logger.warning("the collector did not take the last spans within %d s: they are lost", CLOSE_SECONDS)
+            logger.warning(
+                "the OpenTelemetry collector did not accept the last spans within %d s; they are lost", CLOSE_SECONDS
+            )
 
 
 def start_tracing(config: ServerConfig) -> Tracing | None:
-    """Trace to `--otlp-traces-endpoint`; None where none was given.
+    """Export spans to `--otlp-traces-endpoint`; return None without this setting.
 
     Raises:
-        ConfigError: it is no URL, or the extra is not installed.
+        ConfigError: the endpoint is not a URL, or the extra is not installed.
     """
     endpoint = config.otlp_traces_endpoint
     if endpoint is None:
@@ -130,11 +132,11 @@ def _is_http_url(text: str) -> bool:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        return False  # brackets or a port that are none
+        return False  # invalid brackets or port
 
 
 def trace_to(processor: "SpanProcessor", model: str) -> Tracing:
-    """Trace to any processor of the SDK."""
+    """Export spans to a processor of the SDK."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 

@@ -1,1 +1,1 @@
-"""Strings to ids and back."""
+"""Text: tokenizers, chat templates, grammars, tool calls, and decoding of generated ids."""

@@ -1,4 +1,4 @@
-"""What a face turns into ids before the engine sees a request's parameters."""
+"""Converts bad words to token ids, before the engine receives the parameters of a request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,9 @@ from orca_jax.text.tokenizer import Tokenizer
 
 
 def engine_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """The parameters as the engine takes them: bad words as ids, and without stop strings, which `OutputStream` finds.
+    """Return the parameters for the engine: with bad words as ids, and without stop strings.
+
+    `OutputStream` finds the stop strings.
 
     Raises:
         RequestError: a bad word has no ids; `param` is "bad_words".
@@ -21,18 +23,20 @@ def engine_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParam
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The ids of words, each as it stands at the beginning of a text and after a blank, as in vLLM.
+    """Return the ids of words, at the beginning of a text and after a blank, as in vLLM.
 
-    These are the ways in which the tokenizer itself writes a word; the same letters in other pieces are not forbidden.
+    These are the encodings by the tokenizer; the same letters as other tokens are not forbidden.
 
     Raises:
         RequestError: a word has no ids; `param` is "bad_words".
     """
-    found: dict[tuple[int, ...], None] = {}  # in order, each once
+    found: dict[tuple[int, ...], None] = {}  # an ordered set
     for word in words:
         plain, after_blank = _ids(tokenizer, word.lstrip()), _ids(tokenizer, " " + word.lstrip())
         if not plain or not after_blank:
-            raise RequestError(f"bad_words: {word!r} is no word, so it cannot be forbidden; leave it out", "bad_words")
+            raise RequestError(
+                f"bad_words: {word!r} has no tokens, so it cannot be forbidden; leave it out", "bad_words"
+            )
         found[plain] = None
         if after_blank[-len(plain) :] != plain:  # else forbidden already
             found[after_blank] = None
@@ -43,4 +47,4 @@ def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     try:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     except RequestError as error:
-        raise RequestError(f"bad_words: {text!r} is no Unicode; leave it out", "bad_words") from error
+        raise RequestError(f"bad_words: {text!r} is not valid Unicode; leave it out", "bad_words") from error

@@ -1,9 +1,8 @@
-"""The machine that finds tool calls in generated text while it arrives, never at the cost of a word.
+"""Finds tool calls in generated text while it arrives, without loss of text.
 
-It takes pieces of text and gives back text and calls in their order. Text that may become a call is held back.
-What turns out to be none comes out exactly as it was written: bad JSON, a tool that the request does not have, a call
-that was cut off. All that is ever left out is the syntax of a call and the blanks between calls.
-Each character is looked at a bounded number of times, whatever the text and its pieces.
+The parser takes pieces of text, and returns text and calls in their order. Text is held back while it may become a
+call. If it does not, it is returned unchanged: invalid JSON, calls of unknown tools, incomplete calls. Only the syntax
+of calls and the blanks between calls are left out. Each character is read a bounded number of times.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,22 +16,23 @@ from orca_jax.text.json_end import BLANKS, JsonEnd
 
 
 class ToolCall(NamedTuple):
-    """One call; `arguments` is the JSON text of an object, as the model wrote it."""
+    """One call; `arguments` is the JSON text of an object, as the model has generated it."""
 
     name: str
     arguments: str
 
 
 Node = Mapping[str, "Node"] | Literal["object", "end"]
-"""What may follow, blanks apart: a literal -> what may follow it. "object" is a call's JSON, "end" the end of calls."""
+"""The allowed continuations, apart from blanks: literal -> node after it. "object" is the JSON of a call, "end" the
+end of the calls."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How calls are written. Blanks may stand around everything.
+    """The syntax of calls. Blanks are allowed between all parts.
 
-    `marker` may stand anywhere in the text and begins calls; without one they are all that the text holds.
-    `first` is what leads from there to the first call, and `after` is what has to follow a call, unless the text ends.
+    `marker` begins calls at any place in the text; None means that the whole text consists of calls. `first` holds the
+    continuations from there to the first call, and `after` those after a call. The text may also end after a call.
     """
 
     marker: str | None
@@ -41,21 +41,21 @@ class Dialect:
 
 
 class CallParser:
-    """A parser for one dialect; `read` makes a call of an object's JSON text, or None."""
+    """A parser for one dialect. `read` converts the JSON text of an object to a call, or returns None."""
 
     def __init__(self, dialect: Dialect, read: Callable[[str], ToolCall | None]) -> None:
         self._dialect, self._read = dialect, read
         self._out = _Output()
-        self._held: list[str] = []  # undecided text of earlier pieces, followed by that of this one from `_from`
+        self._held: list[str] = []  # undecided text of earlier pieces; it continues in this piece at `_from`
         self._text, self._from, self._at = "", 0, 0
-        self._literal = ""  # of those that may follow, as far as it came
-        self._call: ToolCall | None = None  # read, and waiting for what follows
+        self._literal = ""  # the part of a literal that has arrived
+        self._call: ToolCall | None = None  # complete, but undecided until its continuation
         self._object = JsonEnd()
         self._node: Node | None = None if dialect.marker else dialect.first  # None: outside of calls
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What is certain after this piece of text."""
-        if self._node is None:  # at most the beginning of a marker is held
+        """Add a piece of text, and return the decided text and calls."""
+        if self._node is None:  # the held text is at most the beginning of a marker
             text = "".join([*self._held, text])
             self._held.clear()
         self._text, self._from, self._at = text, 0, 0
@@ -73,7 +73,7 @@ class CallParser:
         return self._out.take()
 
     def finish(self) -> list[str | ToolCall]:
-        """The rest, at the end of the text."""
+        """Return the rest at the end of the text."""
         self._text, self._from, self._at = "", 0, 0
         if self._call is not None and not self._literal:
             self._accept()
@@ -81,7 +81,7 @@ class CallParser:
         return self._out.finish()
 
     def _search(self) -> None:
-        """Look for the marker; all before it is text, and so is everything where there are no markers."""
+        """Search for the marker. All before it is text; without a marker in the dialect, everything is."""
         text, marker = self._text, self._dialect.marker
         found = -1 if marker is None else text.find(marker, self._at)
         if marker is None or found < 0:
@@ -92,7 +92,7 @@ class CallParser:
             self._at, self._node = found + len(marker), self._dialect.first
 
     def _follow(self, node: Mapping[str, Node]) -> None:
-        """Match one character with the literals that may follow."""
+        """Match one character with the allowed literals."""
         character = self._text[self._at]
         if not self._literal and character in BLANKS:
             self._at += 1
@@ -109,16 +109,16 @@ class CallParser:
                 self._accept()
             self._node = node[longer]
             if self._node == "object":
-                self._object = JsonEnd()  # it looks at the bracket again
+                self._object = JsonEnd()  # it reads the bracket again
             else:
                 self._at += 1
                 if self._node == "end":
                     self._drop(self._at)
 
     def _fail(self) -> None:
-        """What is held is text. The beginning of a literal in it may be that of a marker, so it is looked at again."""
+        """Treat the held text as text. Its partial literal is read again, since it may begin a marker."""
         again = len(self._literal)
-        if self._at - again < self._from:  # it began in an earlier piece
+        if self._at - again < self._from:  # the literal began in an earlier piece
             held = "".join([*self._held, self._text[self._from : self._at]])
             self._text = held[len(held) - again :] + self._text[self._at :]
             self._held = [held[: len(held) - again]]
@@ -144,25 +144,25 @@ class CallParser:
             self._node = None
 
     def _accept(self) -> None:
-        """The call that waited is one."""
+        """Output the undecided call."""
         assert self._call is not None, "there is a call to accept"
         self._out.call(self._call)
         self._call = None
         self._drop(self._at)
 
     def _release(self, end: int) -> None:
-        """Hand out what is held, and this piece up to `end`, as text."""
+        """Output the held text, and this piece up to `end`."""
         self._out.text("".join([*self._held, self._text[self._from : end]]))
         self._drop(end)
 
     def _drop(self, end: int) -> None:
-        """Leave out what is held, and this piece up to `end`: it was syntax."""
+        """Drop the held text and this piece up to `end`, which are syntax."""
         self._held.clear()
         self._from = end
 
 
 class _Output:
-    """Text and calls in order. Blanks at the beginning and after a call wait: they are left out before a call."""
+    """Text and calls in order. Blanks at the beginning and after a call are held; before a call they are dropped."""
 
     def __init__(self) -> None:
         self._items: list[str | ToolCall] = []
@@ -184,7 +184,7 @@ class _Output:
         self._blanks, self._has_call = [], True
 
     def take(self) -> list[str | ToolCall]:
-        """What came since the last time, adjacent texts joined."""
+        """Return the items since the last call, with adjacent texts joined."""
         items, self._items = self._items, []
         if len(items) < 2:
             return items
@@ -198,8 +198,8 @@ class _Output:
         return self.take()
 
 
-class _Written(msgspec.Struct, forbid_unknown_fields=True):
-    """A call as models write it; some add an id or a type, which say nothing."""
+class _WrittenCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call as generated by models. Some models add an id or a type, which are ignored."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw()
@@ -209,9 +209,9 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_call(text: str, tool_names: Collection[str]) -> ToolCall | None:
-    """The call that an object is; None where it is none of these tools' or has anything that would be lost."""
+    """Convert the JSON text of an object to a call. Return None for an unknown tool, or if other data would be lost."""
     try:
-        written = msgspec.json.decode(text, type=_Written)
+        written = msgspec.json.decode(text, type=_WrittenCall)
         found = [text for text in (bytes(written.arguments), bytes(written.parameters)) if text]
         if written.name not in tool_names or len(found) != 1:
             return None
@@ -222,7 +222,7 @@ def read_call(text: str, tool_names: Collection[str]) -> ToolCall | None:
 
 
 def read_object(text: str) -> str | None:
-    """JSON text of an object, also where it is written as a string that holds it; else None."""
+    """Return the JSON text of an object, unquoted if it is in a JSON string, or None if it is not an object."""
     try:
         value = msgspec.json.decode(text)
         if isinstance(value, str):
@@ -233,6 +233,6 @@ def read_object(text: str) -> str | None:
 
 
 def _overlap(text: str, start: int, marker: str) -> int:
-    """Length of the longest beginning of `marker` with which `text` ends, from `start` on."""
+    """Return the length of the longest beginning of `marker` at the end of `text`, from `start` on."""
     longest = min(len(marker) - 1, len(text) - start)
     return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)

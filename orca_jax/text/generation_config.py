@@ -1,4 +1,4 @@
-"""Sampling defaults that come with a model, of generation_config.json. Its end tokens are read with the model."""
+"""Reads the sampling defaults of a model from generation_config.json. Its end tokens are read with the model."""
 
 import logging
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from orca_jax.request import SamplingParams
 from orca_jax.text.settings_file import read_settings
 
 NAME = "generation_config.json"
-MAX_NUMBER = 2**53  # of either sign; no field takes more
+MAX_NUMBER = 2**53  # absolute value; no field allows more
 
 # Key of the file -> field of SamplingParams, and its type.
 _FIELDS: Mapping[str, tuple[str, type[float] | type[int]]] = {
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 
 def read_generation_defaults(source: str, setting: str) -> dict[str, float | int]:
-    """What a request gets where it does not say: names and ranges of `SamplingParams`.
+    """Return the defaults of a request's sampling parameters, by the names of `SamplingParams`.
 
-    Keys that are null are as if they were not there. `do_sample: false` means greedy, so temperature 0. Keys without a
-    counterpart here, such as beams or cache settings, are left out: they say how transformers computes.
+    Null values are ignored. `do_sample: false` means greedy sampling, so temperature 0. Other keys, such as beams or
+    cache settings, are ignored, since they configure transformers.
 
     Args:
-        source: the model directory; empty or "preset:<name>" for none.
-        setting: "auto" reads the file of `source`, "none" or "vllm" reads nothing, all else is a directory to read.
+        source: the model directory; empty or "preset:<name>" for a preset.
+        setting: "auto" reads the file in `source`, "none" and "vllm" read nothing, others are a directory or a file.
 
     Raises:
-        ConfigError: the file, or one of its values, is wrong; names both. `param` is "generation_config".
+        ConfigError: the file or one of its values is wrong; the message names both. `param` is "generation_config".
     """
     if setting in ("none", "vllm") or (setting == "auto" and (not source or is_preset(source))):
         return {}
     directory = Path(source if setting == "auto" else setting)
     path = directory if directory.is_file() and setting != "auto" else directory / NAME
     if setting != "auto" and not path.is_file():
-        message = f'{path} is missing; generation_config is "auto", "none" or a directory with {NAME}'
+        message = f'{path} is missing; generation_config must be "auto", "none" or a directory with {NAME}'
         raise ConfigError(message, param="generation_config")
     values = read_settings(path, param="generation_config")
     defaults = {name: _number(values[key], kind, key, path) for key, (name, kind) in _FIELDS.items() if key in values}
@@ -64,7 +64,7 @@ def _number(value: object, kind: type[float] | type[int], key: str, path: Path) 
         number = kind(value)
         if number == value:
             return number
-    what = "a whole number" if kind is int else "a number"
+    what = "an integer" if kind is int else "a number"
     raise ConfigError(f"{path}: {key} must be {what}, got {_short(value)}", param="generation_config")
 
 
@@ -76,14 +76,14 @@ def _is_greedy(values: Mapping[str, Any], path: Path) -> bool:
 
 
 def _check(defaults: Mapping[str, float | int], path: Path) -> None:
-    """Refuse what every request would be refused for."""
+    """Check the ranges, as for the parameters of a request."""
     key_of = {name: key for key, (name, _) in _FIELDS.items()}
     for name, value in defaults.items():
         field: dict[str, Any] = {name: value}
         try:
             SamplingParams(**field)
         except RequestError as error:
-            message = f"{path}: {key_of[name]}: {error.message}; mend the file, or say --generation-config none"
+            message = f"{path}: {key_of[name]}: {error.message}; correct the file, or use --generation-config none"
             raise ConfigError(message, param="generation_config") from None
 
 

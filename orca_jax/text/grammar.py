@@ -1,7 +1,7 @@
-"""What a generated text must match, compiled to the ids that may come next. The work is llguidance's.
+"""Compiles structured outputs to constraints on the next token id, with llguidance.
 
-Compiling and each mask run on fuel: a grammar that is a bomb is refused, or ends its own request, in well under a
-second (`docs/architecture.md`).
+Compilation and each mask have a limit of steps ("fuel"). A malicious grammar is rejected, or ends its own request, in
+well under a second (`docs/architecture.md`).
 """
 
 import json
@@ -12,38 +12,37 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from orca_jax.errors import RequestError
-from orca_jax.request import StructuredOutput
-from orca_jax.step import TokenSet
+from orca_jax.request import StructuredOutput, TokenSet
 from orca_jax.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # it exists for type checkers only
+if TYPE_CHECKING:  # this name exists only for type checkers
     from llguidance._lib import JsonCompileOptions
 
 PARAM = "structured_outputs"
-MAX_SOURCE = 64 * 1024  # characters of a schema, an expression, a list of choices or a grammar
+MAX_SOURCE = 64 * 1024  # characters of a schema, a regular expression, a list of choices or a grammar
 MAX_NESTING = 64  # of a JSON schema
-MAX_REASON = 300  # characters that an error repeats of the library's
+MAX_REASON = 300  # characters of the library's error to repeat
 
-# No blanks without end, and no keyword passed over in silence.
+# Without unlimited blanks, and with an error for unknown keywords.
 _COMPACT: "JsonCompileOptions" = {"whitespace_flexible": False, "lenient": False}
-_MEND = {
-    "json_object": "report this as an error of the server",
-    "json_schema": "correct the schema, and leave out what cannot be enforced while generating",
-    "regex": "correct the expression, which knows neither look-around nor references back, or make it smaller",
+_REMEDIES = {
+    "json_object": "report this as a bug of the server",
+    "json_schema": "correct the schema, and leave out unsupported keywords",
+    "regex": "correct the expression, without look-around and backreferences, or make it smaller",
     "choice": "give fewer or shorter choices",
-    "grammar": "correct the grammar, which is written in llguidance's variety of Lark, or make it smaller",
+    "grammar": "correct the grammar, in the Lark syntax of llguidance, or make it smaller",
 }
 
 
 class GrammarFactory:
-    """Compiles what requests ask for. May be used by several threads.
+    """Compiles structured outputs. It is thread-safe.
 
-    The vocabulary is read when the first request comes, which takes some tenths of a second for a large one.
+    The vocabulary is prepared at the first request; a large one takes some tenths of a second.
 
     Args:
-        tokenizer: says which bytes an id stands for.
-        vocab_size: ids of the model.
-        eos_ids: the ids that end a text, allowed once it is complete.
+        tokenizer: maps ids to bytes.
+        vocab_size: number of ids of the model.
+        eos_ids: end tokens, allowed once the text is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -54,25 +53,27 @@ class GrammarFactory:
         self._vocabulary: tuple[LLTokenizer, TokenSet] | None = None
 
     def compile(self, structured: StructuredOutput) -> "GrammarConstraint":
-        """A new constraint, for one request.
+        """Return a new constraint for one request.
 
         Raises:
-            RequestError: what was asked for is wrong or too large, with `param` "structured_outputs".
+            RequestError: the structure is wrong or too large; `param` is "structured_outputs".
         """
         if not self._eos_ids:
-            raise RequestError("structured output needs an end token, and this model names none", param=PARAM)
+            raise RequestError(
+                "structured outputs need an end token, and the config of this model has none", param=PARAM
+            )
         if len(structured.value) > MAX_SOURCE:
             raise RequestError(
-                f"{structured.kind} has {len(structured.value)} characters; at most {MAX_SOURCE} are compiled",
+                f"{structured.kind} has {len(structured.value)} characters, and must have at most {MAX_SOURCE}",
                 param=PARAM,
             )
         try:
             source = _source(structured)
         except UnicodeEncodeError:
-            raise _refused(structured.kind, "it holds half of a surrogate pair, which is no character") from None
+            raise _refused(structured.kind, "it is not valid Unicode: it contains half of a surrogate pair") from None
         vocabulary, known = self._read_vocabulary()
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=_limits())
-        matcher.compute_bitmask()  # shows what only fails at its first token
+        matcher.compute_bitmask()  # detects errors that appear only at the first token
         if matcher.is_error():
             raise _refused(structured.kind, _reason(matcher))
         if matcher.is_stopped() and not matcher.is_accepting():
@@ -80,7 +81,7 @@ class GrammarFactory:
         return GrammarConstraint(matcher, known)
 
     def _read_vocabulary(self) -> tuple[LLTokenizer, TokenSet]:
-        """The ids as llguidance reads them, and those that both the tokenizer and the model know."""
+        """Return the vocabulary of llguidance, and the set of ids known to both the tokenizer and the model."""
         with self._lock:
             if self._vocabulary is None:
                 ids = _Vocabulary(self._tokenizer, self._eos_ids)
@@ -93,17 +94,17 @@ class GrammarFactory:
 
 
 class GrammarConstraint:
-    """`request.Constraint` over a parser's state."""
+    """A `Constraint` of one request, with the state of its parser."""
 
     def __init__(self, matcher: LLMatcher, known: TokenSet) -> None:
         self._matcher = matcher
         self._known = known
 
     def allowed(self) -> TokenSet:
-        """The ids that may come next; when the text is complete and nothing can follow, the end tokens alone.
+        """Return the allowed next ids; if the text is complete and cannot continue, only the end tokens.
 
         Raises:
-            RequestError: the parser ran out of fuel.
+            RequestError: the parser has exceeded its limits.
         """
         tokens = int.from_bytes(self._matcher.compute_bitmask(), "little") & self._known
         if self._matcher.is_error():
@@ -111,12 +112,12 @@ class GrammarConstraint:
         return tokens
 
     def accept(self, token_id: int) -> None:
-        """Move on by one id; what is wrong shows in the next `allowed`."""
+        """Advance by one id; an error appears at the next `allowed`."""
         self._matcher.consume_token(token_id)
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance wants it: the bytes of each id, exactly those that the text will have."""
+    """A tokenizer with the interface of llguidance: the bytes of each id are exactly those in the text."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int]) -> None:
         size = max(tokenizer.vocab_size, max(eos_ids) + 1)
@@ -130,11 +131,11 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
-        """The ids for a piece of text that must come: the tokenizer's own, if these are the text and nothing else."""
+        """Return the ids of a forced piece of text: those of the tokenizer, if they decode to exactly this text."""
         ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
         if b"".join([self.tokens[i] for i in ids]) == text and self._special.isdisjoint(ids):
             return ids
-        return self._greedy(text)  # it reads as a special token, or the tokenizer adds a blank, or it is no UTF-8
+        return self._greedy(text)  # the text is a special token or not UTF-8, or the tokenizer adds a blank
 
     def _greedy(self, text: bytes) -> list[int]:
         ids, at = [], 0
@@ -149,14 +150,14 @@ class _Vocabulary:
 
 
 def _set_of(ids: Collection[int]) -> TokenSet:
-    flags = bytearray(max(ids) // 8 + 1)  # not one integer after another: each is as long as the vocabulary
+    flags = bytearray(max(ids) // 8 + 1)  # adding ids one by one to an integer would copy all of its bits each time
     for token_id in ids:
         flags[token_id // 8] |= 1 << token_id % 8
     return int.from_bytes(flags, "little")
 
 
 def _limits() -> LLParserLimits:
-    """The library's own fuel, with less memory for one grammar; its errors without the parser's state."""
+    """Return the default limits of the library with less memory per grammar, and errors without the parser state."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
@@ -169,16 +170,16 @@ def _limits() -> LLParserLimits:
 
 
 def _source(structured: StructuredOutput) -> str:
-    """What llguidance compiles."""
+    """Return the grammar for llguidance."""
     kind, value = structured.kind, structured.value
     if kind == "json_object":
         return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_COMPACT)
     if kind == "json_schema":
         schema = _read_json(kind, value)
         if not isinstance(schema, dict):
-            raise _refused(kind, "a schema is a JSON object")
+            raise _refused(kind, "a schema must be a JSON object")
         _check_nesting(schema)
-        return LLMatcher.grammar_from_json_schema(_written(schema), overrides=_COMPACT)
+        return LLMatcher.grammar_from_json_schema(_json_text(schema), overrides=_COMPACT)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":
@@ -190,13 +191,13 @@ def _regex_of_choices(choices: object) -> str:
     if not isinstance(choices, list) or not choices:
         raise RequestError("choice must be a list of at least one string", param=PARAM)
     if not all(isinstance(choice, str) and choice for choice in choices):
-        raise RequestError("choice must be a list of strings that are not empty", param=PARAM)
+        raise RequestError("choice must be a list of non-empty strings", param=PARAM)
     return "|".join(_literal(choice) for choice in choices)
 
 
 def _literal(text: str) -> str:
-    """A regular expression for one text: whatever may have a meaning goes by its number."""
-    text.encode()  # half of a surrogate pair is no character
+    """Return a regular expression for one text, with all special characters as code points."""
+    text.encode()  # raises an error for half of a surrogate pair
     return "".join(char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
@@ -208,16 +209,16 @@ def _read_json(kind: str, value: str) -> Any:
 
 
 def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
-def _written(schema: object) -> str:
-    # Written out here, since the library takes any text for JSON, but not every value.
+def _json_text(schema: object) -> str:
+    # Encoded here, since the library accepts any text as JSON, but not every value.
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise _refused("json_schema", "it holds a number that is too large") from None
-    text.encode()  # half of a surrogate pair is no character
+        raise _refused("json_schema", "it contains a number that is too large") from None
+    text.encode()  # raises an error for half of a surrogate pair
     return text
 
 
@@ -237,11 +238,11 @@ def _parts(value: object) -> Collection[object]:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The library's reason, on one line."""
+    """Return the error of the library on one line."""
     lines = matcher.get_error().removesuffix("<non-verbose/>").split("\n")
     reason = " ".join(" ".join(lines).split())[:MAX_REASON]
     return "no text can match it" if reason.startswith("NoExtension") else reason
 
 
 def _refused(kind: str, reason: str) -> RequestError:
-    return RequestError(f"{kind} cannot be used: {reason}; {_MEND[kind]}", param=PARAM)
+    return RequestError(f"{kind} cannot be used: {reason}; {_REMEDIES[kind]}", param=PARAM)

@@ -1,4 +1,4 @@
-"""Finds the end of a JSON object or array in text that arrives in pieces, looking at each character once."""
+"""Finds the end of a JSON object or array in text that arrives in pieces, and reads each character once."""
 
 import re
 from typing import Literal
@@ -6,11 +6,13 @@ from typing import Literal
 BLANKS = " \t\r\n"
 
 _INSIDE = re.compile(r'["\\]')
-_OUTSIDE = re.compile(r'["{}\[\]]|[^ \t\r\n0-9:,+\-.eEtrufalsn]')  # brackets, quotes, and what no JSON has there
+_OUTSIDE = re.compile(
+    r'["{}\[\]]|[^ \t\r\n0-9:,+\-.eEtrufalsn]'
+)  # brackets, quotes, and characters that are not JSON there
 
 
 class JsonEnd:
-    """Counts brackets outside of strings. The value is not validated, but what can be no JSON is noticed at once."""
+    """Counts brackets outside of strings. The value is not validated, apart from its characters."""
 
     def __init__(self) -> None:
         self.state: Literal["open", "done", "broken"] = "open"
@@ -19,11 +21,11 @@ class JsonEnd:
         self._escaped = False
 
     def feed(self, text: str, at: int) -> int:
-        """Look at `text` from `at` on; the first character of all is a bracket.
+        """Read `text` from `at` on. The first character of the value is a bracket.
 
         Returns:
-            The index at which it stopped: the text's end while "open", behind the value when "done", at the
-            character that does not belong there when "broken".
+            The index at which reading stopped: the end of the text in state "open", the end of the value in state
+            "done", and the unexpected character in state "broken".
         """
         while at < len(text) and self.state == "open":
             at = self._string(text, at) if self._in_string else self._structure(text, at)

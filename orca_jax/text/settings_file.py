@@ -1,4 +1,4 @@
-"""The small JSON files of a model directory, read with limits: who wrote them is not known."""
+"""Reads the small JSON files of a model directory, with limits, since their authors are not trusted."""
 
 import json
 from collections.abc import Mapping
@@ -11,10 +11,11 @@ MAX_SETTINGS_BYTES = 16 * 2**20  # tokenizer_config.json repeats thousands of ad
 
 
 def read_settings(path: Path, param: str, limit: int = MAX_SETTINGS_BYTES) -> Mapping[str, Any]:
-    """The object in a JSON file; empty where there is no such file.
+    """Return the object in a JSON file, or an empty one if there is no file.
 
     Raises:
-        ConfigError: it cannot be read, has more than `limit` bytes or holds something else; names file and `param`.
+        ConfigError: the file cannot be read, has more than `limit` bytes, or does not hold an object. The message
+            names the file.
     """
     if not path.exists():
         return {}
@@ -23,20 +24,20 @@ def read_settings(path: Path, param: str, limit: int = MAX_SETTINGS_BYTES) -> Ma
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} cannot be read as JSON: {error}", param=param) from None
+        raise ConfigError(f"{path} is not valid JSON: {error}", param=param) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold an object", param=param)
+        raise ConfigError(f"{path} must hold a JSON object", param=param)
     return value
 
 
 def read_text(path: Path, limit: int, param: str) -> str:
-    """The text of a file of at most `limit` bytes.
+    """Return the text of a file of at most `limit` bytes.
 
     Raises:
-        ConfigError: it is no file, cannot be read or is larger; names it, with `param`.
+        ConfigError: it is not a file, cannot be read, or is larger. The message names the file.
     """
-    if not path.is_file():  # before opening it: a pipe would block, and a device may never end
-        raise ConfigError(f"{path} is no file", param=param)
+    if not path.is_file():  # checked before opening: a pipe would block, and a device may never end
+        raise ConfigError(f"{path} is not a file", param=param)
     try:
         with path.open("rb") as file:
             content = file.read(limit + 1)
@@ -49,4 +50,4 @@ def read_text(path: Path, limit: int, param: str) -> str:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")

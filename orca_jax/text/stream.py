@@ -1,4 +1,4 @@
-"""From ids to text while they arrive: never half a character, and nothing past a stop string."""
+"""Decodes ids to text while they arrive, in whole characters, and up to the first stop string."""
 
 import codecs
 from collections.abc import Collection, Sequence
@@ -9,10 +9,10 @@ from orca_jax.text.tokenizer import Tokenizer
 
 
 class IncrementalDecoder:
-    """Decodes one request's ids as they come.
+    """Decodes the ids of one request as they arrive.
 
-    The pieces joined, `finish()` included, equal `tokenizer.decode` of all ids. Bytes of an unfinished character wait
-    for the next id; they are at most three.
+    The joined pieces, `finish()` included, equal `tokenizer.decode` of all ids. Up to three bytes of an unfinished
+    character wait for the next id.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -21,23 +21,23 @@ class IncrementalDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain after these ids; may be empty."""
+        """Return the text completed by these ids; it may be empty."""
         spell, hidden = self._tokenizer.token_bytes, self._hidden
         return self._utf8.decode(b"".join(spell(i) for i in ids if i not in hidden))
 
     def finish(self) -> str:
-        """What waited: U+FFFD where a character was never completed, else nothing."""
+        """Return U+FFFD if the last character was never completed, else an empty string."""
         return self._utf8.decode(b"", True)
 
 
 class StopMatcher:
-    """Cuts a text at the first stop string that becomes complete, wherever the pieces' borders fall.
+    """Cuts a text at the first complete stop string, also across the borders of pieces.
 
-    Text that may be the beginning of a stop string is held back until that is decided.
+    Text is held back while it may be the beginning of a stop string.
 
     Args:
-        stops: the strings.
-        include_stop: cut after the string instead of before it.
+        stops: the stop strings.
+        include_stop: cut after the stop string instead of before it.
     """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
@@ -48,12 +48,14 @@ class StopMatcher:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found."""
+        """True once a stop string was found."""
         return self.stop is not None
 
     def push(self, text: str, watch: bool = True) -> str:
-        """The text that may go out; once `stopped` holds, nothing more. A string that ends in text which is not
-        watched does not count."""
+        """Return the text to deliver; after a stop string it is empty.
+
+        A stop string counts only if it ends in a piece with `watch`.
+        """
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         pending = self._held + text
@@ -67,18 +69,18 @@ class StopMatcher:
         return pending[: len(pending) - keep]
 
     def finish(self) -> str:
-        """The text that was held back, for a request that ended otherwise."""
+        """Return the held text, for a request that ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class OutputStream:
-    """The text of one generated sequence: decoding, end tokens and stop strings together.
+    """The text of one generated sequence, with decoding, end tokens and stop strings.
 
-    `num_tokens` counts the ids that the sequence used, its end token included; where a stop string ended it, later ids
-    of the same update, and their log probabilities, are not part of it. `finish_reason` is set at the end, also by a
-    stop string, and then the caller has to abort the request, which the engine still runs. `stop_reason` is the stop
-    string, or the one of `stop_token_ids`, that ended it.
+    `num_tokens` counts the ids of the sequence, including the end token. After a stop string, the further ids of the
+    same update and their log probabilities do not belong to it. `finish_reason` is set at the end. If a stop string
+    sets it, the engine still runs the request, and the caller must abort it. `stop_reason` is the stop string or the
+    member of `stop_token_ids` at the end.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class OutputStream:
 
     @classmethod
     def for_params(cls, tokenizer: Tokenizer, params: SamplingParams) -> Self:
-        """The stream of a request with these parameters."""
+        """Make the stream of a request with these parameters."""
         return cls(
             tokenizer,
             params.stop,
@@ -114,8 +116,10 @@ class OutputStream:
         )
 
     def push(self, ids: Sequence[int], finish_reason: FinishReason | None = None) -> str:
-        """Take an update's ids and return the new text. With reason "stop" the last id is an end token: not text,
-        unless what stops is to be included."""
+        """Add the ids of an update, and return the new text.
+
+        With reason "stop" the last id is an end token. It is text only with `include_stop`.
+        """
         if self.finish_reason is not None:
             return ""
         text_ids = ids[:-1] if finish_reason == "stop" else ids
@@ -132,7 +136,7 @@ class OutputStream:
         return text
 
     def _push_watched(self, ids: Sequence[int]) -> str:
-        # One by one, so that `num_tokens` ends at the id which completed the stop string.
+        # One by one, so that `num_tokens` counts up to the id that completes the stop string.
         pieces = []
         for token_id in ids:
             self.num_tokens += 1
@@ -152,7 +156,7 @@ class OutputStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` without being all of it."""
+    """Return the length of the longest end of `text` equal to a proper beginning of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

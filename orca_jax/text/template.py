@@ -1,9 +1,8 @@
-"""Chat templates: from messages to a prompt, in processes that cannot harm the server.
+"""Renders conversations to prompts by chat templates, in processes that cannot harm the server.
 
-A template comes with the model and is a program in Jinja's language. It is compiled and rendered by
-`template_worker.py`, whose memory, output and time are limited; a process that passes its time is killed and replaced.
-Special tokens that a user writes into a message are part of the prompt's text like any other words: a template
-cannot tell them apart, and the tokenizer reads them as special tokens.
+A template comes with the model, and is a program in the language of Jinja. `template_worker.py` compiles and renders
+it with limited memory, output and time; a process that exceeds its time is killed and replaced. Special tokens in a
+message of a user are ordinary text for a template, and the tokenizer encodes them as special tokens.
 """
 
 import json
@@ -23,21 +22,21 @@ from orca_jax.text import template_worker
 from orca_jax.text.template_files import read_templates
 from orca_jax.text.template_worker import Frame, receive_frame, send_frame
 
-RENDER_SECONDS = 5.0  # for one conversation; others allow 30, and a template that needs one is broken
-START_SECONDS = 30.0  # for a process to start and compile the templates, on a machine that is busy loading a model
-NUM_WORKERS = 2  # so that one slow conversation does not keep the others waiting
+RENDER_SECONDS = 5.0  # per conversation; other servers allow 30, but a correct template needs less than 1
+START_SECONDS = 30.0  # to start a process and compile the templates, while the machine loads a model
+NUM_WORKERS = 2  # so that one slow conversation does not delay the others
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 def load_chat_template(source: str, override: str | None) -> "ChatTemplate | None":
-    """The chat template of a model, compiled; None where the model has none. Whoever loads it closes it.
+    """Compile the chat template of a model, or return None if the model has none. The caller closes the result.
 
     Args:
-        source: the model's directory, of which chat_template.jinja is read, or else tokenizer_config.json; empty or
-            "preset:<name>" for a preset, which gets a plain template.
-        override: a file to take instead; the names of the special tokens still come from the directory.
+        source: the model directory, with chat_template.jinja or tokenizer_config.json; empty or "preset:<name>" for a
+            preset, which has a plain template.
+        override: a file with another template; the special tokens still come from the directory.
 
     Raises:
         ConfigError: a file cannot be read, or the template is wrong; `param` is "chat_template".
@@ -47,12 +46,12 @@ def load_chat_template(source: str, override: str | None) -> "ChatTemplate | Non
 
 
 class ChatTemplate:
-    """Renders conversations. `render` blocks and may be called from any thread."""
+    """Renders conversations. `render` blocks, and may be called from any thread."""
 
     def __init__(
         self, templates: Mapping[str, str], tokens: Mapping[str, str], render_seconds: float = RENDER_SECONDS
     ) -> None:
-        """Start a process and compile `templates`, of which "tool_use" is for conversations with tools.
+        """Start a process and compile `templates`. The template "tool_use" is used for conversations with tools.
 
         Raises:
             ConfigError: a template is wrong; `param` is "chat_template".
@@ -62,7 +61,7 @@ class ChatTemplate:
         self._closed = False
         self._lock = threading.Lock()
         self._running: set[_Worker] = set()
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # None: a place for one that is not started
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # None: a worker that is not started
         for _ in range(NUM_WORKERS - 1):
             self._idle.put(None)
         self._idle.put(self._start())
@@ -76,19 +75,19 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation, as transformers' `apply_chat_template` has it.
+        """Return the prompt of a conversation, as `apply_chat_template` of transformers does.
 
         Args:
-            messages: in OpenAI's shape, with text as content. Arguments of tool calls may be JSON text; templates get
-                the value.
-            tools: in OpenAI's shape, or None.
-            add_generation_prompt: end with the beginning of an assistant's message.
-            continue_final_message: end within the last message, for the model to go on with it.
-            kwargs: further variables for the template.
+            messages: messages in OpenAI's format, with text as content. Arguments of tool calls may be JSON text, and
+                templates receive their values.
+            tools: tools in OpenAI's format, or None.
+            add_generation_prompt: end with the beginning of an assistant message.
+            continue_final_message: end within the last message, so that the model continues it.
+            kwargs: further variables of the template.
 
         Raises:
-            RequestError: the template refuses the conversation, or fails, or passes a limit; `param` is "messages".
-            EngineError: no process could be started.
+            RequestError: the template rejects the conversation, fails, or exceeds a limit; `param` is "messages".
+            EngineError: no process can be started.
         """
         if continue_final_message and add_generation_prompt:
             message = "continue_final_message cannot be combined with add_generation_prompt; set one of them to false"
@@ -102,11 +101,11 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         name = TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT
-        text = self._ask({"template": name, "context": context})
+        text = self._exchange({"template": name, "context": context})
         return _cut_after_final_message(text, messages) if continue_final_message else text
 
     def close(self) -> None:
-        """End the processes; what they were rendering fails."""
+        """End the processes. Calls of `render` in progress fail."""
         with self._lock:
             self._closed = True
             workers, self._running = self._running, set()
@@ -121,22 +120,22 @@ class ChatTemplate:
     ) -> None:
         self.close()
 
-    def _ask(self, frame: Frame) -> str:
+    def _exchange(self, frame: Frame) -> str:
         worker = self._idle.get()
         try:
             worker = worker or self._start()
-            answer = worker.ask(frame, self._seconds)
+            answer = worker.exchange(frame, self._seconds)
         except _WorkerLost as error:
             assert worker is not None, "only a worker is lost"
             self._discard(worker)
             worker = None
             raise RequestError(f"the chat template {error}; shorten the conversation", param="messages") from None
-        except ConfigError as error:  # it compiled before
-            raise EngineError(f"the chat template's process does not start again: {error.message}") from error
+        except ConfigError as error:  # the templates compiled before
+            raise EngineError(f"the process of the chat template cannot be restarted: {error.message}") from error
         finally:
             self._idle.put(worker)
         if "error" in answer:
-            raise RequestError(f"the chat template does not take this conversation: {answer['error']}", "messages")
+            raise RequestError(f"the chat template rejects this conversation: {answer['error']}", "messages")
         return str(answer["text"])
 
     def _start(self) -> "_Worker":
@@ -146,7 +145,7 @@ class ChatTemplate:
             worker = _Worker()
             self._running.add(worker)
         try:
-            problem = worker.ask({"templates": self._templates}, START_SECONDS).get("error")
+            problem = worker.exchange({"templates": self._templates}, START_SECONDS).get("error")
         except _WorkerLost as error:
             problem = f"compiling it {error}"
         if problem is not None:
@@ -161,16 +160,16 @@ class ChatTemplate:
 
 
 class _WorkerLost(Exception):
-    """A process ended or was too slow; the message goes on from "the chat template"."""
+    """A process ended or was too slow. The message is the predicate of "the chat template"."""
 
 
 class _Worker:
-    """A process, for one conversation at a time."""
+    """A process that renders one conversation at a time."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        # By path, and so without this package's own imports; -P keeps the modules beside it from being found instead of
-        # others of their names. A session of its own, so that Ctrl-C in a terminal leaves it alone.
+        # The script is started by its path, so this package is not imported. -P keeps modules in its folder from hiding
+        # others of the same names. A new session protects it from Ctrl-C in a terminal.
         command = [sys.executable, "-P", str(Path(template_worker.__file__))]
         null = subprocess.DEVNULL
         with theirs:
@@ -180,15 +179,15 @@ class _Worker:
                 )
             except OSError as error:
                 ours.close()
-                raise EngineError(f"no process for the chat template: {error.strerror}") from error
+                raise EngineError(f"the process of the chat template cannot be started: {error.strerror}") from error
         self._socket = ours
 
-    def ask(self, frame: Frame, seconds: float) -> Frame:
-        """The answer, which holds "text" or "error".
+    def exchange(self, frame: Frame, seconds: float) -> Frame:
+        """Send a frame, and return the answer with "text" or "error".
 
         Raises:
-            RequestError: the question cannot be written as JSON.
-            _WorkerLost: there is no answer; the process is of no further use.
+            RequestError: the frame cannot be encoded as JSON.
+            _WorkerLost: there is no answer, and the process cannot be used any more.
         """
         deadline = time.monotonic() + seconds
 
@@ -205,17 +204,17 @@ class _Worker:
         except TimeoutError:
             raise _WorkerLost(f"took longer than {seconds:g} s") from None
         except (RecursionError, TypeError, UnicodeError) as error:
-            raise RequestError(f"messages cannot be written as JSON: {error}", param="messages") from None
+            raise RequestError(f"messages cannot be encoded as JSON: {error}", param="messages") from None
         except OSError:
             answer = None
         except ValueError as error:
-            raise _WorkerLost(f"was given or gave too much: {error}") from None
+            raise _WorkerLost(f"has too large an input or output: {error}") from None
         if answer is None:
             raise _WorkerLost("needed too much memory or processor time")
         return answer
 
     def close(self) -> None:
-        """End the process, whatever it is doing. May be called twice, and from another thread."""
+        """Kill the process. May be called twice, and from another thread."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -224,13 +223,13 @@ class _Worker:
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     reserved = sorted(RESERVED & set(kwargs))
     if reserved:
-        message = f"chat_template_kwargs must not hold {', '.join(reserved)}: the request has fields for them"
+        message = f"chat_template_kwargs must not hold {', '.join(reserved)}; use the fields of the request"
         raise RequestError(message, param="chat_template_kwargs")
     return kwargs
 
 
 def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with the arguments of its tool calls as values: OpenAI has JSON text where templates expect these."""
+    """Return the message with parsed arguments of tool calls. OpenAI has JSON text, and templates expect values."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -244,18 +243,18 @@ def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return {**function, "arguments": json.loads(arguments) if arguments.strip() else {}}
     except (ValueError, RecursionError):
-        message = f"arguments of the tool call {function.get('name')!r} must be JSON"
+        message = f"the arguments of the tool call {function.get('name')!r} must be JSON"
         raise RequestError(message, param="messages") from None
 
 
 def _cut_after_final_message(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt up to the end of the last message's content, with the blanks at its end if the template keeps them."""
+    """Cut the prompt at the end of the last message, with its trailing blanks if the template keeps them."""
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
         raise RequestError("continue_final_message needs text as content of the last message", param="messages")
     start = text.rfind(content.strip())
     if start < 0:
-        message = "the chat template changes the last message, so that it cannot be continued"
+        message = "the chat template changes the last message, so it cannot be continued"
         raise RequestError(message, param="continue_final_message")
     kept = content.lstrip()
     end = len(kept) if text.startswith(kept, start) else len(content.strip())

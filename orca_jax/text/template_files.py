@@ -1,4 +1,4 @@
-"""Where a model directory keeps its chat template and the texts of its special tokens."""
+"""Reads the chat template and the texts of the special tokens from a model directory."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -10,20 +10,22 @@ from orca_jax.errors import ConfigError
 from orca_jax.text.settings_file import read_settings, read_text
 
 MAX_TEMPLATE_BYTES = 2**20
-PARAM = "chat_template"  # the flag to mend what is wrong here
+PARAM = "chat_template"  # the flag named by errors
 
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_templates(source: str, override: str | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Templates by name, of which "default" is always there unless there are none, and special tokens by name.
+    """Return the templates by name, and the special tokens by name.
+
+    If there are templates, one of them is named "default".
 
     Args:
         source: a model directory, or a tokenizer.json in it; empty or "preset:<name>" for the plain template.
-        override: a file with the template to take instead.
+        override: a file with a template that replaces those of the directory.
 
     Raises:
-        ConfigError: a file is unreadable, too large or of the wrong shape; names it.
+        ConfigError: a file cannot be read, is too large, or has the wrong content; the message names it.
     """
     directory = _directory(source)
     settings: Mapping[str, Any] = {}
@@ -43,7 +45,7 @@ def read_templates(source: str, override: str | None) -> tuple[dict[str, str], d
 
 
 def _directory(source: str) -> Path | None:
-    """The model directory; None for a preset."""
+    """Return the model directory, or None for a preset."""
     if not source or is_preset(source):
         return None
     path = Path(source)
@@ -51,7 +53,7 @@ def _directory(source: str) -> Path | None:
 
 
 def _named(value: object, path: Path) -> dict[str, str]:
-    """One template, a list of named ones, or none."""
+    """Return the templates by name of a string, a list of named templates, or nothing."""
     if value is None:
         return {}
     found: dict[str, str] = {}
@@ -68,7 +70,7 @@ def _named(value: object, path: Path) -> dict[str, str]:
 
 
 def _tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the special tokens; a token may be an object with its text as content."""
+    """Return the texts of the special tokens. A token may be an object with the text as its content."""
     found = {}
     for name in _TOKENS:
         token = settings.get(name)

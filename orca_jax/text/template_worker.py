@@ -1,15 +1,16 @@
-"""The process that renders chat templates: a model's template is a program that somebody else wrote.
+"""The process that renders chat templates. A template is a program of the author of the model, and is not trusted.
 
-`template.py` starts it as a script and talks to it over a socket on file descriptor 0. Jinja's sandbox keeps templates
-from Python's insides; this process keeps them from everything else. It cannot open a file or a socket, its memory and
-processor time are limited, and it is killed where it takes too long. It ends when the other end of the socket closes.
+`template.py` starts this file as a script, and exchanges frames with it over a socket on file descriptor 0. The sandbox
+of Jinja protects the internals of Python; this process protects everything else. It cannot open files or sockets, its
+memory and processor time are limited, and `template.py` kills it after a timeout. It exits when the other end of the
+socket closes.
 
-It imports Jinja and the standard library only, so that it starts in a tenth of a second.
+It imports only Jinja and the standard library, so that it starts in a tenth of a second.
 """
 
 import codecs
 import json
-import pprint  # noqa: F401 - for Jinja, which imports some modules late, when this process cannot open files any more
+import pprint  # noqa: F401 - Jinja imports it late, when this process cannot open files any more
 import re
 import resource
 import socket
@@ -30,10 +31,10 @@ import jinja2.parser
 import jinja2.sandbox
 
 MAX_OUTPUT = 4 * 2**20  # characters of a rendered prompt
-MAX_FRAME = 64 * 2**20  # bytes; more than any body and any output that passes its own limit
+MAX_FRAME = 64 * 2**20  # bytes; larger than any request body and any output within their limits
 MAX_MESSAGE = 500  # characters of an error
-MEMORY = 512 * 2**20  # bytes of address space beyond those of the start
-CPU_SECONDS = 6  # for one answer: a little more than the parent's clock allows, for when the parent has gone
+MEMORY = 512 * 2**20  # bytes of address space in addition to those at the start
+CPU_SECONDS = 6  # per answer: a little more than the timeout of the parent, in case the parent has died
 
 _LENGTH = struct.Struct(">I")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -42,12 +43,12 @@ Frame = dict[str, Any]
 
 
 def send_frame(connection: socket.socket, value: Frame) -> None:
-    """Write a JSON object, its length first.
+    """Send the length of a JSON object, then the object.
 
     Raises:
-        ValueError: it is larger than `MAX_FRAME`, or cannot be written as JSON; nothing was sent.
-        RecursionError: it is nested too deeply; nothing was sent.
-        OSError: the other end has gone.
+        ValueError: the object is larger than `MAX_FRAME`, or cannot be encoded as JSON; nothing was sent.
+        RecursionError: the object is nested too deeply; nothing was sent.
+        OSError: the other end is closed.
     """
     payload = json.dumps(value, ensure_ascii=False, check_circular=False).encode("utf-8", "surrogatepass")
     if len(payload) > MAX_FRAME:
@@ -56,28 +57,28 @@ def send_frame(connection: socket.socket, value: Frame) -> None:
 
 
 def receive_frame(connection: socket.socket, budget: Callable[[], float | None] = lambda: None) -> Frame | None:
-    """Read a JSON object; None where the other end has gone.
+    """Receive a JSON object, or None if the other end is closed.
 
     Args:
         connection: a stream socket.
-        budget: the seconds that are left, asked before each read; None for no limit.
+        budget: returns the remaining seconds, or None for no limit; called before each read.
 
     Raises:
-        TimeoutError: nothing came within the budget.
-        ValueError: what came is no frame.
+        TimeoutError: no data arrived within the budget.
+        ValueError: the data are not a frame.
     """
     header = _receive(connection, _LENGTH.size, budget)
     if header is None:
         return None
     (size,) = _LENGTH.unpack(header)
     if size > MAX_FRAME:
-        raise ValueError(f"a frame of {size} bytes")
+        raise ValueError(f"a frame has {size} bytes, more than {MAX_FRAME}")
     payload = _receive(connection, size, budget)
     if payload is None:
         return None
     frame = json.loads(payload.decode("utf-8", "surrogatepass"))
     if not isinstance(frame, dict):
-        raise ValueError("a frame that is no object")
+        raise ValueError("a frame is not a JSON object")
     return frame
 
 
@@ -92,13 +93,13 @@ def _receive(connection: socket.socket, size: int, budget: Callable[[], float | 
     return bytes(received)
 
 
-class Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks an assistant's words for training; rendering is not changed."""
+class GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; it does not change the rendering."""
 
-    tags = {"generation"}  # noqa: RUF012 - so it is declared in the base class
+    tags = {"generation"}  # noqa: RUF012 - declared like this in the base class
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """The block as a call that returns its contents, with a scope of its own as in transformers."""
+        """Return the block as a call that renders its contents, in its own scope as in transformers."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_contents"), [], [], body).set_lineno(line)
@@ -108,9 +109,9 @@ class Generation(jinja2.ext.Extension):
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates."""
+    """Return Jinja's environment with the settings of transformers for chat templates."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise
@@ -125,16 +126,16 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes what HTML cannot hold, and a prompt is no HTML.
+    # The filter of Jinja escapes for HTML, and a prompt is not HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class Refused(jinja2.TemplateError):
-    """The template refuses the conversation, in its own words."""
+class TemplateRefusal(jinja2.TemplateError):
+    """The template rejects the conversation; the message is that of the template."""
 
 
 def _raise(message: object) -> None:
-    raise Refused(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def _now(form: str) -> str:
@@ -142,10 +143,10 @@ def _now(form: str) -> str:
 
 
 def render(template: jinja2.Template, context: Frame) -> Frame:
-    """The answer to one request: the text, or why there is none."""
+    """Return the answer to one frame: the text or an error."""
     try:
         return {"text": "".join(_limited(template.generate(context)))}
-    except Refused as error:
+    except TemplateRefusal as error:
         return {"error": _words(error)}
     except Exception as error:  # a template may fail in any way
         return {"error": f"{type(error).__name__}: {_words(error)}".removesuffix(": ")}
@@ -156,22 +157,22 @@ def _limited(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         total += len(piece)
         if total > MAX_OUTPUT:
-            raise Refused(f"the rendered prompt has more than {MAX_OUTPUT} characters")
+            raise TemplateRefusal(f"the rendered prompt has more than {MAX_OUTPUT} characters")
         if piece:
             yield piece
 
 
 def _words(error: Exception) -> str:
-    """What an error says, without paths and addresses."""
+    """Return the message of an error, without paths and addresses."""
     text = str(error.strerror) if isinstance(error, OSError) else str(error)
     return _ADDRESS.sub("", text[: 2 * MAX_MESSAGE])[:MAX_MESSAGE]
 
 
 def compile_all(sources: dict[str, str]) -> dict[str, jinja2.Template]:
-    """The templates by name.
+    """Compile templates by name.
 
     Raises:
-        ValueError: one of them is wrong; says where.
+        ValueError: a template is wrong; the message names the line if it is known.
     """
     made, compiled = environment(), {}
     for name, source in sources.items():
@@ -179,15 +180,15 @@ def compile_all(sources: dict[str, str]) -> dict[str, jinja2.Template]:
             compiled[name] = made.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {_words(Exception(error.message))}") from error
-        except Exception as error:  # recursion, memory, blocks that Python cannot nest
+        except Exception as error:  # recursion, memory, or too deeply nested blocks
             raise ValueError(f"{type(error).__name__}: {_words(error)}") from error
     return compiled
 
 
 def _enclose() -> None:
-    """Give up files, sockets and most of the memory, for good."""
-    time.localtime()  # reads the time zone's file while files can be read
-    codecs.lookup("unicode_escape")  # and this one a module, for strings in templates
+    """Give up the rights to files, sockets and most of the memory."""
+    time.localtime()  # reads the file of the time zone while files can be read
+    codecs.lookup("unicode_escape")  # imports a module, for strings in templates
     limit = _address_space() + MEMORY
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -197,7 +198,7 @@ def _enclose() -> None:
 
 
 def _address_space() -> int:
-    """Bytes of address space in use; a guess on the safe side where the system does not tell."""
+    """Return the bytes of address space in use, or a safe guess if the system does not report them."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[0]) * resource.getpagesize()
@@ -212,7 +213,7 @@ def _renew_cpu_limit() -> None:
 
 
 def main() -> int:
-    """Answer until the other end of the socket closes; the first frame holds the templates."""
+    """Answer frames until the other end of the socket closes. The first frame holds the templates."""
     connection = socket.socket(fileno=0)
     _enclose()
     templates: dict[str, jinja2.Template] = {}
@@ -227,7 +228,7 @@ def main() -> int:
                 answer: Frame = {"text": ""}
             else:
                 answer = render(templates[frame["template"]], frame["context"])
-        except MemoryError:  # in the middle of a frame, perhaps: a new process is the way back
+        except MemoryError:  # perhaps in the middle of a frame, so a new process is needed
             return 1
         except (ValueError, RecursionError) as error:
             answer = {"error": _words(error)}

@@ -1,7 +1,7 @@
-"""Tokenizers behind one protocol whose currency is bytes.
+"""Tokenizers behind one protocol, which is based on bytes.
 
-Half a character is a thing of bytes, so a tokenizer here says which *bytes* an id stands for. Decoding is joining
-them, which makes incremental decoding exact by construction (`stream.py`) instead of a comparison of strings.
+An id may stand for a part of a character, so a tokenizer maps an id to *bytes*. Decoding joins these bytes. This makes
+incremental decoding exact by construction (`stream.py`), without comparisons of strings.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ import tokenizers
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.settings_file import read_settings
 
-MAX_TOKENIZER_BYTES = 256 * 2**20  # of a tokenizer.json; the largest known have 35 MB
-BYTE_TOKENIZER = "byte"  # the source that names `ByteTokenizer` where a path is expected
+MAX_TOKENIZER_BYTES = 256 * 2**20  # of a tokenizer.json; the largest known ones have 35 MB
+BYTE_TOKENIZER = "byte"  # the source of `ByteTokenizer`, given in place of a path
 
 
 class Tokenizer(Protocol):
-    """Strings <-> ids.
+    """Converts text to ids and back.
 
-    `source` is what `load_tokenizer` takes to build the same tokenizer again, also in another process.
-    `vocab_size` counts the ids that the tokenizer may produce; a model may have more rows than that.
+    `source` is the argument of `load_tokenizer` to build an equal tokenizer, also in another process.
+    `vocab_size` is the number of ids of the tokenizer; a model may have more rows.
     """
 
     source: str
@@ -32,21 +32,21 @@ class Tokenizer(Protocol):
     special_ids: frozenset[int]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a prompt, with the special tokens that the model's tokenizer puts around one if they are wanted.
+        """Return the ids of a prompt. `add_special_tokens` adds the special tokens of the tokenizer, such as BOS.
 
         Raises:
-            RequestError: the text is no Unicode: it holds half of a surrogate pair.
+            RequestError: the text is not valid Unicode: it contains half of a surrogate pair.
         """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes that an id adds to a text; none for an id that the tokenizer does not know."""
+        """Return the UTF-8 bytes of an id within a text; an unknown id has none."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text that these ids add to what stands before them; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ids within a longer text; bytes that are not UTF-8 become U+FFFD.
 
-        It continues a text: the blank that SentencePiece vocabularies put before a first word is kept.
+        The blank of SentencePiece vocabularies before a first word is kept, since the ids continue a text.
         """
         ...
 
@@ -55,13 +55,13 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """Load a tokenizer: a directory with `tokenizer.json`, such a file, or "byte".
 
     Raises:
-        ConfigError: nothing usable is there; `param` is "tokenizer".
+        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".
     """
     return ByteTokenizer() if source == BYTE_TOKENIZER else FileTokenizer(str(source))
 
 
 class _BytesDecoder:
-    """`decode` for all tokenizers: join, then read as UTF-8."""
+    """Implements `decode` for all tokenizers: join the bytes, then decode them as UTF-8."""
 
     special_ids: frozenset[int]
 
@@ -74,7 +74,7 @@ class _BytesDecoder:
 
 
 class ByteTokenizer(_BytesDecoder):
-    """Ids 0..255 are bytes and 256 ends a text: for presets without a tokenizer, and for tests."""
+    """A tokenizer for presets and tests: ids 0 to 255 are bytes, and 256 is the end token."""
 
     def __init__(self) -> None:
         self.source = BYTE_TOKENIZER
@@ -84,18 +84,18 @@ class ByteTokenizer(_BytesDecoder):
         self.special_ids = frozenset({256})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The UTF-8 bytes of the text; there is nothing to put around it."""
+        """Return the UTF-8 bytes of the text, without special tokens."""
         return list(_utf8(text))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One byte; the end token reads `<|end|>` where special tokens are shown."""
+        """Return one byte, or `<|end|>` for the end token."""
         if token_id == 256:
             return b"<|end|>"
         return bytes((token_id,)) if 0 <= token_id < 256 else b""
 
 
 class FileTokenizer(_BytesDecoder):
-    """A `tokenizer.json`: byte-level vocabularies (GPT-2, Llama 3) and SentencePiece ones with byte fallback."""
+    """A `tokenizer.json` with a byte-level vocabulary (GPT-2, Llama 3) or a SentencePiece one with byte fallback."""
 
     def __init__(self, source: str) -> None:
         path = Path(source)
@@ -107,8 +107,8 @@ class FileTokenizer(_BytesDecoder):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library raises bare Exception for most bad files, and panics at some
-            raise ConfigError(f"{path} is no readable tokenizer: {error}", param="tokenizer") from error
+        except BaseException as error:  # the library raises a bare Exception for most bad files, and panics for some
+            raise ConfigError(f"{path} is not a tokenizer that can be read: {error}", param="tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._byte_level = _is_byte_level(decoder, path)
@@ -123,12 +123,12 @@ class FileTokenizer(_BytesDecoder):
         self.eos_id = self._named(settings.get("eos_token"))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a prompt. The work is done outside the interpreter lock."""
+        """Return the ids of a prompt. The library releases the interpreter lock meanwhile."""
         _utf8(text)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of an id, remembered."""
+        """Return the bytes of an id, from a cache if possible."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._spell(token_id)
@@ -143,7 +143,7 @@ class FileTokenizer(_BytesDecoder):
             table = _byte_of_character()
             if all(character in table for character in token):
                 return bytes(table[character] for character in token)
-            return token.encode("utf-8")  # an added token is written as it reads
+            return token.encode("utf-8")  # the text of an added token is used as it is
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes((int(token[3:5], 16),))
         return token.encode("utf-8") if token_id in self._added else token.replace("▁", " ").encode("utf-8")
@@ -157,7 +157,9 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError("the prompt holds half of a surrogate pair, which is no character", param="prompt") from None
+        raise RequestError(
+            "the prompt is not valid Unicode: it contains half of a surrogate pair", param="prompt"
+        ) from None
 
 
 def _is_byte_level(decoder: dict[str, object] | None, path: Path) -> bool:
@@ -166,7 +168,8 @@ def _is_byte_level(decoder: dict[str, object] | None, path: Path) -> bool:
         return True
     if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         return False
-    message = f"{path} decodes with {sorted(kinds) or 'nothing'}; byte-level and SentencePiece are known"
+    found = ", ".join(sorted(kinds)) or "none"
+    message = f"{path} must be a byte-level or SentencePiece tokenizer, and its decoders are: {found}"
     raise ConfigError(message, param="tokenizer")
 
 
@@ -181,7 +184,7 @@ def _decoder_kinds(decoder: dict[str, object] | None) -> set[str]:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the other 68 for U+0100 onwards, in order."""
+    """Return the alphabet of GPT-2: printable Latin-1 bytes are themselves, the other 68 are U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     table = {chr(byte): byte for byte in printable}

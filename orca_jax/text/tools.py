@@ -1,4 +1,4 @@
-"""Tools: what a request may offer, how models write calls of them, and the schema of calls that are demanded."""
+"""Tools of a request: their checks, the syntax of generated calls, and the schema of forced calls."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OBJECT: Node = {"{": "object"}
 
 DIALECTS: Mapping[str, Dialect] = {
-    # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them
+    # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times
     "hermes": Dialect("<tool_call>", _OBJECT, {"</tool_call>": "end"}),
     # {"name": ..., "parameters": {...}}; {...}
     "llama3_json": Dialect(None, {"{": "object", "<|python_tag|>": _OBJECT}, {";": _OBJECT}),
@@ -42,28 +42,28 @@ _ONE_OBJECT = Dialect(None, _OBJECT, {})
 
 
 class ToolParser(Protocol):
-    """Parses one text that arrives in pieces. Pieces of text and calls come out in order, and no text is lost."""
+    """Parses a text that arrives in pieces. Text and calls are returned in their order, without loss of text."""
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What is certain after this piece of text."""
+        """Add a piece of text, and return the decided text and calls."""
         ...
 
     def finish(self) -> list[str | ToolCall]:
-        """The rest, at the end of the text."""
+        """Return the rest at the end of the text."""
         ...
 
 
 def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
-    """A parser for the way in which a model writes calls of its own accord.
+    """Return a parser for the calls that a model generates by itself.
 
-    The markers of "mistral" and "llama3_json" are special tokens: such text has to be decoded with them.
+    The markers of "mistral" and "llama3_json" are special tokens, so special tokens must not be skipped in decoding.
 
     Args:
         name: one of `DIALECTS`.
-        tool_names: the tools of the request; what calls another one stays text.
+        tool_names: the tools of the request; calls of other tools remain text.
 
     Raises:
-        ConfigError: no such parser.
+        ConfigError: there is no such parser.
     """
     if name not in DIALECTS:
         raise ConfigError(f"tool_call_parser must be one of {', '.join(DIALECTS)}, got {name!r}", "tool_call_parser")
@@ -72,7 +72,7 @@ def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
 
 
 class ForcedCalls:
-    """A parser for text that follows `forced_tools_schema`. A call comes out when it is whole; one cut off is text."""
+    """A parser for text that matches `forced_tools_schema`. An incomplete call at the end is returned as text."""
 
     def __init__(self, tools: Tools, choice: str | Mapping[str, Any]) -> None:
         known = frozenset(tool_name(tool) for tool in tools)
@@ -83,25 +83,25 @@ class ForcedCalls:
             self._parser = CallParser(_ONE_OBJECT, lambda text: _call_of(name, read_object(text)))
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What is certain after this piece of text."""
+        """Add a piece of text, and return the decided text and calls."""
         return self._parser.push(text)
 
     def finish(self) -> list[str | ToolCall]:
-        """The rest, at the end of the text."""
+        """Return the rest at the end of the text."""
         return self._parser.finish()
 
 
 def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel: bool = True) -> str:
-    """The JSON schema that the generated text has to follow where calls are demanded.
+    """Return the JSON schema of the generated text for forced calls.
 
     Args:
-        tools: as `check_tools` took them.
-        choice: "required" for a list of one or more calls, {"name": ..., "arguments": {...}} each; OpenAI's object that
-            names a tool for the arguments of one call of it.
-        parallel: whether such a list may hold more than one call.
+        tools: tools that have passed `check_tools`.
+        choice: "required" for a list of one or more calls {"name": ..., "arguments": {...}}, or OpenAI's object with
+            the name of a tool, for the arguments of one call of this tool.
+        parallel: True if the list may hold more than one call.
 
     Raises:
-        RequestError: the choice is neither, or names a tool that the request does not have; `param` is "tool_choice".
+        RequestError: the choice is invalid, or names a tool outside of the request; `param` is "tool_choice".
     """
     parameters = {tool_name(tool): _parameters(tool) for tool in tools}
     name = _chosen(choice, parameters)
@@ -124,10 +124,11 @@ def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel:
 
 
 def check_tools(tools: Tools) -> None:
-    """Check the request field "tools", whose entries are objects.
+    """Check the request field "tools", a list of objects.
 
     Raises:
-        RequestError: too many, or one is no function with a sane and unique name and a schema of an object.
+        RequestError: the list is empty or too long, or a tool is not a function with a valid, unique name and the
+            schema of an object; `param` is "tools".
     """
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise _wrong(f"tools must hold 1 to {MAX_TOOLS} tools, got {len(tools)}")
@@ -140,13 +141,13 @@ def check_tools(tools: Tools) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _ or -")
         if name in names:
-            raise _wrong(f"{where}.function.name: {name} is there twice")
+            raise _wrong(f"{where}.function.name: {name} is used twice")
         names.add(name)
         _check_parameters(f"{where}.function.parameters", function.get("parameters"))
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
-    """The name of a tool that `check_tools` took."""
+    """Return the name of a tool that has passed `check_tools`."""
     return str(tool["function"]["name"])
 
 
@@ -159,7 +160,7 @@ def _check_parameters(where: str, value: object) -> None:
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [inner for outer in level for inner in _children(outer)]
     if level:
-        raise _wrong(f"{where} must not be nested more than {MAX_SCHEMA_DEPTH} deep")
+        raise _wrong(f"{where} must not be nested more than {MAX_SCHEMA_DEPTH} levels deep")
 
 
 def _children(value: object) -> Collection[Any]:
@@ -169,7 +170,7 @@ def _children(value: object) -> Collection[Any]:
 
 
 def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a tool's arguments; one without parameters takes none."""
+    """Return the schema of the arguments of a tool; without parameters it allows only an empty object."""
     found = tool["function"].get("parameters")
     if not found:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -177,7 +178,7 @@ def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """The schema with its references into itself changed for a place inside another one."""
+    """Return the schema for a place inside another schema: references to its root are changed to `root`."""
     if isinstance(schema, list):
         return [_moved(item, root) for item in schema]
     if not isinstance(schema, Mapping):
@@ -194,7 +195,7 @@ def _moved(schema: Any, root: str) -> Any:
 
 
 def _chosen(choice: str | Mapping[str, Any], names: Collection[str]) -> str | None:
-    """The tool that the choice names; None for "required"."""
+    """Return the tool named by the choice, or None for "required"."""
     if choice == "required":
         return None
     function = choice.get("function") if isinstance(choice, Mapping) else None
@@ -203,7 +204,7 @@ def _chosen(choice: str | Mapping[str, Any], names: Collection[str]) -> str | No
         message = 'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
         raise RequestError(message, param="tool_choice")
     if name not in names:
-        raise RequestError(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+        raise RequestError(f"tool_choice names {name!r}, which is not one of the tools", param="tool_choice")
     return name
 
 

@@ -1,1 +1,1 @@
-"""What an engine wrote down (`--trace-file`): shown, measured, and run again under another scheduler."""
+"""Timelines: arrivals, iterations and ends of an engine, recorded with `--trace-file`, measured and drawn."""

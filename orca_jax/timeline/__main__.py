@@ -1,6 +1,6 @@
-"""`python -m orca_jax.timeline FILE`: show a file that an engine wrote with `--trace-file`.
+"""`python -m orca_jax.timeline FILE`: show a timeline that an engine has written with `--trace-file`.
 
-To run its arrivals again use `python -m orca_jax.bench replay FILE`; `python -m orca_jax.bench burst` makes a timeline.
+`python -m orca_jax.bench replay FILE` runs its arrivals again under other settings.
 """
 
 import argparse
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 
 from orca_jax.errors import OrcaError
 from orca_jax.reporting import print_table
-from orca_jax.timeline.read import figures, load_run
+from orca_jax.timeline.read import figures, load_timeline
 from orca_jax.timeline.views import add_file_args, write_views
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show a file; return 2 if a flag or the file is wrong."""
+    """Show a file. Return the exit code, 2 if a flag or the file is wrong."""
     parser = argparse.ArgumentParser(prog="python -m orca_jax.timeline", description=__doc__)
     add_file_args(parser)
     args = parser.parse_args(argv)
     try:
-        run = load_run(args.file)
-        shown = figures(run)
-        write_views(run, args)
+        timeline = load_timeline(args.file)
+        shown = figures(timeline)
+        write_views(timeline, args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print_table(f"{args.file}: {run.head.config.model}, {run.head.config.scheduler}", shown)
-    print(json.dumps({**shown, "config": dataclasses.asdict(run.head.config), "trace": args.file}))
+    print_table(f"{args.file}: {timeline.head.config.model}, {timeline.head.config.scheduler}", shown)
+    print(json.dumps({**shown, "config": dataclasses.asdict(timeline.head.config), "trace": args.file}))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What an iteration costs, from what iterations took."""
+"""Fits the cost of an iteration to a timeline."""
 
 import statistics
 from dataclasses import dataclass
@@ -7,47 +7,47 @@ import numpy as np
 
 from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import LinearCost, pairs
-from orca_jax.timeline.read import Run, members
-from orca_jax.timeline.writer import Iteration
+from orca_jax.timeline.read import Timeline, members
+from orca_jax.timeline.writer import IterationRecord
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A cost, and the share of the variance of the iterations' times that it explains; 1 is all of it."""
+    """A cost with the share of the variance of device times that it explains; at most 1."""
 
     cost: LinearCost
     r_squared: float
 
 
-def fit_cost(run: Run) -> Fit:
-    """Least squares over the iterations' device times, with no coefficient below zero.
+def fit_cost(timeline: Timeline) -> Fit:
+    """Fit a cost to the device times of the iterations by least squares, without negative coefficients.
 
-    The host's time is the median of what it took to select, plan and update.
+    The time of the host is the median time to select, plan and update.
 
     Raises:
-        ConfigError: the trace has no iteration.
+        ConfigError: the timeline has no iteration.
     """
-    if not run.iterations:
-        raise ConfigError("the trace has no iteration to fit a cost to", param="trace")
-    features = np.array([_work(each) for each in run.iterations], np.float64)
-    taken = np.array([each.device for each in run.iterations])
+    if not timeline.iterations:
+        raise ConfigError("the timeline has no iterations, so no cost can be fitted", param="trace")
+    features = np.array([_work(each) for each in timeline.iterations], np.float64)
+    taken = np.array([each.device for each in timeline.iterations])
     weights = _non_negative(features, taken)
     variance = float(np.sum((taken - taken.mean()) ** 2))
     missed = float(np.sum((taken - features @ weights) ** 2))
-    host = statistics.median([each.planned - each.selected + each.update for each in run.iterations])
-    cost = LinearCost(float(weights[0]), float(weights[1]), float(weights[2]), host, run.head.buckets)
+    host = statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
+    cost = LinearCost(float(weights[0]), float(weights[1]), float(weights[2]), host, timeline.head.buckets)
     return Fit(cost, 1 - missed / variance if variance else 1.0)
 
 
-def _work(iteration: Iteration) -> tuple[int, int, int]:
-    """What each coefficient of a cost is multiplied with."""
+def _work(iteration: IterationRecord) -> tuple[int, int, int]:
+    """Return the factors of the coefficients of a cost."""
     spans = [(start, size) for _, start, size in members(iteration)]
     num, further = iteration.steps, len(spans) * iteration.steps * (iteration.steps - 1) // 2
     return num, num * (iteration.tokens + iteration.padding), num * pairs(spans) + further
 
 
 def _non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Least squares; a feature whose weight comes out below zero is left out, the worst one first."""
+    """Solve by least squares; features with negative weights are left out, beginning with the most negative one."""
     scale = np.maximum(np.abs(features).max(axis=0), 1)
     kept = list(range(features.shape[1]))
     weights = np.zeros(features.shape[1])

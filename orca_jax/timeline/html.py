@@ -1,15 +1,18 @@
-"""A trace as one HTML file that needs no network and no script: a row for each request, a column for each iteration."""
+"""Draws a timeline as an HTML file without scripts: a row per request, a column per iteration.
+
+The file needs no network.
+"""
 
 from collections.abc import Iterator
 from html import escape
 
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import COLORS, KINDS, Span, request_spans
-from orca_jax.timeline.writer import Iteration
+from orca_jax.timeline.writer import IterationRecord
 
 _ROW = 16  # pixels
-_TOP = 96  # of the strip with each iteration's tokens
-_BAR = 64  # of its highest bar
+_TOP = 96  # height of the strip with the tokens of each iteration
+_BAR = 64  # height of its highest bar
 _AXIS = 12  # below the bars, for the numbers
 
 _STYLE = f"""
@@ -28,17 +31,19 @@ svg rect:hover {{ stroke: #000; stroke-width: 1; }}
 """
 
 
-def page(run: Run) -> str:
-    """The file's text."""
-    config = run.head.config
-    title = f"{config.model}: {config.scheduler}, {len(run.arrivals)} requests, {len(run.iterations)} iterations"
-    spans = request_spans(run)
-    column = 14 if len(run.iterations) <= 200 else 8 if len(run.iterations) <= 2000 else 4
-    width, height = column * len(run.iterations) + 40, _TOP + _ROW * len(spans)
+def html_page(timeline: Timeline) -> str:
+    """Return the text of the file."""
+    config = timeline.head.config
+    title = (
+        f"{config.model}: {config.scheduler}, {len(timeline.arrivals)} requests, {len(timeline.iterations)} iterations"
+    )
+    spans = request_spans(timeline)
+    column = 14 if len(timeline.iterations) <= 200 else 8 if len(timeline.iterations) <= 2000 else 4
+    width, height = column * len(timeline.iterations) + 40, _TOP + _ROW * len(spans)
     key = "".join(f'<span><i style="background:{COLORS[kind]}"></i>{escape(KINDS[kind])}</span>' for kind in KINDS)
-    names = "".join(_name(run, n) for n in spans)
+    names = "".join(_name(timeline, n) for n in spans)
     rows = [
-        f'<g data-request="{n}">{"".join(_cell(run, n, span, _TOP + _ROW * row, column) for span in each)}</g>'
+        f'<g data-request="{n}">{"".join(_cell(timeline, n, span, _TOP + _ROW * row, column) for span in each)}</g>'
         for row, (n, each) in enumerate(spans.items())
     ]
     return "".join(
@@ -46,39 +51,39 @@ def page(run: Run) -> str:
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
             f'<div class="key">{key}</div><div class="chart"><div class="names">',
-            f'<div class="top">tokens of each iteration,<br>then who took part</div>{names}</div>',
-            f'<svg width="{width}" height="{height}" role="img"><title>who took part in which iteration</title>',
-            *_strip(run, column),
+            f'<div class="top">tokens per iteration,<br>then the requests in it</div>{names}</div>',
+            f'<svg width="{width}" height="{height}" role="img"><title>requests by iteration</title>',
+            *_strip(timeline, column),
             *rows,
             "</svg></div></body></html>\n",
         ]
     )
 
 
-def _name(run: Run, n: int) -> str:
-    arrival, end = run.arrivals[n], run.ends.get(n)
+def _name(timeline: Timeline, n: int) -> str:
+    arrival, end = timeline.arrivals[n], timeline.ends.get(n)
     came = f"{arrival.prompt} prompt tokens, at most {arrival.max_tokens} generated"
-    went = f"{end.generated} generated, {end.cached} cached, {end.reason}" if end else "no end in the trace"
+    went = f"{end.generated} generated, {end.cached} cached, {end.reason}" if end else "no end in the timeline"
     return f'<div title="{escape(f"{came}; {went}")}">{escape(f"{n}: {arrival.request_id}")}</div>'
 
 
-def _cell(run: Run, n: int, span: Span, y: int, column: int) -> str:
-    first, last = run.iterations[span.first].iteration, run.iterations[span.last].iteration
+def _cell(timeline: Timeline, n: int, span: Span, y: int, column: int) -> str:
+    first, last = timeline.iterations[span.first].iteration, timeline.iterations[span.last].iteration
     when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
     count = "1 token" if span.tokens == 1 else f"{span.tokens} tokens"
     what = f", {count} from position {span.start}" if span.tokens else ""
-    why = f"; the first in line lacks {span.held}" if span.held else ""
+    why = f"; the first waiting request lacks {span.held}" if span.held else ""
     wide = column * (span.last - span.first + 1) - 1
-    text = escape(f"{run.arrivals[n].request_id}, {when}: {KINDS[span.kind]}{what}{why}")
+    text = escape(f"{timeline.arrivals[n].request_id}, {when}: {KINDS[span.kind]}{what}{why}")
     return _rect(span.first * column, y + 2, wide, _ROW - 4, COLORS[span.kind], text)
 
 
-def _strip(run: Run, column: int) -> Iterator[str]:
-    """A bar for each iteration: increments below, chunks above them, padding on top; and some of the numbers."""
-    most = max([each.tokens + each.padding for each in run.iterations], default=0) or 1
+def _strip(timeline: Timeline, column: int) -> Iterator[str]:
+    """Yield a bar for each iteration: increments below, then repeats, chunks and padding; and some numbers."""
+    most = max([each.tokens + each.padding for each in timeline.iterations], default=0) or 1
     floor = _TOP - _AXIS - 6
-    for index, each in enumerate(run.iterations):
-        text = escape(_told(each))
+    for index, each in enumerate(timeline.iterations):
+        text = escape(_caption(each))
         parts = {
             COLORS["increment"]: len(each.increments),
             COLORS["repeat"]: sum(size for _, _, size in each.repeats),
@@ -96,7 +101,7 @@ def _strip(run: Run, column: int) -> Iterator[str]:
     yield f'<text x="0" y="10">{most} tokens</text>'
 
 
-def _told(each: Iteration) -> str:
+def _caption(each: IterationRecord) -> str:
     queue = f"{each.running} running, {each.waiting} waiting" + (f" for {each.held}" if each.held else "")
     host = each.planned - each.selected + each.update
     return (

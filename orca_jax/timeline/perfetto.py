@@ -1,10 +1,10 @@
-"""A trace as trace-event JSON, which https://ui.perfetto.dev and chrome://tracing open."""
+"""Converts a timeline to trace-event JSON for https://ui.perfetto.dev and chrome://tracing."""
 
 from collections.abc import Iterator, Mapping
 
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import request_spans
-from orca_jax.timeline.writer import Iteration
+from orca_jax.timeline.writer import IterationRecord
 
 Event = dict[str, object]
 
@@ -12,17 +12,22 @@ _ENGINE, _REQUESTS = 1, 2  # "processes"
 _HOST, _DEVICE = 1, 2  # the engine's "threads"
 
 
-def perfetto(run: Run) -> dict[str, object]:
-    """The whole file: host and device of the engine, counters, and a track for each request; in microseconds."""
-    origin = min([arrival.at for arrival in run.arrivals.values()] + [each.selected for each in run.iterations[:1]])
+def perfetto(timeline: Timeline) -> dict[str, object]:
+    """Return the content of the file: host, device and counters of the engine, and a track per request.
+
+    Times are in microseconds.
+    """
+    origin = min(
+        [arrival.at for arrival in timeline.arrivals.values()] + [each.selected for each in timeline.iterations[:1]]
+    )
     writer = _Events(origin)
-    events = [*_names(run)]
-    for iteration in run.iterations:
+    events = [*_names(timeline)]
+    for iteration in timeline.iterations:
         events += writer.engine(iteration)
-    for n, spans in request_spans(run).items():
+    for n, spans in request_spans(timeline).items():
         for span in spans:
-            first, last = run.iterations[span.first], run.iterations[span.last]
-            begin = run.arrivals[n].at if span is spans[0] and span.kind == "waiting" else _begin(first)
+            first, last = timeline.iterations[span.first], timeline.iterations[span.last]
+            begin = timeline.arrivals[n].at if span is spans[0] and span.kind == "waiting" else _begin(first)
             end = last.collected if span.kind in ("chunk", "increment", "repeat") else _begin(last) + last.device
             details: dict[str, object] = {"iterations": f"{first.iteration}..{last.iteration}"}
             if span.tokens:
@@ -34,7 +39,7 @@ def perfetto(run: Run) -> dict[str, object]:
 
 
 class _Events:
-    """Makes events with times from an origin."""
+    """Makes events with times relative to an origin."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
@@ -42,12 +47,12 @@ class _Events:
     def slice(
         self, process: int, thread: int, name: str, begin: float, end: float, details: Mapping[str, object]
     ) -> Event:
-        """Something that takes time."""
+        """Return an event with a duration."""
         start, length = 1e6 * (begin - self._origin), 1e6 * max(0.0, end - begin)
         return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": start, "dur": length, "args": details}
 
-    def engine(self, iteration: Iteration) -> Iterator[Event]:
-        """Both threads and all counters of one iteration."""
+    def engine(self, iteration: IterationRecord) -> Iterator[Event]:
+        """Yield the events of both threads and of all counters for one iteration."""
         name = f"iteration {iteration.iteration}"
         details = {
             "members": len(iteration.increments) + len(iteration.chunks) + len(iteration.repeats),
@@ -67,17 +72,17 @@ class _Events:
             yield {"ph": "C", "pid": _ENGINE, "name": counter.replace("_", " "), "ts": at, "args": value}
 
 
-def _names(run: Run) -> Iterator[Event]:
+def _names(timeline: Timeline) -> Iterator[Event]:
     for process, name in ((_ENGINE, "engine"), (_REQUESTS, "requests")):
         yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
     for thread, name in ((_HOST, "host"), (_DEVICE, "device")):
         yield {"ph": "M", "pid": _ENGINE, "tid": thread, "name": "thread_name", "args": {"name": name}}
-    for arrival in run.arrivals.values():
+    for arrival in timeline.arrivals.values():
         track = {"ph": "M", "pid": _REQUESTS, "tid": arrival.n + 1}
         yield {**track, "name": "thread_name", "args": {"name": f"{arrival.n}: {arrival.request_id}"}}
         yield {**track, "name": "thread_sort_index", "args": {"sort_index": arrival.n}}
 
 
-def _begin(iteration: Iteration) -> float:
-    """When the device turned to it."""
+def _begin(iteration: IterationRecord) -> float:
+    """Return the time at which the device began."""
     return iteration.collected - iteration.device

@@ -1,4 +1,4 @@
-"""Traces as pictures, by matplotlib (the extra `plot`): who sat in which iteration, and how long each request took."""
+"""Draws timelines and request latencies with matplotlib (the extra `plot`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -11,12 +11,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from orca_jax.errors import ConfigError
-from orca_jax.timeline.read import Run
-from orca_jax.timeline.spans import COLORS, Kind, Span, request_spans
+from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.spans import COLORS, Span, SpanKind, request_spans
 
 Unit = Literal["iterations", "seconds"]
 
-_LABELS: dict[Kind, str] = {
+_LABELS: dict[SpanKind, str] = {
     "chunk": "initiation: the prompt",
     "increment": "increment: one token",
     "repeat": "ended, kept in its batch",
@@ -24,34 +24,43 @@ _LABELS: dict[Kind, str] = {
     "preempted": "preempted",
     "idle": "admitted, not in this iteration",
 }
-_HEIGHTS: dict[Kind, float] = {"waiting": 0.16, "preempted": 0.3, "idle": 0.3}  # of a row; what computes has the rest
+_HEIGHTS: dict[SpanKind, float] = {
+    "waiting": 0.16,
+    "preempted": 0.3,
+    "idle": 0.3,
+}  # in rows; the other kinds have `_FULL`
 _FULL = 0.8
-_HATCHES: dict[Kind, str] = {"repeat": "//////"}  # waste is told by more than its colour
+_HATCHES: dict[SpanKind, str] = {"repeat": "//////"}  # wasted work is shown by a pattern too
 _MARKERS = "osD^vP"
-_LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
+_LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the palette of Okabe and Ito
 _WIDTH = 10.0  # inches
-_MOST_COLUMNS = 250  # with a gap between two iterations
+_MOST_COLUMNS = 250  # with gaps between the iterations
 
 
-def draw_timelines(runs: Mapping[str, Run], unit: Unit = "iterations") -> Figure:
-    """A panel for each run, by its title: a row for each request, on one common axis.
+def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations") -> Figure:
+    """Draw a panel per timeline, with a row per request and a common axis.
 
     Args:
-        runs: what was recorded, by title; `title` makes one.
-        unit: of the axis: a column for each iteration, or seconds since the first arrival.
+        timelines: timelines by the titles of their panels; `title` makes one.
+        unit: unit of the axis: one column per iteration, or seconds since the first arrival.
 
     Raises:
-        ConfigError: there is no run, one has no iteration, or the unit is unknown.
+        ConfigError: there is no timeline, a timeline has no iteration, or the unit is unknown.
     """
     if unit not in get_args(Unit):
         raise ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}", param="unit")
-    _check(runs)
-    heights = [0.55 + len(run.arrivals) * (0.19 if len(run.arrivals) <= 32 else 0.13) for run in runs.values()]
+    _check(timelines)
+    heights = [
+        0.55 + len(timeline.arrivals) * (0.19 if len(timeline.arrivals) <= 32 else 0.13)
+        for timeline in timelines.values()
+    ]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.8), layout="constrained")
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
-    kinds: set[Kind] = set()
-    for axes, (name, run) in zip(panels, runs.items(), strict=True):
-        kinds |= _draw_panel(axes, run, unit)
+    panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[
+        :, 0
+    ]
+    kinds: set[SpanKind] = set()
+    for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
+        kinds |= _draw_panel(axes, timeline, unit)
         axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
     panels[-1].set_xlabel("iteration" if unit == "iterations" else "seconds since the first arrival")
     figure.supylabel("requests, in order of arrival", fontsize=10)
@@ -61,17 +70,21 @@ def draw_timelines(runs: Mapping[str, Run], unit: Unit = "iterations") -> Figure
     return figure
 
 
-def draw_latencies(runs: Mapping[str, Run]) -> Figure:
-    """For each request the seconds from its arrival to its answer, a mark for each run. Requests go by arrival.
+def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
+    """Draw the seconds from arrival to answer of each request, with a mark per timeline. The axis is the arrival order.
 
     Raises:
-        ConfigError: there is no run, or one has no iteration.
+        ConfigError: there is no timeline, or a timeline has no iteration.
     """
-    _check(runs)
+    _check(timelines)
     figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
     axes = figure.subplots()
-    for index, (name, run) in enumerate(runs.items()):
-        waits = [(row, run.ends[n].at - run.arrivals[n].at) for row, n in enumerate(run.arrivals, 1) if n in run.ends]
+    for index, (name, timeline) in enumerate(timelines.items()):
+        waits = [
+            (row, timeline.ends[n].at - timeline.arrivals[n].at)
+            for row, n in enumerate(timeline.arrivals, 1)
+            if n in timeline.ends
+        ]
         mean = sum(seconds for _, seconds in waits) / len(waits) if waits else 0.0
         axes.plot(
             [row for row, _ in waits],
@@ -81,7 +94,7 @@ def draw_latencies(runs: Mapping[str, Run]) -> Figure:
             linewidth=0.7,
             label=f"{name} (mean {mean:.2f} s)",
         )
-    axes.set(xlabel="request, in order of arrival", ylabel="seconds to its answer")
+    axes.set(xlabel="request, in order of arrival", ylabel="seconds to the answer")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -89,22 +102,25 @@ def draw_latencies(runs: Mapping[str, Run]) -> Figure:
     return figure
 
 
-def title(run: Run) -> str:
-    """What a panel is called: the scheduler, how many requests, iterations and seconds."""
-    last = max([end.at for end in run.ends.values()], default=run.iterations[-1].collected if run.iterations else 0.0)
-    seconds = last - _origin(run)
-    counts = f"{len(run.arrivals)} requests, {len(run.iterations)} iterations, {seconds:.2f} s"
-    return f"{run.head.config.scheduler}: {counts}"
+def title(timeline: Timeline) -> str:
+    """Return the title of a panel: the scheduler with the numbers of requests, iterations and seconds."""
+    last = max(
+        [end.at for end in timeline.ends.values()],
+        default=timeline.iterations[-1].collected if timeline.iterations else 0.0,
+    )
+    seconds = last - _origin(timeline)
+    counts = f"{len(timeline.arrivals)} requests, {len(timeline.iterations)} iterations, {seconds:.2f} s"
+    return f"{timeline.head.config.scheduler}: {counts}"
 
 
 def save_figure(figure: Figure, path: str) -> None:
-    """Write a picture; the name's end, .png or .svg, says what it is.
+    """Write a picture in the format of the suffix, .png or .svg.
 
     Raises:
-        ConfigError: another end, or the file cannot be written.
+        ConfigError: the path has another suffix, or the file cannot be written.
     """
     if not path.endswith((".png", ".svg")):
-        raise ConfigError(f"plot must be a name that ends in .png or .svg, got {path!r}", param="plot")
+        raise ConfigError(f"plot must be a file name that ends in .png or .svg, got {path!r}", param="plot")
     metadata = {"Software": None} if path.endswith(".png") else {"Date": None}
     try:
         figure.savefig(path, dpi=110, metadata=metadata)
@@ -112,31 +128,31 @@ def save_figure(figure: Figure, path: str) -> None:
         raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="plot") from error
 
 
-def _check(runs: Mapping[str, Run]) -> None:
-    if not runs or not all(run.iterations and run.arrivals for run in runs.values()):
-        raise ConfigError("a picture needs a run with an iteration", param="runs")
+def _check(timelines: Mapping[str, Timeline]) -> None:
+    if not timelines or not all(timeline.iterations and timeline.arrivals for timeline in timelines.values()):
+        raise ConfigError("every timeline in a picture needs at least one iteration", param="timelines")
 
 
-def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
-    edges = _edges(run, unit)
-    spans = request_spans(run)
-    boxes: dict[Kind, list[Sequence[tuple[float, float]]]] = {}
+def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[SpanKind]:
+    edges = _edges(timeline, unit)
+    spans = request_spans(timeline)
+    boxes: dict[SpanKind, list[Sequence[tuple[float, float]]]] = {}
     for row, (n, each) in enumerate(spans.items(), 1):
         for span in each:
-            if span.kind == "idle" and _is_over(run, n, span):
-                continue  # it ended while this iteration was planned already
+            if span.kind == "idle" and _is_over(timeline, n, span):
+                continue  # the request ended after this iteration was planned
             boxes.setdefault(span.kind, []).append(_box(span, row, edges))
     for kind, corners in boxes.items():
-        above = 3 if kind in _HEIGHTS else 1  # columns are drawn between them, at 2
+        above = 3 if kind in _HEIGHTS else 1  # the gaps between columns are drawn in between, at 2
         hatch = _HATCHES.get(kind)
-        edge = "white" if hatch else "none"  # a hatch is drawn in it
+        edge = "white" if hatch else "none"  # the colour of the hatch
         axes.add_collection(
             PolyCollection(corners, facecolor=COLORS[kind], edgecolor=edge, hatch=hatch, linewidth=0, zorder=above)
         )
     if unit == "iterations" and len(edges) <= _MOST_COLUMNS:
-        lefts = [left for left, _ in edges]  # a hair between two iterations
+        lefts = [left for left, _ in edges]  # a thin gap between two iterations
         axes.vlines(lefts, 0.5, len(spans) + 0.5, color="white", linewidth=0.5, zorder=2)
-    _draw_ends(axes, run, unit, list(spans))
+    _draw_ends(axes, timeline, unit, list(spans))
     axes.set_xlim(0, None)
     axes.set_ylim(len(spans) + 0.6, 0.4)
     step = 1 if len(spans) <= 32 else 4
@@ -146,21 +162,21 @@ def _draw_panel(axes: Axes, run: Run, unit: Unit) -> set[Kind]:
     return set(boxes)
 
 
-def _is_over(run: Run, n: int, span: Span) -> bool:
-    return n in run.ends and run.ends[n].at <= run.iterations[span.first].collected
+def _is_over(timeline: Timeline, n: int, span: Span) -> bool:
+    return n in timeline.ends and timeline.ends[n].at <= timeline.iterations[span.first].collected
 
 
-def _edges(run: Run, unit: Unit) -> list[tuple[float, float]]:
-    """Where each iteration begins and ends on the axis."""
+def _edges(timeline: Timeline, unit: Unit) -> list[tuple[float, float]]:
+    """Return the begin and the end of each iteration on the axis."""
     if unit == "iterations":
-        return [(float(index), index + 1.0) for index in range(len(run.iterations))]
-    origin = _origin(run)
-    return [(each.collected - each.device - origin, each.collected - origin) for each in run.iterations]
+        return [(float(index), index + 1.0) for index in range(len(timeline.iterations))]
+    origin = _origin(timeline)
+    return [(each.collected - each.device - origin, each.collected - origin) for each in timeline.iterations]
 
 
-def _origin(run: Run) -> float:
-    """When the first request came."""
-    return min(arrival.at for arrival in run.arrivals.values())
+def _origin(timeline: Timeline) -> float:
+    """Return the time of the first arrival."""
+    return min(arrival.at for arrival in timeline.arrivals.values())
 
 
 def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -169,24 +185,24 @@ def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence
     return (left, row - half), (right, row - half), (right, row + half), (left, row + half)
 
 
-def _draw_ends(axes: Axes, run: Run, unit: Unit, numbers: Sequence[int]) -> None:
-    """Where each answer was handed out."""
-    origin, marks = _origin(run), []
+def _draw_ends(axes: Axes, timeline: Timeline, unit: Unit, numbers: Sequence[int]) -> None:
+    """Mark the delivery of each answer."""
+    origin, marks = _origin(timeline), []
     for row, n in enumerate(numbers, 1):
-        if n in run.ends:
-            at = run.ends[n].at
-            done = sum(1 for each in run.iterations if each.collected <= at)
+        if n in timeline.ends:
+            at = timeline.ends[n].at
+            done = sum(1 for each in timeline.iterations if each.collected <= at)
             marks.append((float(done) if unit == "iterations" else at - origin, row))
     places, rows = [place for place, _ in marks], [row for _, row in marks]
     axes.plot(places, rows, linestyle="none", marker="D", markersize=3.5, color="black", zorder=4, clip_on=False)
 
 
-def _legend(kinds: set[Kind]) -> list[Patch | Line2D]:
-    """An entry for each kind that was drawn, and for the ends."""
+def _legend(kinds: set[SpanKind]) -> list[Patch | Line2D]:
+    """Return an entry for each drawn kind, and one for the ends."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=COLORS[kind], hatch=_HATCHES.get(kind), edgecolor="white", linewidth=0, label=label)
         for kind, label in _LABELS.items()
         if kind in kinds
     ]
-    done = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", label="the answer is handed out")
+    done = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", label="the answer is delivered")
     return [*handles, done]

@@ -1,4 +1,4 @@
-"""A trace as read from its file."""
+"""Reads timelines from files, and measures them."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -9,91 +9,95 @@ import msgspec
 
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import percentile
-from orca_jax.timeline.writer import TRACE_VERSION, Arrival, End, Head, Iteration
+from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRecord, TimelineHeader
 
 
 @dataclass(frozen=True)
-class _Line:
-    """Exactly one of these."""
+class _TimelineLine:
+    """A line of the file; exactly one field is set."""
 
-    head: Head | None = None
+    head: TimelineHeader | None = None
     arrival: Arrival | None = None
-    iteration: Iteration | None = None
+    iteration: IterationRecord | None = None
     end: End | None = None
 
 
 @dataclass
-class Run:
-    """One engine's life; requests by their numbers, iterations in the order of submission."""
+class Timeline:
+    """The record of one engine: requests by their numbers, iterations in the order of submission."""
 
-    head: Head
+    head: TimelineHeader
     arrivals: dict[int, Arrival] = field(default_factory=dict)
-    iterations: list[Iteration] = field(default_factory=list)
+    iterations: list[IterationRecord] = field(default_factory=list)
     ends: dict[int, End] = field(default_factory=dict)
 
 
-def load_run(path: str) -> Run:
-    """The last run in a file. Raises ConfigError: there is none, or a line is not a trace's."""
+def load_timeline(path: str) -> Timeline:
+    """Read the last timeline in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no timeline, or has an invalid line.
+    """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="trace") from error
-    return parse_run(data)
+    return parse_timeline(data)
 
 
-def parse_run(data: bytes) -> Run:
-    """The last run in a trace's bytes; an unfinished last line is left out.
+def parse_timeline(data: bytes) -> Timeline:
+    """Parse the last timeline in the content of a file; an unfinished last line is left out.
 
     Raises:
-        ConfigError: there is no run, or a line is not a trace's.
+        ConfigError: there is no timeline, or a line is invalid.
     """
-    decoder = msgspec.json.Decoder(_Line)
-    run: Run | None = None
+    decoder = msgspec.json.Decoder(_TimelineLine)
+    timeline: Timeline | None = None
     for number, text in enumerate(data.split(b"\n")[:-1], 1):
         try:
             line = decoder.decode(text)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"line {number} is no line of a trace: {error}", param="trace") from error
+            raise ConfigError(f"line {number} is not a line of a timeline: {error}", param="trace") from error
         if line.head is not None:
-            if line.head.version != TRACE_VERSION:
-                message = f"line {number}: version {line.head.version} of the format, and this is {TRACE_VERSION}"
+            if line.head.version != TIMELINE_VERSION:
+                message = f"line {number}: the format has version {line.head.version}, and must have {TIMELINE_VERSION}"
                 raise ConfigError(message, param="trace")
-            run = Run(line.head)
-        elif run is None:
-            raise ConfigError(f"line {number} comes before the engine's head; write one with --trace-file", "trace")
+            timeline = Timeline(line.head)
+        elif timeline is None:
+            raise ConfigError(f"line {number} is not the head of a timeline; record one with --trace-file", "trace")
         elif line.arrival is not None:
-            run.arrivals[line.arrival.n] = line.arrival
+            timeline.arrivals[line.arrival.n] = line.arrival
         elif line.iteration is not None:
-            run.iterations.append(line.iteration)
+            timeline.iterations.append(line.iteration)
         elif line.end is not None:
-            run.ends[line.end.n] = line.end
-    if run is None:
-        raise ConfigError("the file holds no trace; write one with --trace-file", param="trace")
-    return run
+            timeline.ends[line.end.n] = line.end
+    if timeline is None:
+        raise ConfigError("the file holds no timeline; record one with --trace-file", param="trace")
+    return timeline
 
 
-def members(iteration: Iteration) -> Iterator[tuple[int, int, int]]:
-    """(request, position, tokens) of everyone in it."""
+def members(iteration: IterationRecord) -> Iterator[tuple[int, int, int]]:
+    """Yield (request, position, tokens) of each member."""
     yield from ((n, start, 1) for n, start in iteration.increments)
     yield from ((n, start, size) for n, start, size, _ in iteration.chunks)
     yield from iteration.repeats
 
 
-def token_times(run: Run) -> dict[int, list[float]]:
-    """When each generated token of the requests that ended was handed out; what came past an end is left out."""
-    times: dict[int, list[float]] = {n: [] for n in run.ends}
-    for iteration in run.iterations:
-        for n, count in _told(iteration):
+def token_times(timeline: Timeline) -> dict[int, list[float]]:
+    """Return the delivery times of the tokens of all ended requests. Tokens past the end of a request are left out."""
+    times: dict[int, list[float]] = {n: [] for n in timeline.ends}
+    for iteration in timeline.iterations:
+        for n, count in _sampled(iteration):
             if n in times:
-                count = min(count, run.ends[n].generated - len(times[n]))
+                count = min(count, timeline.ends[n].generated - len(times[n]))
                 times[n] += [iteration.collected] * count
-    if run.head.config.scheduler == "request_level":  # nothing is handed out before the whole batch has ended
-        return {n: [run.ends[n].at] * len(each) for n, each in times.items()}
+    if timeline.head.config.scheduler == "request_level":  # nothing is delivered before the whole batch has ended
+        return {n: [timeline.ends[n].at] * len(each) for n, each in times.items()}
     return times
 
 
-def _told(iteration: Iteration) -> Iterator[tuple[int, int]]:
-    """(request, ids) that came with it."""
+def _sampled(iteration: IterationRecord) -> Iterator[tuple[int, int]]:
+    """Yield (request, number of sampled ids) of an iteration."""
     if iteration.told is not None:
         yield from iteration.told
         return
@@ -101,23 +105,27 @@ def _told(iteration: Iteration) -> Iterator[tuple[int, int]]:
     yield from ((n, 1) for n, _, _, samples in iteration.chunks if samples)
 
 
-def figures(run: Run) -> Mapping[str, float]:
-    """What the run came to. Latencies are of requests that ended as they asked for.
+def figures(timeline: Timeline) -> Mapping[str, float]:
+    """Return latencies, throughput and counts. Only requests that ended with "stop" or "length" are measured.
 
     Raises:
-        ConfigError: none did.
+        ConfigError: there are no such requests.
     """
-    times = token_times(run)
-    served = [n for n, end in run.ends.items() if end.reason in ("stop", "length") and times[n] and n in run.arrivals]
+    times = token_times(timeline)
+    served = [
+        n
+        for n, end in timeline.ends.items()
+        if end.reason in ("stop", "length") and times[n] and n in timeline.arrivals
+    ]
     if not served:
-        raise ConfigError("no request of the trace ended, so there is nothing to measure", param="trace")
-    arrived = {n: run.arrivals[n].at for n in served}
-    wall = max(run.ends[n].at for n in served) - min(arrived.values())
-    normalized = [(run.ends[n].at - arrived[n]) / len(times[n]) for n in served]
+        raise ConfigError("no request of the timeline has ended, so there is nothing to measure", param="trace")
+    arrived = {n: timeline.arrivals[n].at for n in served}
+    wall = max(timeline.ends[n].at for n in served) - min(arrived.values())
+    normalized = [(timeline.ends[n].at - arrived[n]) / len(times[n]) for n in served]
     first = [times[n][0] - arrived[n] for n in served]
     gaps = [after - before for n in served for before, after in zip(times[n], times[n][1:], strict=False)] or [0.0]
     num_tokens = sum(len(times[n]) for n in served)
-    batch = [sum(1 for _ in members(iteration)) for iteration in run.iterations]
+    batch = [sum(1 for _ in members(iteration)) for iteration in timeline.iterations]
     return {
         "requests": len(served),
         "output_tokens_per_s": num_tokens / wall if wall else 0.0,
@@ -128,10 +136,10 @@ def figures(run: Run) -> Mapping[str, float]:
         "p99_ttft_ms": 1e3 * percentile(first, 99),
         "median_inter_token_ms": 1e3 * statistics.median(gaps),
         "p99_inter_token_ms": 1e3 * percentile(gaps, 99),
-        "iterations": len(run.iterations),
+        "iterations": len(timeline.iterations),
         "mean_batch_size": statistics.fmean(batch),
-        "preemptions": sum(len(iteration.preempted) for iteration in run.iterations),
-        "cached_tokens": sum(run.ends[n].cached for n in served),
-        "device_idle_share": sum(iteration.idle for iteration in run.iterations) / wall if wall else 0.0,
+        "preemptions": sum(len(iteration.preempted) for iteration in timeline.iterations),
+        "cached_tokens": sum(timeline.ends[n].cached for n in served),
+        "device_idle_share": sum(iteration.idle for iteration in timeline.iterations) / wall if wall else 0.0,
         "wall_s": wall,
     }

@@ -1,4 +1,4 @@
-"""A trace in memory, of an engine in this process: for notebooks and scripts, without a file."""
+"""Records a timeline of an engine in this process in memory, for notebooks and scripts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,55 +8,57 @@ import msgspec
 
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
-from orca_jax.timeline.read import Run, parse_run
-from orca_jax.timeline.writer import Head, TraceWriter
+from orca_jax.timeline.read import Timeline, parse_timeline
+from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
 
 
 class Recordable(Protocol):
-    """An `LLM`, or what `build_engine` returns."""
+    """An `LLM`, or a `Built` from `build_engine`."""
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs."""
+        """The engine to record."""
 
     @property
-    def head(self) -> Head:
-        """What a trace of it begins with."""
+    def timeline_header(self) -> TimelineHeader:
+        """The first line of its timeline."""
 
 
 class Recording:
-    """What was written down so far."""
+    """A timeline that grows while the engine runs."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: TimelineHeader) -> None:
         self._parts: list[bytes] = []
-        self.writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, self._parts.append)
+        self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self._parts.append)
 
     @property
-    def run(self) -> Run:
-        """Arrivals, iterations and ends up to now; an iteration in flight is left out."""
+    def timeline(self) -> Timeline:
+        """Arrivals, iterations and ends up to now, without the iterations in flight."""
         self.writer.flush()
-        return parse_run(b"".join(self._parts))
+        return parse_timeline(b"".join(self._parts))
 
 
 @contextmanager
 def record(source: Recordable) -> Iterator[Recording]:
-    """Write down what an engine does in the block. It has to be idle where that begins.
+    """Record the timeline of an engine during the block. The engine must be idle at its begin.
 
     Example:
         with record(llm) as recording:
             llm.generate(prompts)
-        draw_timelines({"my prompts": recording.run})
+        draw_timelines({"my prompts": recording.timeline})
 
     Raises:
-        ConfigError: it has a trace file already, or requests are open.
+        ConfigError: the engine has a trace file already, or requests are open.
     """
     engine = source.engine
-    if source.head.config.trace_file is not None:
-        raise ConfigError("this engine writes a trace_file; read that with load_run instead", param="trace_file")
+    if source.timeline_header.config.trace_file is not None:
+        raise ConfigError(
+            "this engine writes its timeline to trace_file; read that with load_timeline instead", param="trace_file"
+        )
     if engine.has_work:
-        message = "requests are open, of which a recording would know only half; begin it while the engine is idle"
+        message = "requests are open, so the recording would be incomplete; begin it while the engine is idle"
         raise ConfigError(message, param="source")
-    recording, before = Recording(source.head), engine.observer
+    recording, before = Recording(source.timeline_header), engine.observer
     engine.observer = recording.writer
     try:
         yield recording

@@ -1,16 +1,16 @@
-"""Who did what in which iterations: what every picture of a trace is drawn from."""
+"""Divides the life of each request into spans of iterations, for all pictures of a timeline."""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from orca_jax.timeline.read import Run
-from orca_jax.timeline.writer import Arrival, Iteration
+from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.writer import Arrival, IterationRecord
 
-Kind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
+SpanKind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]
 
-KINDS: dict[Kind, str] = {
-    "chunk": "initiation: a chunk of the prompt, or tokens computed anew",
+KINDS: dict[SpanKind, str] = {
+    "chunk": "initiation: a chunk of the prompt, or recomputed tokens",
     "increment": "increment: one generated token",
     "repeat": "ended, and kept in its batch",
     "waiting": "waiting for admission",
@@ -18,7 +18,7 @@ KINDS: dict[Kind, str] = {
     "idle": "admitted, and not in this iteration",
 }
 
-COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
+COLORS: dict[SpanKind, str] = {  # colour-blind readers can tell them apart
     "chunk": "#e69f00",
     "increment": "#0072b2",
     "repeat": "#999999",
@@ -30,53 +30,57 @@ COLORS: dict[Kind, str] = {  # told apart by colour-blind readers too
 
 @dataclass(slots=True)
 class Span:
-    """Consecutive iterations, by their index in the run, in which a request did one thing; a chunk is one iteration."""
+    """Consecutive iterations, by their index in the timeline, in which a request did one thing."""
 
     first: int
     last: int
-    kind: Kind
-    start: int = 0  # position of the first token, where there are any
+    kind: SpanKind
+    start: int = 0  # position of the first token, if there are tokens
     tokens: int = 0
-    held: str | None = None  # waiting: what the first in line lacks
+    held: str | None = None  # waiting: the resource that the first waiting request lacks
 
 
-def request_spans(run: Run) -> dict[int, list[Span]]:
-    """For every request that arrived, what it did from its arrival to its end, in order."""
-    spans: dict[int, list[Span]] = {n: [] for n in run.arrivals}
-    coming = deque(sorted(run.arrivals.values(), key=lambda arrival: arrival.at))
-    live: dict[int, Kind] = {}  # what a request does where it is not in the iteration
-    for index, iteration in enumerate(run.iterations):
-        _come_and_go(run, iteration, coming, live)
-        did = _deeds(iteration, index)
+def request_spans(timeline: Timeline) -> dict[int, list[Span]]:
+    """Return the spans of each request, from its arrival to its end."""
+    spans: dict[int, list[Span]] = {n: [] for n in timeline.arrivals}
+    coming = deque(sorted(timeline.arrivals.values(), key=lambda arrival: arrival.at))
+    live: dict[int, SpanKind] = {}  # the state of a request outside of the iteration
+    for index, iteration in enumerate(timeline.iterations):
+        _update_live(timeline, iteration, coming, live)
+        taking_part = _member_spans(iteration, index)
         for n in iteration.preempted:
             live[n] = "preempted"
-        for n, span in did.items():
+        for n, span in taking_part.items():
             if n in live:
                 live[n] = "idle"
                 _extend(spans[n], span)
         for n, kind in live.items():
-            if n not in did:
+            if n not in taking_part:
                 held = iteration.held if kind in ("waiting", "preempted") else None
                 _extend(spans[n], Span(index, index, kind, held=held))
     return spans
 
 
-def _come_and_go(run: Run, iteration: Iteration, coming: deque[Arrival], live: dict[int, Kind]) -> None:
+def _update_live(
+    timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, SpanKind]
+) -> None:
+    """Add newly arrived requests, and remove ended ones."""
     while coming and coming[0].at <= iteration.planned:
         live[coming.popleft().n] = "waiting"
-    gone = [n for n in live if n in run.ends and run.ends[n].at <= iteration.selected]
+    gone = [n for n in live if n in timeline.ends and timeline.ends[n].at <= iteration.selected]
     for n in gone:
         del live[n]
 
 
-def _deeds(iteration: Iteration, index: int) -> dict[int, Span]:
-    did = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
-    did |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
-    return did | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
+def _member_spans(iteration: IterationRecord, index: int) -> dict[int, Span]:
+    """Return the span of each member in this iteration."""
+    spans = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
+    spans |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
+    return spans | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
 
 
 def _extend(spans: list[Span], span: Span) -> None:
-    """Join a span to the one before it where both are the same thing."""
+    """Append a span, joined to the span before it if both are of the same kind."""
     last = spans[-1] if spans else None
     same = last is not None and last.last == span.first - 1 and (last.kind, last.held) == (span.kind, span.held)
     if last is None or not same or span.kind == "chunk":

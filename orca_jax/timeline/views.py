@@ -1,4 +1,4 @@
-"""Flags and files of the views of a timeline: a picture, a page, and trace events."""
+"""The flags and output files of the views of a timeline: a picture, an HTML page, and trace events."""
 
 import argparse
 import json
@@ -6,45 +6,56 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orca_jax.errors import ConfigError
-from orca_jax.timeline.html import page
+from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 
 
 def add_file_args(parser: argparse.ArgumentParser) -> None:
-    """Add the file to read and the views to write."""
-    parser.add_argument("file", metavar="FILE", help="what --trace-file has written; its last run counts")
-    parser.add_argument("--perfetto", metavar="OUT", help="write trace events, for ui.perfetto.dev or chrome://tracing")
-    parser.add_argument("--html", metavar="OUT", help="write a timeline: who sat in which iteration")
+    """Add the flags of the file to read and of the views to write."""
+    parser.add_argument("file", metavar="FILE", help="timeline written by --trace-file; of several, the last one")
+    parser.add_argument("--perfetto", metavar="OUT", help="write trace events for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--html", metavar="OUT", help="write an HTML page with the requests of each iteration")
     add_plot_args(parser)
 
 
 def add_plot_args(parser: argparse.ArgumentParser) -> None:
-    """Add the picture and the unit of its axis."""
-    parser.add_argument("--plot", metavar="OUT", help="write the timeline as a picture, .png or .svg")
+    """Add the flags of the picture and of the unit of its axis."""
+    parser.add_argument("--plot", metavar="OUT", help="draw the timeline to a .png or .svg file")
     parser.add_argument(
-        "--plot-unit", choices=("iterations", "seconds"), default="iterations", help="of the picture's axis"
+        "--plot-unit",
+        choices=("iterations", "seconds"),
+        default="iterations",
+        help="unit of the axis (default: iterations)",
     )
 
 
-def write_views(run: Run, args: argparse.Namespace) -> None:
-    """Write the views that the flags ask for. Raises ConfigError."""
+def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
+    """Write the views selected by the flags.
+
+    Raises:
+        ConfigError: a file cannot be written, or matplotlib is missing; `param` is the flag.
+    """
     if args.perfetto is not None:
-        _write_text(args.perfetto, json.dumps(perfetto(run)), "perfetto")
+        _write_text(args.perfetto, json.dumps(perfetto(timeline)), "perfetto")
     if args.html is not None:
-        _write_text(args.html, page(run), "html")
-    write_plot([run], args)
+        _write_text(args.html, html_page(timeline), "html")
+    write_plot([timeline], args)
 
 
-def write_plot(runs: Sequence[Run], args: argparse.Namespace) -> None:
-    """Draw runs below each other, if `--plot` is given. Raises ConfigError."""
+def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
+    """Draw timelines below each other, if `--plot` is given.
+
+    Raises:
+        ConfigError: the file cannot be written, or matplotlib is missing; `param` is "plot".
+    """
     if args.plot is None:
         return
     try:
         from orca_jax.timeline.plot import draw_timelines, save_figure, title
     except ModuleNotFoundError as error:
         raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
-    save_figure(draw_timelines({title(run): run for run in runs}, args.plot_unit), args.plot)
+    save_figure(draw_timelines({title(timeline): timeline for timeline in timelines}, args.plot_unit), args.plot)
 
 
 def _write_text(path: str, text: str, param: str) -> None:

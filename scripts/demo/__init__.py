@@ -1,1 +1,1 @@
-"""What `scripts/train_demo.py` is made of."""
+"""The parts of `scripts/train_demo.py`."""

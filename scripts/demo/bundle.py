@@ -1,4 +1,4 @@
-"""Writes a trained model as a model directory: what a server needs, and a card that says where it comes from."""
+"""Writes a trained model as a model directory for a server, and draws samples and the picture for its card."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = f"""\
 
 @dataclass(frozen=True)
 class Record:
-    """How training went at one evaluation."""
+    """The state of training at one evaluation; losses are in nats per token."""
 
     step: int
     tokens: int
@@ -50,7 +50,7 @@ class Record:
 
 
 def hf_config(decoder: Decoder, end_id: int) -> dict[str, Any]:
-    """The model's config.json in the words of Hugging Face's GPT-2."""
+    """The model's config.json with the keys of Hugging Face's GPT-2."""
     config = decoder.config
     return {
         "model_type": "gpt2",
@@ -124,14 +124,14 @@ def draw_curve(path: Path, history: Sequence[Record]) -> None:
 
 @jax.jit
 def _next_logits(decoder: Decoder, ids: jax.Array, last: jax.Array) -> jax.Array:
-    """Logits after position `last`; ids beyond it change nothing."""
+    """Logits after position `last`; ids beyond it have no effect."""
     positions, segments = jnp.arange(SAMPLE_LENGTH, dtype=jnp.int32), jnp.ones((1, SAMPLE_LENGTH), jnp.int32)
     hidden, _ = decoder(ids, positions, packed_attention(segments), ())
     return decoder.unembed(hidden[last][None])[0]
 
 
 def sample(decoder: Decoder, tokenizer: Tokenizer, prompt: str, max_tokens: int, temperature: float, seed: int) -> str:
-    """Continue `prompt` until the end mark or `max_tokens`; it is slow, and only for a card."""
+    """Continue `prompt` until the end mark or `max_tokens`. Slow; for cards only."""
     random = np.random.default_rng(seed)
     ids = tokenizer.encode(prompt).ids
     begin = len(ids)

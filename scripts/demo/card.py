@@ -1,4 +1,4 @@
-"""The model card of the demo: what it is, what it was trained on, how well it does."""
+"""The model card of the demo: its shape, its data, its training and its quality."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,15 +30,15 @@ CARD = """\
 # The demo model
 
 A GPT-2 of {size:.1f} million parameters ({layers} layers, {embed} wide, {heads} heads, {positions} positions,
-byte-level BPE vocabulary of {vocab}), trained from scratch by `scripts/train_demo.py`. It exists so that the server has
-something to serve on any machine: its English is recognisable and its answers end by themselves. **Its arithmetic is
-wrong more often than not; use it for nothing else.**
+byte-level BPE vocabulary of {vocab}), trained from scratch by `scripts/train_demo.py`. It lets the server run on any
+machine without a download. Its English is recognisable and its answers end by themselves. **Its arithmetic is wrong
+more often than not. Use it for trying the server, and for nothing else.**
 
 ## Data
 {sources}
 
-A problem is rendered as `{user}question{assistant}answer<|end|>`, without the calculator annotations; `<|end|>` ends a
-text. The last 2 % of each text were held out. Typographic quotation marks were replaced by plain ones.
+A problem is rendered as `{user}question{assistant}answer<|end|>`, without the calculator annotations. `<|end|>`
+ends a text. The last 2 % of each text were held out. Typographic quotation marks were replaced by plain ones.
 
 ## Training
 {steps:,} updates of {batch} tokens, {tokens:.1f} million tokens in all, {minutes:.0f} minutes on {hardware}.
@@ -54,7 +54,7 @@ Float32; Muon for the matrices, AdamW for the rest; the weights are stored as bf
 ![Loss during training](loss.png)
 
 ## Samples
-Temperature 0.5, one draw each, not chosen.
+Temperature 0.5, one draw each, not selected.
 
 {samples}"""
 
@@ -67,14 +67,14 @@ def write_card(
     paths: Sequence[Path],
     command: str,
 ) -> None:
-    """Write README.md and the picture of the loss.
+    """Write README.md and the plot of the loss.
 
     Args:
         directory: the model directory.
         decoder: the model.
         tokenizer: its tokenizer.
         history: all evaluations; the last one is the model's.
-        paths: the data; a name that is not known is listed as it is.
+        paths: the data; a file without an entry in `SOURCES` is listed by its name.
         command: the arguments of the script.
     """
     draw_curve(directory / "loss.png", history)

@@ -1,7 +1,7 @@
 """Text for the demo model: files -> a vocabulary -> rows of packed tokens.
 
-A `.jsonl` file holds word problems, one object with `question` and `answer` a line; anything else is plain text.
-A row holds either a window of one text, or several whole problems that do not see one another.
+A `.jsonl` file holds word problems, one object with `question` and `answer` per line; any other file is plain text.
+A row holds either a window of one text, or several whole problems in separate attention segments.
 """
 
 import json
@@ -14,10 +14,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
-HELD_OUT = 0.02  # of each text, its tail
+HELD_OUT = 0.02  # share of each text, at its end
 
 _PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})  # prompts are typed with these
-_CALCULATOR = re.compile(r"<<[^>]*>>")  # annotations for a calculator that the demo does not have
+_CALCULATOR = re.compile(r"<<[^>]*>>")  # annotations for a calculator; the demo has none
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def split_texts(corpus: Corpus) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE; digits stay single, so that numbers look alike wherever they stand."""
+    """Train byte-level BPE. Digits stay single: a number has the same tokens in every place."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
@@ -90,10 +90,10 @@ class Packer:
 
     Args:
         tokenizer: made by `train_tokenizer`.
-        texts: plain texts; each is drawn as often as its length says.
-        problems: question and answer pairs; drawn without replacement, shuffled anew each round.
-        max_positions: of the model; windows of text start anywhere below, so that all positions are trained.
-        seed: of the random state.
+        texts: plain texts; the probability of each is proportional to its length.
+        problems: question and answer pairs; drawn without replacement, shuffled again each round.
+        max_positions: the model's limit; windows of text start anywhere below it, which trains all positions.
+        seed: seed of the random state.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Packer:
 
     @staticmethod
     def _render(tokenizer: Tokenizer, marks: list[int], question: str, answer: str) -> tuple[np.ndarray, int]:
-        """The ids of one problem, and how many of them come before the answer."""
+        """The ids of one problem, and the number of them before the answer."""
         before = [marks[0], *tokenizer.encode(question).ids, marks[1]]
         return np.asarray([*before, *tokenizer.encode(answer).ids, marks[2]], np.int32), len(before)
 
@@ -126,7 +126,7 @@ class Packer:
         return sum(map(len, self._texts)), sum(len(ids) for ids, _ in self._problems)
 
     def draw(self, rows: int, length: int, problem_rows: int) -> Rows:
-        """`rows` rows of `length` tokens, of which `problem_rows` hold problems and the others text."""
+        """Draw `rows` rows of `length` tokens: `problem_rows` of them hold problems, the others text."""
         batch = Rows(*(np.zeros((rows, length), kind) for kind in ("i4", "i4", "i4", "i4", "f4", "f4")))
         for row in range(rows):
             if row < problem_rows:
@@ -145,7 +145,7 @@ class Packer:
         self._place(batch, row, 0, ids[start : start + length + 1], offset, 1)
 
     def _fill_with_problems(self, batch: Rows, row: int, length: int) -> None:
-        """Place the next problem that fits; those that do not wait at the head of the queue for a longer row."""
+        """Fill a row with the next problems that fit; longer ones stay at the head of the queue for a longer row."""
         filled, segment = 0, 1
         while self._problems and (index := self._next_that_fits(length - filled)) is not None:
             ids, before = self._problems[index]

@@ -1,4 +1,4 @@
-"""Trains a decoder on packed rows, planned by the clock: the learning rate ends at zero when the time is over."""
+"""Trains a decoder on packed rows for a given time: the learning rate is zero when the time is over."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ DECAY_FROM = 0.3  # share of the time after which the rate falls linearly to zer
 
 
 def packed_attention(segments: Int[Array, "B S"]) -> Attend[tuple[()]]:
-    """Dense causal attention within the segments of each row; there is nothing to cache in training."""
+    """Dense causal attention within the segments of each row, without a cache."""
     length = segments.shape[1]
     causal = jnp.tril(jnp.ones((length, length), bool))
     visible = (segments[:, None, :, None] == segments[:, None, None, :]) & causal  # [B, 1, S, S]
@@ -58,7 +58,7 @@ def token_losses(decoder: Decoder, batch: Batch) -> Float[Array, "T"]:
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Muon for the matrices of the blocks, AdamW for the rest; both for a relative learning rate of one."""
+    """Muon for the matrices of the blocks, AdamW for the rest, both at a relative learning rate of one."""
 
     def matrices(params: Any) -> Any:
         return jax.tree.map(lambda p: MuonDimensionNumbers(1, 2) if p.ndim == 3 else None, params)
@@ -92,7 +92,7 @@ class Trainer:
 
     @property
     def decoder(self) -> Decoder:
-        """The model as it is now."""
+        """The model with the current parameters."""
         decoder: Decoder = nnx.merge(self._structure, self.params)
         return decoder
 

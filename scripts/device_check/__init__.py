@@ -1,16 +1,16 @@
-"""What `scripts/gpu_check` and `scripts/tpu_check` run: are the kernels right, and how near do they come to the chip?
+"""The checks of `scripts/gpu_check` and `scripts/tpu_check`: correct kernels, and speed against the chip's limits.
 
 __main__.py   the command line; the process of one part
-runner.py     the parts of each kind of device, a process each, and the report
-part.py       what a part is told, and how it writes down what it finds
-rates.py      how long a program takes; what the device reaches at best
+runner.py     the parts of each kind of device, one process each, and the report
+part.py       the settings of a part, and the writer of its measurements
+rates.py      the time of a program, and the best rates of the device
 loads.py      batches of attention, and the implementations by name
 correct.py    kernels against the oracle
-speed.py      kernels alone: bytes and operations a second
+speed.py      kernels alone: bytes and operations per second
 steps.py      whole iterations of a model
 serving.py    the engine on the paper's trace
-trace.py      the paper's trace, for all who serve it
+trace.py      the paper's trace, for all systems
 peer.py       transformers on the same trace
-tables.py     rows of results for people
-stand_in.py   jaxtyping's names where it is not installed
+tables.py     results as tables
+stand_in.py   stand-ins for jaxtyping's names if it is not installed
 """

@@ -1,16 +1,16 @@
-"""One command on a machine with a GPU or on a TPU VM: are the kernels right, and how near do they come to the chip?
+"""Checks kernels on a GPU or a TPU VM, and measures kernels, whole iterations and serving against the chip's limits.
 
     scripts/gpu_check [--out build/gpu_check] [--parts machine,correct:gpu] [--dry-run]
     scripts/tpu_check [--out build/tpu_check] [--parts machine,correct:tpu] [--dry-run]
 
-run from the source tree in under 8 minutes, with jax, flax, numpy, orbax and safetensors alone; the comparison with
-transformers wants that and torch, and says so where they are not. Every part is a process of its own with a limit on
-its time: one that fails, hangs or is killed is reported, and the others go on. Measurements are written as they are
-made, so that a part that was stopped keeps what it had.
+Both run from the source tree in under 8 minutes, and need jax, flax, numpy, orbax and safetensors only. The comparison
+with transformers also needs transformers and torch, and is skipped without them. Every part is a process of its own
+with a time limit: if one fails, hangs or is killed, this is reported and the others still run. Measurements are
+written at once, so that a stopped part keeps its earlier ones.
 
-Files: `<part>.jsonl`, a measurement a line; `<part>.log`, what the part printed; `result.json`, everything. The last
-line of the output is that as one line of JSON. The exit status is 1 where something is wrong or was stopped, and 2
-where nothing could be done. `--dry-run` does all of it on a CPU at small sizes, in two minutes on two free cores.
+Files: `<part>.jsonl`, one measurement per line; `<part>.log`, the output of the part; `result.json`, all results. The
+last line of the output is the same as one line of JSON. The exit status is 1 if a part failed or was stopped, and 2 if
+no part could run. `--dry-run` runs everything on a CPU at small sizes, in two minutes on two free cores.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-# The scripts take any Python that they are given.
+# The scripts run any given Python.
 if sys.version_info < (3, 12):  # noqa: UP036
     sys.exit(f"error: orca-jax needs Python 3.12 or newer; {sys.executable} is older: set PYTHON=path/to/python3.12")
 
@@ -34,7 +34,7 @@ Measure = Callable[[str, Setting, Write], None]
 
 
 def main() -> int:
-    """Run the parts, or be one of them."""
+    """Run the parts, or one part in a child process."""
     args = read_arguments()
     if not args.child:
         return run_parts(args)
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def read_arguments() -> argparse.Namespace:
-    """Flags, checked; `parts` is a list. Ends the process with status 2 where they are wrong."""
+    """Read and check the flags; `parts` is a list. Ends the process with status 2 if they are wrong."""
     kind = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in PARTS else "gpu"
     parser = argparse.ArgumentParser(
         prog=f"scripts/{kind}_check",
@@ -60,24 +60,26 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / f"{kind}_check", help="folder for the files")
     names = [part.name for part in PARTS["tpu" if kind == "tpu" else "gpu"]]
     parser.add_argument(
-        "--parts", default=",".join(names), metavar="P,P", help=f"which, in this order: {', '.join(names)}"
+        "--parts", default=",".join(names), metavar="P,P", help=f"parts to run (default: {', '.join(names)})"
     )
-    parser.add_argument("--dry-run", action="store_true", help="on a CPU, at small sizes")
+    parser.add_argument("--dry-run", action="store_true", help="run on a CPU, at small sizes")
     parser.add_argument(
-        "--attention", metavar="NAME", help="implementation for whole steps (default: the device's own)"
+        "--attention", metavar="NAME", help="attention implementation of whole iterations (default: the device's own)"
     )
     parser.add_argument(
         "--model",
         metavar="M",
-        help='served: "preset:<name>" or a directory (default: Llama-3-8B, or GPT-2 XL if it fits)',
+        help='model to serve: "preset:<name>" or a directory (default: Llama-3-8B, or GPT-2 XL if that does not fit)',
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.parts = args.parts.split(",")
     if unknown := [name for name in args.parts if name not in names]:
-        parser.error(f"there is no part {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+        parser.error(f"--parts: unknown part {', '.join(map(repr, unknown))}; the parts are {', '.join(names)}")
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        parser.error(f"{sys.executable} has no {', '.join(missing)}; install them, or set PYTHON to one that has")
+        parser.error(
+            f"{sys.executable} lacks {', '.join(missing)}; install them, or set PYTHON to an interpreter with them"
+        )
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -86,7 +88,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def be_part(args: argparse.Namespace) -> None:
-    """This process is one part: measure and write."""
+    """Run one part in this process: measure and write."""
     if args.dry_run:
         os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported
     if importlib.util.find_spec("jaxtyping") is None:
@@ -101,7 +103,7 @@ def be_part(args: argparse.Namespace) -> None:
 
 
 def prepare_jax(args: argparse.Namespace) -> None:
-    """Two devices for a dry run of a TPU VM; else the device must be there, or the process ends."""
+    """Set two CPU devices for a dry run of a TPU VM; otherwise end the process if the device is missing."""
     import jax
 
     if args.dry_run:
@@ -114,15 +116,15 @@ def prepare_jax(args: argparse.Namespace) -> None:
     if platform != args.kind:
         plugin = {"gpu": "jax[cuda12] or jax[cuda13]", "tpu": "jax[tpu]"}[args.kind]
         print(
-            f"there is no {args.kind.upper()} here that JAX sees (it has: {platform}). Is {plugin} installed in "
-            f"{sys.executable}? --dry-run shows what would be done",
+            f"JAX finds no {args.kind.upper()} on this machine (it found: {platform}). Check that {plugin} is "
+            f"installed in {sys.executable}, or try --dry-run on a CPU",
             file=sys.stderr,
         )
         sys.exit(NO_DEVICE)
 
 
 def part_of(name: str) -> Measure:
-    """What does a kind of part. Imported here: each needs other packages."""
+    """The function of a kind of part, imported here because each needs other packages."""
     if name == "machine":
         from device_check.rates import machine as measure
     elif name == "correct":

@@ -1,4 +1,4 @@
-"""Kernels against the oracle: the cases that every implementation passes on a CPU, and batches of real sizes."""
+"""Compares kernels with the oracle: the case table of the tests on a CPU, and batches of real sizes."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,19 +20,19 @@ from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 
 Check = tuple[Found, Callable[[], Callable[[], Found]]]
-"""What it is about, and what prepares it; see `attempt_all`."""
+"""Keywords that describe a check, and a function to prepare it; see `attempt_all`."""
 
-SCALE = 0.25  # of scores, as the table has it
+SCALE = 0.25  # of scores, as in the case table
 MIXED: Requests = [(1, 4096), (1, 1000), (1, 77), (700, 700), (33, 1500)]
 WINDOW = {"sliding_window": 128, "soft_cap": 5.0}
-# Shapes and types that of the kernels for GPUs only Triton's take.
+# Shapes and types supported by no kernel for GPUs except Triton's.
 WIDE = ("3 heads of 80", "heads of 96", "heads of 256", "bfloat16", "int8 pages", "fp8 pages")
 DRY = {"tpu": ("one token", "heads of 128", "fp8 pages"), "triton": ("fp8 pages",)}
 DRY_WRITES = ("increments and chunks with padding", "bfloat16", "int8 pages")
 
 
 def correct(what: str, setting: Setting, write: Write) -> None:
-    """Attention by the implementation `what`; with "write" a layer that also writes K and V, on a TPU."""
+    """Check attention by the implementation `what`; with "write" a layer on a TPU, with the writes of its KV cache."""
     if what == "write":
         attempt_all(write, writes(setting))
         return
@@ -45,7 +45,7 @@ def correct(what: str, setting: Setting, write: Write) -> None:
 
 
 def real_sizes(what: str, setting: Setting) -> list[Check]:
-    """Both phases mixed, in bf16; more than 0.03 of outputs of order one is wrong."""
+    """Batches of both phases, in bf16. Outputs are of order one; a difference above 0.03 is an error."""
     batches = [("mixed", MIXED, llama(setting))]
     batches += [("heads of 64, no groups", [(1, 300), (1, 64), (100, 300)], Heads(25, 25, 64, 16))]
     if setting.dry_run:
@@ -63,7 +63,7 @@ def real_sizes(what: str, setting: Setting) -> list[Check]:
 
 
 def cases(what: str, setting: Setting) -> list[Check]:
-    """Cases of the table: all for TPUs, and for Triton those that no other kernel takes."""
+    """Cases of the table: all of them for TPUs, and for Triton those without another kernel."""
     names = {"tpu": [case.name for case in CASES], "triton": WIDE}.get(what, ())
     if setting.dry_run:
         names = DRY.get(what, ())
@@ -71,7 +71,7 @@ def cases(what: str, setting: Setting) -> list[Check]:
     def prepare(case: Case) -> Callable[[], Found]:
         case = replace(case, head_dim=max(64, case.head_dim)) if what == "triton" else case
         given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(case, layout="packed")))
-        # Sums come in another order, and on a TPU products of float32 are made of several in bfloat16.
+        # Sums have another order, and on a TPU products of float32 consist of several in bfloat16.
         return compare(attention_of(what, setting, **case.options), case.options, given, max(case.tolerance, 1e-4))
 
     return [({"case": case.name}, partial(prepare, case)) for case in CASES if case.name in names]
@@ -80,10 +80,10 @@ def cases(what: str, setting: Setting) -> list[Check]:
 def compare(
     attend: Callable[..., jax.Array], options: dict[str, Any], given: Given, tolerance: float
 ) -> Callable[[], Found]:
-    """Compile the implementation and the oracle; what is returned runs both and looks at the tokens of requests.
+    """Compile the implementation and the oracle. The returned function runs both and compares the tokens of requests.
 
     Raises:
-        Skip: the implementation refuses such a batch.
+        Skip: the implementation does not support such a batch.
     """
     oracle = compiled(partial(ragged_attention_reference, **options), given)
     program = compiled(attend, given)
@@ -97,7 +97,11 @@ def compare(
 
 
 def compiled(function: Callable[..., Any], given: tuple[Any, ...]) -> jax.stages.Compiled:
-    """The program of a function. What kernels cannot do they refuse while they are traced; a compiler's is an error."""
+    """Compile a function.
+
+    Raises:
+        Skip: a kernel refused the shapes while it was traced. A refusal by the compiler is an error.
+    """
     try:
         traced = jax.jit(function).trace(*given)
     except NotImplementedError as refusal:
@@ -106,7 +110,7 @@ def compiled(function: Callable[..., Any], given: tuple[Any, ...]) -> jax.stages
 
 
 def judged(apart: np.ndarray, allowed: float) -> Found:
-    """The largest difference, with an error where it is more than allowed, or no number."""
+    """The largest difference, with an error if it is larger than allowed or not a number."""
     found: Found = {"difference": float(apart.max()), "allowed": allowed}
     if (apart <= allowed).all():
         return found
@@ -114,7 +118,7 @@ def judged(apart: np.ndarray, allowed: float) -> Found:
 
 
 def writes(setting: Setting) -> list[Check]:
-    """A layer's writing and attending on a TPU, over the table and at a real size."""
+    """Checks of a layer's writes and attention on a TPU, over the table and at a real size."""
     heads = llama(setting)
     shape = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.page_size
     real = Case("mixed", tuple(MIXED), *shape, dtype="bfloat16", page_dtype="bfloat16")
@@ -125,7 +129,7 @@ def writes(setting: Setting) -> list[Check]:
 
 
 def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
-    """Compile a layer's way and the oracle's; what is returned runs both and looks at the tokens of requests."""
+    """Compile a layer and the oracle. The returned function runs both and compares the tokens of requests."""
     arrays = make_arrays(case, layout="packed")
     assert isinstance(arrays.pages, PackedPages), "as asked for"
     rng = np.random.default_rng(3)
@@ -143,8 +147,8 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
         owned = slots_of_requests(arrays.page_table, arrays.context_len, case, wanted.shape[0])
         others = ~owned.any(axis=1)
         if not np.array_equal(found[others], wanted[others], equal_nan=True):
-            return {"error": "pages of no request were changed"}
-        # A value of 8 bits may be rounded to a neighbour where a compiler divides by scales in its own way.
+            return {"error": "pages that belong to no request were changed"}
+        # A compiler may divide by scales in its own way: a value of 8 bits may be rounded to a neighbour.
         step = 0.13 * np.abs(wanted[owned]) + 0.04 if is_quantised else 0.0
         in_pages = np.abs(wanted[owned] - found[owned])
         if not (in_pages <= step).all():
@@ -158,7 +162,7 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
 def one_after_the_other(
     write: str, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
 ) -> tuple[jax.Array, KVPages]:
-    """New K and V are written by an implementation of this name, then the oracle attends over them."""
+    """Write new keys and values with the implementation `write`, then attend over them with the oracle."""
     written = write_kv(pages, k, v, *rows, implementation=write)
     return ragged_attention(q, written, *rows, scale=SCALE, implementation="reference"), written
 
@@ -166,21 +170,21 @@ def one_after_the_other(
 def one_layer(
     q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
 ) -> tuple[jax.Array, KVPages]:
-    """The same as a layer on a TPU does it."""
+    """The same, as a layer on a TPU does it."""
     device, shape = jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype)
     prepared = prepare(device, shape, pages, RowArrays(*rows), "tpu")
     return write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), scale=SCALE, implementation="tpu")
 
 
 def values_of(pages: PackedPages, case: Case) -> np.ndarray:
-    """K and V of all slots, `[N, S, W]` in float32."""
+    """Keys and values of all slots, `[N, S, W]` in float32."""
     num_pages = pages.kv.shape[0]
     read = jax.jit(lambda pages: jnp.stack(page_tokens(pages, jnp.arange(num_pages), case.head_dim), axis=2))
     return np.asarray(read(pages)).reshape(num_pages, case.page_size, -1)
 
 
 def slots_of_requests(table: np.ndarray, context: np.ndarray, case: Case, num_pages: int) -> np.ndarray:
-    """`[N, S]`: whether a request has a token there."""
+    """Mask `[N, S]` of the slots with a token of a request."""
     owned = np.zeros((num_pages, case.page_size), bool)
     for pages, count in zip(table, context, strict=True):
         place = np.arange(count)

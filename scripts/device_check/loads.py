@@ -14,9 +14,9 @@ from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention import ragged_attention
 
 Requests = list[tuple[int, int]]
-"""Of each request the tokens now and the context after them."""
+"""For each request, the tokens of this iteration and the context after them."""
 Given = tuple[jax.Array, PackedPages, jax.Array, jax.Array, jax.Array, jax.Array]
-"""Queries, pages, page table, and of each row its first query, number of queries and context."""
+"""Queries, pages, page table, and for each row its first query, number of queries and context."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Heads:
 
     @property
     def token_bytes(self) -> int:
-        """K and V of one token in one layer, in bf16."""
+        """Bytes of one token's keys and values in one layer, in bf16."""
         return 2 * self.num_kv_heads * self.head_dim * 2
 
 
@@ -39,12 +39,12 @@ TINY = Heads(2, 1, 64, 16)
 
 
 def llama(setting: Setting) -> Heads:
-    """Llama-3-8B's."""
+    """The attention of Llama-3-8B."""
     return Heads(32, 8, 128, PAGE_SIZES[setting.kind])
 
 
 def make_batch(requests: Requests, heads: Heads) -> Given:
-    """A batch in bf16 on the device, pages scattered."""
+    """A batch in bf16 on the device, with scattered pages."""
     length, context = (np.array(column, np.int32) for column in zip(*requests, strict=True))
     per_row = -(-int(context.max()) // heads.page_size)
     num_pages = len(requests) * per_row
@@ -57,16 +57,16 @@ def make_batch(requests: Requests, heads: Heads) -> Given:
 
 
 def check_fit(name: str, setting: Setting) -> None:
-    """Raises `Skip` where an implementation cannot run here."""
+    """Raise `Skip` if an implementation cannot run here."""
     capability = getattr(jax.devices()[0], "compute_capability", "none")
     if name == "gpu" and not setting.dry_run and not capability.startswith("9."):
         raise Skip(f"these kernels are for Hopper, and this card has compute capability {capability}")
     if name == "gpu" and setting.dry_run and jax.__version_info__ < (0, 12):
-        raise Skip("the simulator before jax 0.12 wants every thread to wait for a barrier's last completion")
+        raise Skip("needs jax 0.12 or newer: older simulators require every thread to wait for a barrier's completion")
 
 
 def attention_of(name: str, setting: Setting, **options: Any) -> Callable[..., jax.Array]:
-    """An implementation as a function of what `make_batch` returns; in a dry run kernels are interpreted."""
+    """An implementation as a function of the arrays of `make_batch`; in a dry run kernels are interpreted."""
     if name == "gather":
         return partial(gather_attention, **options)
     if setting.dry_run and name in ("gpu", "triton", "tpu"):
@@ -75,7 +75,7 @@ def attention_of(name: str, setting: Setting, **options: Any) -> Callable[..., j
 
 
 def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
-    """Kernels for accelerators on a CPU."""
+    """Kernels for accelerators, interpreted on a CPU."""
     if name == "tpu":
         from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 
@@ -95,7 +95,7 @@ def gather_attention(
     q: jax.Array, pages: PackedPages, table: jax.Array, start: jax.Array, length: jax.Array, context: jax.Array, *,
     scale: float,
 ) -> jax.Array:  # fmt: skip
-    """What one would write first: gather every row's pages, attend densely. All rows have equally many queries."""
+    """The obvious program: gather every row's pages, attend densely. All rows have the same number of queries."""
     rows, tokens = table.shape[0], q.shape[0] // table.shape[0]
     head_dim = q.shape[2]
     kv = pages.kv[table].reshape(rows, -1, pages.kv.shape[2] // (2 * head_dim), 2, head_dim)

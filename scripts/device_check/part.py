@@ -1,4 +1,4 @@
-"""What a part is told, and how it writes down what it finds."""
+"""The settings of a part, and the writer of its measurements."""
 
 import json
 import math
@@ -11,25 +11,25 @@ from typing import Any, Literal
 Kind = Literal["gpu", "tpu"]
 Found = dict[str, Any]
 Write = Callable[..., None]
-"""Called with one measurement, as keywords."""
+"""Writes one measurement, given as keywords."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The same for all parts of a run."""
+    """Settings of all parts of a run."""
 
     kind: Kind
     dry_run: bool
     attention: str | None = None  # implementation for whole steps; None: the device's own
-    model: str | None = None  # what is served; None: the largest of `serving.MODELS` that fits
+    model: str | None = None  # model to serve; None: the first of `serving.MODELS` that fits
 
 
 class Skip(Exception):
-    """This cannot be done here, which is nobody's mistake; the message says why."""
+    """A measurement is impossible on this machine, without an error; the message gives the reason."""
 
 
 def open_rows(path: Path) -> Write:
-    """A function that adds a measurement to a file, a line of JSON each; what was written stays if the part dies."""
+    """Open a file of measurements, one line of JSON each. Every line is flushed, so it stays if the part is killed."""
     file = path.open("w", encoding="utf-8")
 
     def write(**row: Any) -> None:
@@ -41,12 +41,12 @@ def open_rows(path: Path) -> Write:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """NaN and infinities as text: JSON has no such numbers."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def attempt(write: Write, measure: Callable[[], Found], **about: Any) -> None:
-    """Write what was measured, or why it could not be."""
+    """Write the result of `measure`, or the reason of its failure."""
     try:
         found = measure()
     except Skip as reason:
@@ -57,11 +57,11 @@ def attempt(write: Write, measure: Callable[[], Found], **about: Any) -> None:
 
 
 def attempt_all(write: Write, checks: list[tuple[Found, Callable[[], Callable[[], Found]]]]) -> None:
-    """Checks that are prepared side by side, since compiling takes long, and run one after the other.
+    """Prepare checks in parallel, since compiling takes long, and run them one after the other.
 
     Args:
-        write: takes the results, in the order of `checks`.
-        checks: what each is about, and what prepares it: that returns what runs it.
+        write: called with the results, in the order of `checks`.
+        checks: keywords that describe each check, and a function to prepare it; that one returns a function to run it.
     """
     with ThreadPoolExecutor() as pool:
         prepared = [pool.submit(prepare) for _, prepare in checks]
@@ -70,5 +70,5 @@ def attempt_all(write: Write, checks: list[tuple[Found, Callable[[], Callable[[]
 
 
 def gib(size: float) -> str:
-    """Bytes for people."""
+    """A number of bytes as text in GiB."""
     return f"{size / 2**30:.1f} GiB"

@@ -9,7 +9,7 @@ from typing import Any
 
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.trace import throughput, trace_of
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 
 MODEL = "preset:llama-3-8b"
 SHAPE = {
@@ -28,7 +28,7 @@ BATCHES = (32, 128)  # requests in a static batch; the last is the whole trace
 
 
 def peer(what: str, setting: Setting, write: Write) -> None:
-    """`what` is "continuous" or "static"."""
+    """Measure transformers in one mode: `what` is "continuous" or "static"."""
     about = {"trace": "orca", "system": f"transformers, {what}", "model": "llama-3-8b"}
     try:
         check_fit(setting)
@@ -49,7 +49,7 @@ def peer(what: str, setting: Setting, write: Write) -> None:
 
 
 def check_fit(setting: Setting) -> None:
-    """Raises `Skip` where there is nothing to compare with."""
+    """Raise `Skip` if no comparison is possible."""
     if setting.kind == "tpu":
         raise Skip("transformers computes with PyTorch, which has no TPU here")
     if setting.model not in (None, MODEL):
@@ -63,7 +63,7 @@ def check_fit(setting: Setting) -> None:
 
 
 def build(dry_run: bool) -> Any:
-    """Llama-3-8B's shape with random weights in bf16 on the GPU; in a dry run two layers on the CPU."""
+    """Build Llama-3-8B's shape with random weights in bf16 on the GPU; in a dry run two layers on the CPU."""
     import torch
     import transformers
 
@@ -72,12 +72,12 @@ def build(dry_run: bool) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def continuous(model: Any, trace: list[TraceRequest], dry_run: bool) -> Found:
-    """transformers' own iteration-level scheduling over a paged cache.
+def continuous(model: Any, trace: list[WorkloadRequest], dry_run: bool) -> Found:
+    """Measure transformers' own iteration-level scheduling over a paged cache.
 
-    As for the engine, memory is taken, programs are captured and some requests are run before the clock starts, and
-    prompts share no pages. All else is what transformers chooses: flash attention, CUDA graphs and two iterations in
-    flight where flash attention is installed, and otherwise none of them.
+    As for the engine, memory is allocated, programs are captured and some requests run before the clock starts, and
+    prompts share no pages. All else is the default of transformers: flash attention, CUDA graphs and two iterations in
+    flight if flash attention is installed, otherwise none of them.
     """
     import transformers
     from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -108,13 +108,13 @@ def continuous(model: Any, trace: list[TraceRequest], dry_run: bool) -> Found:
         manager.stop(block=True, timeout=10, hard_stop=True)
 
 
-def warm_up_of(trace: list[TraceRequest]) -> list[TraceRequest]:
+def warm_up_of(trace: list[WorkloadRequest]) -> list[WorkloadRequest]:
     """The first requests, with short outputs."""
-    return [TraceRequest(0.0, request.prompt_ids, 4) for request in trace[:4]]
+    return [WorkloadRequest(0.0, request.prompt_ids, 4) for request in trace[:4]]
 
 
-def run(manager: Any, trace: list[TraceRequest]) -> int:
-    """Tokens that all requests together got.
+def run(manager: Any, trace: list[WorkloadRequest]) -> int:
+    """Run the trace to its end; returns the number of generated tokens.
 
     Raises:
         RuntimeError: a request failed, or the manager stopped.
@@ -126,7 +126,7 @@ def run(manager: Any, trace: list[TraceRequest]) -> int:
         result = manager.get_result(timeout=1)
         if result is None:
             if not manager.is_running():
-                raise RuntimeError(f"its manager stopped after {finished} of {len(trace)} requests")
+                raise RuntimeError(f"the manager stopped after {finished} of {len(trace)} requests")
         elif result.error is not None:
             raise RuntimeError(f"a request failed: {result.error}")
         elif result.is_finished():
@@ -135,18 +135,18 @@ def run(manager: Any, trace: list[TraceRequest]) -> int:
     return tokens
 
 
-def static(model: Any, trace: list[TraceRequest], size: int) -> Found:
-    """Batches in the trace's order, padded on the left, each until its longest member is done."""
+def static(model: Any, trace: list[WorkloadRequest], size: int) -> Found:
+    """Measure static batches in the trace's order, padded on the left, each until its longest member is done."""
     generate(model, warm_up_of(trace))
 
-    def run(trace: list[TraceRequest]) -> int:
+    def run(trace: list[WorkloadRequest]) -> int:
         return sum(generate(model, trace[first : first + size]) for first in range(0, len(trace), size))
 
     return {**throughput(trace, run), "attention": model.config._attn_implementation}
 
 
-def generate(model: Any, batch: list[TraceRequest]) -> int:
-    """Tokens that a batch's requests asked for and got; what is generated past them counts as nothing."""
+def generate(model: Any, batch: list[WorkloadRequest]) -> int:
+    """Run one batch; returns the number of its tokens, without those beyond a request's own length."""
     import torch
 
     width, steps = max(len(request.prompt_ids) for request in batch), max(request.num_output for request in batch)

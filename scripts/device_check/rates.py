@@ -1,4 +1,4 @@
-"""How long a program takes without its host, and what the device reaches at best: all else is a share of that."""
+"""The time of a program without its host, and the best rates of the device: other rates are shares of these."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def machine(what: str, setting: Setting, write: Write) -> None:
-    """Which device this is, how many there are, and the rates of one."""
+    """Write the name and the number of the devices, and the rates of one."""
     device = jax.local_devices()[0]
     write(
         device=device.device_kind,
@@ -27,36 +27,36 @@ def machine(what: str, setting: Setting, write: Write) -> None:
 
 
 def copy_rate(setting: Setting) -> float:
-    """Bytes read and written in a second by an elementwise operation on one device."""
+    """Bytes read and written per second by an elementwise operation on one device."""
     size = 64 << 20 if setting.dry_run else 2 * GIB
     x = jnp.ones(size // 4, jnp.float32)
     return 2 * size / seconds_per_call(lambda i, x: x + 1, x, repeats=10)
 
 
 def matmul_rate(n: int) -> float:
-    """Operations in a second of a product of random bf16 matrices."""
+    """Operations per second in a product of random bf16 matrices."""
     a, b = (jax.random.normal(jax.random.key(i), (n, n), jnp.bfloat16) for i in range(2))
     seconds = seconds_per_call(lambda i, a, b: jnp.matmul(a, b) * jnp.bfloat16(0.01), a, b, repeats=10)
     return 2 * n**3 / seconds
 
 
 def seconds_per_call(call: Callable[..., jax.Array], carry: jax.Array, *fixed: Any, repeats: int) -> float:
-    """Of `carry = call(i, carry, *fixed)`, repeated in one program so that the host is not measured; best of 3."""
+    """Seconds of `carry = call(i, carry, *fixed)`, best of 3; repeated in one program, to exclude the host."""
     return seconds_of(compile_calls(call, repeats, carry, *fixed), carry, *fixed) / repeats
 
 
 def compile_calls(call: Callable[..., jax.Array], repeats: int, *args: jax.Array) -> jax.stages.Compiled:
-    """One program of many calls; their number is no argument, since a GPU would ask its host at every turn.
+    """One program of many calls. Their number is a constant: a loop over an argument would ask the host at every turn.
 
-    It is compiled here, once. What `jax.jit` returns may compile again at its second call, within the measurement:
-    its cache asks for settings that come into being when a kernel's modules are imported.
+    Compiles once, here. A function from `jax.jit` may compile again at its second call, within the measurement: its
+    cache depends on settings created by the import of a kernel's modules.
     """
     program = jax.jit(lambda x, *rest: lax.fori_loop(0, repeats, lambda i, x: call(i, x, *rest), x))
     return program.lower(*args).compile()
 
 
 def seconds_of(program: jax.stages.Compiled, *args: Any) -> float:
-    """Of a run, after one that is not measured: the best of 3, or of fewer once half a second is spent."""
+    """Seconds of a run, after an unmeasured one: the best of 3, or of fewer once half a second is spent."""
     jax.block_until_ready(program(*args))
     taken: list[float] = []
     while len(taken) < 3 and sum(taken) < 0.5:
@@ -67,6 +67,6 @@ def seconds_of(program: jax.stages.Compiled, *args: Any) -> float:
 
 
 def bytes_of_device() -> int:
-    """Memory that JAX may use."""
+    """Bytes of device memory available to JAX."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit", 16 * GIB))

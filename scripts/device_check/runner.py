@@ -1,4 +1,4 @@
-"""The parts of a run, one after the other, each in a process of its own with a limit on its time, and the report."""
+"""Runs the parts one after the other, each in a process of its own with a time limit, and reports."""
 
 import argparse
 import json
@@ -12,12 +12,12 @@ from device_check.part import Kind
 from device_check.tables import side_by_side, tables
 
 BUDGET = 465.0  # seconds for all parts
-NO_DEVICE = 3  # exit status of a part that finds none; nobody else's
+NO_DEVICE = 3  # exit status of a part without a device, and of no other failure
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process: what runs, and for how many seconds at most."""
+    """A process: its name and its limit in seconds."""
 
     name: str
     seconds: float
@@ -55,15 +55,15 @@ PARTS: dict[Kind, tuple[Part, ...]] = {
 FALLBACK: dict[Kind, str] = {
     "gpu": "triton",
     "tpu": "xla",
-}  # attention of whole steps where the device's own was seen to fail
+}  # attention of whole steps if the device's own fails
 
 
 class NoDevice(Exception):
-    """JAX sees none here; the message says what to do."""
+    """JAX finds no such device; the message says what to do."""
 
 
 def run_parts(args: argparse.Namespace) -> int:
-    """Everything, printed and saved as it ends; 1 where something is wrong, 2 without a device."""
+    """Run the parts; print and save each as it ends. Returns 1 if one failed, 2 without a device."""
     limits = {part.name: part.seconds for part in PARTS[args.kind]}
     results: dict[str, Any] = {}
     report = {"check": args.kind, "dry_run": args.dry_run, "seconds": 0.0, "parts": results}
@@ -83,16 +83,16 @@ def run_parts(args: argparse.Namespace) -> int:
     if together := side_by_side(results):
         print(f"\nside by side\n{together}")
     wrong = [name for name, result in results.items() if not result["ok"]]
-    print(f"\n{'wrong: ' + ', '.join(wrong) if wrong else 'all well'}, {report['seconds']} s; files in {args.out}")
+    print(f"\n{'failed: ' + ', '.join(wrong) if wrong else 'all ok'}, {report['seconds']} s; files in {args.out}")
     print(json.dumps(report))
     return 1 if wrong else 0
 
 
 def run_part(args: argparse.Namespace, name: str, limit: float, attention: str | None) -> dict[str, Any]:
-    """One part; whatever happens to it, a result.
+    """Run one part; a failure, a time limit or a kill becomes part of the result.
 
     Raises:
-        NoDevice: as the part found.
+        NoDevice: the part found no device.
     """
     stem = name.replace(":", "-")
     rows_file, log_file = args.out / f"{stem}.jsonl", args.out / f"{stem}.log"
@@ -119,7 +119,7 @@ def run_part(args: argparse.Namespace, name: str, limit: float, attention: str |
 
 
 def command(args: argparse.Namespace, name: str, attention: str | None) -> list[str]:
-    """What starts the process of a part."""
+    """The command line for the process of a part."""
     words = [sys.executable, "-m", str(__package__), args.kind, "--child", name, "--out", str(args.out)]
     words += ["--dry-run"] * args.dry_run
     words += ["--attention", attention] if attention else []
@@ -127,7 +127,7 @@ def command(args: argparse.Namespace, name: str, attention: str | None) -> list[
 
 
 def add_shares(rows: list[dict[str, Any]], machine: dict[str, Any] | None) -> None:
-    """Rates as shares of what this device was measured to do."""
+    """Add rates as shares of the measured rates of this device."""
     reached = {key: value for row in (machine["rows"] if machine else ()) for key, value in row.items()}
     for row in rows:
         for rate, most in (("bytes_per_s", "copy_bytes_per_s"), ("flop_per_s", "matmul_flop_per_s")):
@@ -136,7 +136,7 @@ def add_shares(rows: list[dict[str, Any]], machine: dict[str, Any] | None) -> No
 
 
 def attention_for_steps(args: argparse.Namespace, results: dict[str, Any]) -> str | None:
-    """What whole steps use: another implementation if the device's own was seen to fail on this machine."""
+    """The attention of whole steps: another implementation if the device's own failed on this machine."""
     kernels = results.get(f"correct:{args.kind}")
     if args.attention or args.dry_run or kernels is None or kernels["ok"]:
         return str(args.attention) if args.attention else None
@@ -144,9 +144,9 @@ def attention_for_steps(args: argparse.Namespace, results: dict[str, Any]) -> st
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """A line and tables for people."""
+    """Print a line and tables, for reading."""
     rows = result["rows"]
     state = "skipped" if rows and all("skipped" in row for row in rows) else "ok"
-    print(f": {state if result['ok'] else 'WRONG (' + result['error'] + ')'}, {result['seconds']} s", flush=True)
+    print(f": {state if result['ok'] else 'FAILED (' + result['error'] + ')'}, {result['seconds']} s", flush=True)
     if rows:
         print(tables(rows), flush=True)

@@ -1,4 +1,4 @@
-"""The engine on the paper's trace."""
+"""Measures the engine on the paper's trace."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.steps import Model
 from device_check.trace import throughput, trace_of
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -18,7 +18,7 @@ MAX_MODEL_LEN = 640  # of the trace's longest request
 
 
 def serve(what: str, setting: Setting, write: Write) -> None:
-    """The trace, greedily, over the model that was asked for, or the first of `MODELS` that fits."""
+    """Run the trace greedily on the model of `setting`, or else on the first of `MODELS` that fits."""
     for source in [setting.model] if setting.model else MODELS:
         about = {"trace": what, "system": "orca-jax", "model": source.removeprefix("preset:")}
         try:
@@ -31,7 +31,7 @@ def serve(what: str, setting: Setting, write: Write) -> None:
         return
 
 
-def build(model: Model) -> tuple[Engine, list[TraceRequest]]:
+def build(model: Model) -> tuple[Engine, list[WorkloadRequest]]:
     """An engine, and the trace in its model's ids.
 
     Raises:
@@ -51,8 +51,8 @@ def build(model: Model) -> tuple[Engine, list[TraceRequest]]:
     return Engine(executor, scheduler, pool, seed=0), trace_of(config.vocab_size, dry_run)
 
 
-def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
-    """Tokens a second, and what an engine must not do meanwhile."""
+def measure(engine: Engine, trace: list[WorkloadRequest]) -> Found:
+    """Measure tokens per second, idle time and preemptions; a compilation meanwhile is an error."""
     executor = engine.executor
     assert isinstance(executor, JaxExecutor), "as built"
     idle = executor.stats.idle_seconds
@@ -63,8 +63,8 @@ def measure(engine: Engine, trace: list[TraceRequest]) -> Found:
     return {**found, "error": f"{late} programs were compiled while serving"} if late else found
 
 
-def run(engine: Engine, trace: list[TraceRequest]) -> int:
-    """Tokens that all requests together got."""
+def run(engine: Engine, trace: list[WorkloadRequest]) -> int:
+    """Run the trace to its end; returns the number of generated tokens."""
     for index, request in enumerate(trace):
         params = SamplingParams(max_tokens=request.num_output, temperature=0.0, ignore_eos=True)
         engine.add(f"r{index}", request.prompt_ids, params)

@@ -1,4 +1,4 @@
-"""Kernels alone: bytes a second of increments, operations a second of chunks."""
+"""Measures kernels alone: bytes per second of increments, operations per second of chunks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ CALLS_OF_CHUNKS = 10
 
 
 def speed(what: str, setting: Setting, write: Write) -> None:
-    """Of the implementation `what`: one of attention's, "gather" or "cudnn"."""
+    """Measure the implementation `what`: one of attention's, "gather" or "cudnn"."""
     try:
         check_fit(what, setting)
     except Skip as reason:
@@ -35,16 +35,16 @@ def speed(what: str, setting: Setting, write: Write) -> None:
 
 
 def measure_rows(what: str, setting: Setting, heads: Heads, rows: int, write: Write) -> None:
-    """So many increments, at every context whose K and V memory holds."""
+    """Measure `rows` increments, at every context with a KV cache that fits into memory."""
     contexts = (64, 32) if setting.dry_run else CONTEXTS
     room = bytes_of_device() * 6 // 10
-    most = room // 3 if what == "gather" else room  # it makes copies of what it reads
+    most = room // 3 if what == "gather" else room  # it copies the pages
     fitting = [context for context in contexts if rows * context * heads.token_bytes < most]
     load = Increments(what, setting, heads, rows, max(fitting, default=0))
 
     def measure(context: int) -> Found:
         if context not in fitting:
-            raise Skip(f"K and V take {gib(rows * context * heads.token_bytes)}, and there is room for {gib(most)}")
+            raise Skip(f"the KV cache takes {gib(rows * context * heads.token_bytes)}, of {gib(most)} available")
         return cudnn_increments(heads, setting, rows, context) if what == "cudnn" else load.measure(context)
 
     for context in contexts:
@@ -53,9 +53,9 @@ def measure_rows(what: str, setting: Setting, heads: Heads, rows: int, write: Wr
 
 @dataclass
 class Increments:
-    """One query for each row, over contexts that are values: one program serves all.
+    """One query for each row. Contexts are values: one program serves all of them.
 
-    Calls go through several layers' pages, so that caches of the device do not hold them.
+    Calls go through several layers' pages, more than the caches of the device hold.
     """
 
     name: str
@@ -72,19 +72,19 @@ class Increments:
 
     @property
     def num_pages(self) -> int:
-        """As many as the longest context takes, or a GiB of them."""
+        """The pages of the longest context, or a GiB of pages."""
         size = self.rows * self.longest * self.heads.token_bytes
         return max(size, min(GIB, 64 * size)) // (self.heads.page_size * self.heads.token_bytes)
 
     @cached_property
     def kv(self) -> jax.Array:
-        """Pages that are all alike."""
+        """The pages; all have the same contents."""
         shape = 1, self.heads.page_size, self.heads.token_bytes // 2
         page = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
         return jax.jit(lambda x: jnp.repeat(x, self.num_pages, axis=0))(page)
 
     def program(self, *args: jax.Array) -> jax.stages.Compiled:
-        """All calls, each with the last one's output in its queries."""
+        """A program of all calls; each adds the last one's output to its queries."""
         rows, width = self.rows, args[2].shape[1]
         attend = attention_of(self.name, self.setting, scale=self.heads.head_dim**-0.5)
 
@@ -100,10 +100,10 @@ class Increments:
         return self.compiled[width]
 
     def measure(self, context: int) -> Found:
-        """Time of a call, and bytes of K and V over it."""
+        """The time of a call, and the bytes of keys and values per second."""
         rows, heads, per_row = self.rows, self.heads, context // self.heads.page_size
         size, per_layer = rows * context * heads.token_bytes, rows * per_row
-        # A gather reads all of the table, other implementations what the context says.
+        # A gather reads all of the table, other implementations only the context.
         table = np.zeros((rows, per_row if self.name == "gather" else self.longest // heads.page_size), np.int32)
         table[:, :per_row] = np.random.default_rng(0).permutation(per_layer).reshape(rows, -1)
         layers = jnp.array([self.num_pages // per_layer, per_layer], jnp.int32)
@@ -114,7 +114,7 @@ class Increments:
 
 
 def chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found:
-    """One prompt, from its first token."""
+    """Measure one prompt, from its first token."""
     scores = 10 * heads.num_heads * tokens**2  # bytes: in float32 twice, and in bf16
     if what == "gather" and scores > bytes_of_device() * 6 // 10:
         raise Skip(f"scores take {gib(scores)}")
@@ -126,7 +126,7 @@ def chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found:
 def chunk_rate(
     heads: Heads, tokens: int, setting: Setting, attend: Callable[..., jax.Array], q: jax.Array, *kv: jax.Array
 ) -> Found:
-    """Time of a call, and the operations of the two products below the diagonal over it."""
+    """The time of a call, and the operations per second of the two products below the diagonal."""
     repeats = 1 if setting.dry_run else CALLS_OF_CHUNKS
     seconds = seconds_per_call(lambda i, q, *kv: q + attend(q, *kv) * jnp.bfloat16(1e-8), q, *kv, repeats=repeats)
     operations = 4 * heads.head_dim * heads.num_heads * tokens * (tokens + 1) / 2
@@ -134,7 +134,7 @@ def chunk_rate(
 
 
 def cudnn_increments(heads: Heads, setting: Setting, rows: int, context: int) -> Found:
-    """cuDNN over contiguous K and V: no pages, for comparison. Small ones stay in the card's L2 cache."""
+    """Measure cuDNN over contiguous keys and values, without pages. Small ones stay in the card's L2 cache."""
     q = jax.random.normal(jax.random.key(0), (rows, 1, heads.num_heads, heads.head_dim), jnp.bfloat16)
     shape = rows, context, heads.num_kv_heads, heads.head_dim
     page = jax.random.normal(jax.random.key(1), (1, 1, *shape[2:]), jnp.bfloat16)
@@ -148,12 +148,12 @@ def cudnn_increments(heads: Heads, setting: Setting, rows: int, context: int) ->
 
 
 def repeats_for(size: int) -> int:
-    """Calls that take some tens of milliseconds at 3 TB/s."""
+    """The number of calls for some tens of milliseconds at 3 TB/s."""
     return int(min(500, max(4, 6e10 // size)))
 
 
 def cudnn_chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found:
-    """cuDNN over one contiguous prompt."""
+    """Measure cuDNN over one contiguous prompt."""
     keys = jax.random.split(jax.random.key(0), 3)
     counts = heads.num_heads, heads.num_kv_heads, heads.num_kv_heads
     q, k, v = (
@@ -164,6 +164,6 @@ def cudnn_chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, setting: Setting, *, is_causal: bool) -> jax.Array:
-    """JAX's public way to cuDNN's attention; in a dry run XLA's."""
+    """cuDNN's attention by JAX's public function; in a dry run XLA's."""
     kind: Any = "xla" if setting.dry_run else "cudnn"
     return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation=kind)

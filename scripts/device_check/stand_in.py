@@ -1,4 +1,4 @@
-"""jaxtyping's names without jaxtyping: here shapes are comments."""
+"""Stand-ins for jaxtyping's names, without checks of shapes."""
 
 import sys
 import types
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class _Anything:
-    """`Float[Array, "T H D"]` is any array."""
+    """Any array, for every subscript such as `Float[Array, "T H D"]`."""
 
     def __class_getitem__(cls, item: object) -> Any:
         return Any
 
 
 def stand_in_for_jaxtyping() -> None:
-    """Let `from jaxtyping import ...` find names that mean nothing."""
+    """Make `from jaxtyping import ...` find stand-ins."""
     module: Any = types.ModuleType("jaxtyping")
     for name in ("Bool", "Float", "Float32", "Int", "Int32", "Key", "Num", "Shaped", "UInt", "UInt32"):
         setattr(module, name, _Anything)

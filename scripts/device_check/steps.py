@@ -1,4 +1,4 @@
-"""Whole iterations of a model: milliseconds, the share of bandwidth, and how long the device waited for its host."""
+"""Measures whole iterations of a model: milliseconds, the share of bandwidth, and the device's wait for its host."""
 
 import time
 from dataclasses import dataclass, replace
@@ -20,30 +20,31 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder, tensor_mesh
 from orca_jax.model.sharding import most_shards
 from orca_jax.model.transformer import Decoder
+from orca_jax.request import SamplingParams
 from orca_jax.step import Member, RowSampling, StepPlan
 
 ROWS = (1, 8, 64, 256)
 CONTEXT = 1024  # at most half of the model's
 STEPS = 30  # measured iterations
 UTILIZATION = 0.9  # of the device's memory, as the engine's default
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+GREEDY = RowSampling(SamplingParams(temperature=0.0), seed=0)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model and the devices that it is for: one GPU, and of a TPU VM as many chips as divide it."""
+    """A model and its devices: one GPU, or the largest number of chips of a TPU VM that divides the model."""
 
     setting: Setting
     name: str  # "preset:<name>", a directory or "demo"
 
     @property
     def source(self) -> str:
-        """As those who read it want it."""
+        """The directory, or the name of a preset."""
         return model_directory(self.name) or self.name
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The preset's; in a dry run the same kind of model with two small layers."""
+        """The model's configuration; of a preset in a dry run, the same kind of model with two small layers."""
         config = read_model_config(self.source)
         if not self.setting.dry_run or not is_preset(self.name):
             return config
@@ -52,31 +53,31 @@ class Model:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """Devices side by side."""
+        """A tensor-parallel mesh of the devices."""
         devices = jax.local_devices()
         return tensor_mesh(devices[: most_shards(self.config, len(devices)) if self.setting.kind == "tpu" else 1])
 
     @property
     def dtype(self) -> DType:
-        """Of weights, K and V."""
+        """The type of weights and KV cache."""
         return "float32" if self.setting.dry_run else "bfloat16"
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """The tokens of a page."""
         return PAGE_SIZES[self.setting.kind]
 
     def load(self) -> Decoder:
-        """The weights, random ones of a preset.
+        """Load the weights; those of a preset are random.
 
         Raises:
-            Skip: they do not fit.
+            Skip: they do not fit into memory.
         """
         _, shapes = abstract_decoder(self.config, self.dtype, self.mesh)
         size, room = local_bytes(shapes), int(bytes_of_device() * UTILIZATION)
         if size > room:
             number = f"each of {self.mesh.size} devices" if self.mesh.size > 1 else "the device"
-            raise Skip(f"weights take {gib(size)} of {number}, and there is room for {gib(room)}")
+            raise Skip(f"weights take {gib(size)} of {number}, and {gib(room)} are available")
         if is_preset(self.name):
             decoder = random_decoder(self.config, dtype=self.dtype, mesh=self.mesh)
         else:
@@ -86,7 +87,7 @@ class Model:
         return decoder
 
     def pages_that_fit(self, num_tokens: int, rows: int, max_model_len: int) -> int:
-        """Once the weights are there, beside the programs for `num_tokens`."""
+        """The number of pages that fit beside loaded weights and the programs for `num_tokens`."""
         workspace = workspace_bytes(self.config, num_tokens, rows, max_model_len)
         memory = free_memory(list(self.mesh.devices.flat), UTILIZATION, workspace)
         return max(0, memory) // page_bytes(self.config, self.page_size, self.dtype)
@@ -94,27 +95,27 @@ class Model:
     def executor(
         self, decoder: Decoder, buckets: tuple[int, ...], rows: int, max_model_len: int, num_pages: int
     ) -> JaxExecutor:
-        """Every program compiled for these shapes."""
+        """An executor with every program compiled for these shapes."""
         cache = CacheConfig(num_pages, self.page_size, self.dtype, "packed")
         shapes = ExecutorConfig(self.dtype, self.mesh.size, buckets, rows, max_model_len, cache, self.setting.attention)
         return JaxExecutor(decoder, self.config, shapes, self.mesh)
 
 
 def local_bytes(tree: object) -> int:
-    """Of the arrays of a tree, or their shapes, on one device."""
+    """Bytes of a tree's arrays, or of their shapes, on one device."""
     leaves = jax.tree.leaves(tree)
     return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in leaves)
 
 
 def bytes_read(decoder: Decoder) -> int:
-    """Of weights, by one device in an iteration: all but tables of which it only looks up some rows."""
+    """Bytes of weights read by one device in an iteration: all except tables, of which it reads a few rows."""
     looked_up = [decoder.positions] + [decoder.embedding] * (decoder.head is not None)
     tables = [nnx.state(table) for table in looked_up if table is not None]
     return local_bytes(nnx.state(decoder)) - local_bytes(tables)
 
 
 def step(what: str, setting: Setting, write: Write) -> None:
-    """Iterations of the preset `what` in which every row generates one token; two in flight, as the engine has them."""
+    """Measure iterations of the preset `what`: every row generates one token; two are in flight, as in the engine."""
     model, rows = Model(setting, f"preset:{what}"), (1, 4) if setting.dry_run else ROWS
     wanted = 64 if setting.dry_run else min(CONTEXT, model.config.max_positions // 2)
     bandwidth = copy_rate(setting)
@@ -142,9 +143,9 @@ def step(what: str, setting: Setting, write: Write) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """So many rows at one context; where memory is short a shorter one.
+    """A number of rows at one context, a shorter one if memory is short.
 
-    Rows begin with a context that was never computed: what stands in their pages is as long to read as any.
+    Rows begin with a context that was never computed: reading their pages takes as long as reading any.
     """
 
     model: Model
@@ -155,17 +156,17 @@ class Run:
 
     @property
     def pages(self) -> int:
-        """Of each row."""
+        """The pages of each row."""
         return -(-(self.context + 2 * STEPS) // self.model.page_size)
 
     @property
     def bytes_read(self) -> float:
-        """By one device in the iteration in the middle: weights, and K and V of its heads."""
+        """Bytes read by one device in the middle iteration: weights, and the KV cache of its heads."""
         token = page_bytes(self.model.config, 1, self.model.dtype) / self.model.mesh.size
         return self.weight_bytes + self.rows * (self.context + STEPS // 2) * token
 
     def measure(self, executor: JaxExecutor) -> Found:
-        """Milliseconds of one iteration, its share of the measured bandwidth, and the device's wait for its host."""
+        """Measure the milliseconds of one iteration, its share of the bandwidth, and the device's wait for its host."""
         waiting = [executor.submit(StepPlan(0, self._first()))]
 
         def advance(index: int) -> None:

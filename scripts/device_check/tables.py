@@ -1,4 +1,4 @@
-"""Results for people: consecutive rows of one shape are a table; what several parts measured stands side by side."""
+"""Results as text: consecutive rows of one shape form a table; results of several parts stand side by side."""
 
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -24,12 +24,12 @@ _UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def tables(rows: Iterable[Row]) -> str:
-    """All rows, those with the same keys under one heading."""
+    """Format all rows; consecutive rows with the same keys share one heading."""
     return "\n".join(_table(list(group)) for _, group in groupby(rows, key=tuple))
 
 
 def side_by_side(parts: dict[str, Any]) -> str:
-    """Shares that implementations reach of a copy (increments) or a product (chunks), and systems on the trace."""
+    """Each implementation's share of a copy (increments) or of a product (chunks), and the systems on the trace."""
     shares: dict[tuple[Any, ...], Row] = {}
     systems = []
     for name, part in parts.items():

@@ -1,29 +1,29 @@
-"""The paper's trace, all at once, the same for the engine and for others; it asks for no JAX."""
+"""The paper's trace with all requests at once, for the engine and for other systems; needs no JAX."""
 
 import time
 from collections.abc import Callable
 
 from device_check.part import Found
-from orca_jax.bench.workload.generate import TraceRequest, make_trace
+from orca_jax.bench.workload.generate import WorkloadRequest, make_workload
 
 
-def trace_of(vocab_size: int, dry_run: bool) -> list[TraceRequest]:
-    """Requests with prompts of 32 to 512 tokens that generate 1 to 128; no end token counts."""
-    return make_trace("orca", num_requests=6 if dry_run else 128, vocab_size=vocab_size, seed=0, rate=None)
+def trace_of(vocab_size: int, dry_run: bool) -> list[WorkloadRequest]:
+    """Requests with prompts of 32 to 512 tokens and outputs of 1 to 128; end tokens are ignored."""
+    return make_workload("orca", num_requests=6 if dry_run else 128, vocab_size=vocab_size, seed=0, rate=None)
 
 
-def throughput(trace: list[TraceRequest], run: Callable[[list[TraceRequest]], int]) -> Found:
-    """Tokens a second of one run, which returns how many it generated.
+def throughput(trace: list[WorkloadRequest], run: Callable[[list[WorkloadRequest]], int]) -> Found:
+    """Measure tokens per second of one run; `run` returns the number of generated tokens.
 
     Raises:
-        RuntimeError: these are not as many as the trace asks for.
+        RuntimeError: the number differs from that of the trace.
     """
     start = time.perf_counter()
     generated = run(trace)
     seconds = time.perf_counter() - start
     inputs, outputs = (sum(sizes) for sizes in zip(*((len(r.prompt_ids), r.num_output) for r in trace), strict=True))
     if generated != outputs:
-        raise RuntimeError(f"{generated} tokens were generated, and {outputs} asked for")
+        raise RuntimeError(f"{generated} tokens were generated instead of {outputs}")
     return {
         "requests": len(trace),
         "seconds": seconds,

@@ -1,6 +1,6 @@
-"""What judges share: flags, named checks, and the report that the runner reads.
+"""The common code of the clients' programs: flags, named checks, and the report for the runner.
 
-Judges run in environments of their own, so this needs nothing but the standard library.
+The programs run in environments of their own: this module needs only the standard library.
 """
 
 import argparse
@@ -21,7 +21,7 @@ __all__ = ["Settings", "expect", "run", "settings"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Where the server is. `url` has no path; `report` is where the outcome goes."""
+    """The server and the file of the report. `url` has no path."""
 
     url: str
     model: str
@@ -30,21 +30,21 @@ class Settings:
 
 
 def settings(description: str | None) -> Settings:
-    """The flags of every judge."""
+    """Read the flags of every program."""
     parser = argparse.ArgumentParser(description=description)
     for name, text in (
-        ("--url", "of the server, without a path"),
+        ("--url", "URL of the server, without a path"),
         ("--model", "name of the model"),
-        ("--api-key", "that it wants"),
+        ("--api-key", "API key of the server"),
     ):
         parser.add_argument(name, required=True, help=text)
-    parser.add_argument("--report", type=Path, required=True, help="file for the outcome, as JSON")
+    parser.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
     args = parser.parse_args()
     return Settings(args.url, args.model, args.api_key, args.report)
 
 
 def expect(holds: object, what: str) -> None:
-    """Fail the check unless it holds: `assert`, but never optimised away and always with words."""
+    """Fail the check unless `holds`: an `assert` with a message, also in optimised mode."""
     if not holds:
         raise AssertionError(what)
 
@@ -54,8 +54,8 @@ def run(checks: Sequence[Check], subject: Any, packages: Sequence[str], report: 
 
     Args:
         checks: functions of the subject; their names are the checks' names.
-        subject: what every check is given, usually a client.
-        packages: whose versions belong to the report.
+        subject: argument of every check, usually a client.
+        packages: packages to report the versions of.
         report: file that gets `{"versions": ..., "checks": [{"name", "seconds", "error"}]}`.
 
     Returns:

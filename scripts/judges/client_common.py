@@ -1,4 +1,4 @@
-"""What the judges that are clients in Python ask for: prompts, tools, schemas, and waiting for an idle server."""
+"""Requests of the Python clients: prompts, tools and schemas; and the wait for an idle server."""
 
 import json
 import time
@@ -25,7 +25,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "get_time", "parameters": {**WEATHER}}},
 ]
 
-# Every value has an end: a model that answers by arithmetic would not find one by itself.
+# Every value is bounded: the toy model computes its tokens and would not end one by itself.
 CITY_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -40,7 +40,7 @@ JSON_SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "st
 
 
 def check_city(text: str | None) -> None:
-    """The text is what `CITY_SCHEMA` describes."""
+    """Check a text against `CITY_SCHEMA`."""
     city = json.loads(text or "")
     expect(set(city) == {"name", "size", "is_capital"}, f"keys of {city}")
     expect(city["name"] in ("Bern", "Oslo"), f"name of {city}")
@@ -49,19 +49,19 @@ def check_city(text: str | None) -> None:
 
 
 def check_weather(arguments: str | dict[str, Any]) -> None:
-    """The arguments are what the tools' parameters describe."""
+    """Check arguments against the parameters of the tools."""
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
     expect(set(given) == {"unit", "days"}, f"keys of {given}")
     expect(given["unit"] in ("celsius", "kelvin") and given["days"] in range(1, 10), f"values of {given}")
 
 
 def wait_idle(url: str, seconds: float = 10) -> None:
-    """Until the server has no request left: what was hung up on has given its place back."""
+    """Wait until the server has no request left: requests of closed connections have ended."""
     deadline = time.monotonic() + seconds
     while True:
         with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
             load = json.load(answer)
         if load["running"] == load["waiting"] == 0:
             return
-        expect(time.monotonic() < deadline, f"requests are left: {load}")
+        expect(time.monotonic() < deadline, f"the server still has requests: {load}")
         time.sleep(0.05)

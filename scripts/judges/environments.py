@@ -1,4 +1,4 @@
-"""The judges' environments: a folder each, made once, at exactly the versions of `requirements/` and `package.json`."""
+"""The clients' environments: one folder each, created once, at exact versions (`requirements/`, `package.json`)."""
 
 import os
 import shutil
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-STAMP = ".orca-installed"  # holds the text that the environment was made from, so that no hash can collide
+STAMP = ".orca-installed"  # a copy of the requirements, so that no hash can collide
 
 __all__ = ["node_modules", "python_environment"]
 
 
 def python_environment(folder: Path, name: str, version: str) -> Path:
-    """The interpreter of an environment, made where it is not there or not current.
+    """The interpreter of an environment. Creates the environment if it is missing or outdated.
 
     Args:
-        folder: of all environments.
-        name: of the environment and of its file of requirements.
-        version: of Python, such as "3.12".
+        folder: folder of all environments.
+        name: name of the environment and of its file of requirements.
+        version: version of Python, such as "3.12".
 
     Raises:
-        SystemExit: there is no such Python, or pip failed; the message says which.
+        SystemExit: this version of Python was not found, or pip failed.
     """
     requirements = HERE / "requirements" / f"{name}.txt"
     wanted = f"python {version}\n{requirements.read_text(encoding='utf-8')}"
@@ -33,7 +33,7 @@ def python_environment(folder: Path, name: str, version: str) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         call([find_python(version), "-m", "venv", str(target)])
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-        # torch first: its index of CPU wheels is the one to take it from, and the others then find it there.
+        # torch first: it should come from its index of CPU wheels; the other packages then find it installed.
         torch = [line for line in requirements.read_text(encoding="utf-8").splitlines() if line.startswith("torch==")]
         if torch:
             call([*pip, *torch])
@@ -43,13 +43,13 @@ def python_environment(folder: Path, name: str, version: str) -> Path:
 
 
 def node_modules(folder: Path, name: str) -> Path:
-    """A folder with `node_modules`, likewise. Raises SystemExit."""
+    """A folder with current `node_modules`. Raises SystemExit."""
     wanted = "".join((HERE / file).read_text(encoding="utf-8") for file in ("package.json", "package-lock.json"))
     target = folder / name
     if not is_current(target, wanted):
         npm = shutil.which("npm")
         if npm is None:
-            raise SystemExit("error: the judge node needs Node.js with npm on PATH")
+            raise SystemExit("error: openai-node needs Node.js with npm; install it or put it on PATH")
         print(f"making the environment {name}", file=sys.stderr, flush=True)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -61,29 +61,29 @@ def node_modules(folder: Path, name: str) -> Path:
 
 
 def is_current(target: Path, wanted: str) -> bool:
-    """Whether an environment is finished and made from what is wanted now."""
+    """True if an environment is finished and matches its requirements."""
     stamp = target / STAMP
     return stamp.exists() and stamp.read_text(encoding="utf-8") == wanted
 
 
 def call(command: list[str]) -> None:
-    """Run it quietly. Raises SystemExit with its last words where it fails."""
+    """Run a command without output. Raises SystemExit with the end of its output if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode != 0:
         raise SystemExit(f"error: {' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
 
 
 def find_python(version: str) -> str:
-    """An interpreter of this version that can make environments. Raises SystemExit."""
+    """Find an interpreter of this version with `ensurepip`. Raises SystemExit."""
     for candidate in candidates(version):
         check = f"import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != {version!r})"
         if subprocess.run([candidate, "-c", check], stderr=subprocess.DEVNULL).returncode == 0:
             return candidate
-    raise SystemExit(f"error: there is no Python {version} on PATH, under pyenv or under uv; this judge needs one")
+    raise SystemExit(f"error: this client needs Python {version}; none was found on PATH, under pyenv or under uv")
 
 
 def candidates(version: str) -> Iterator[str]:
-    """Interpreters worth asking: PATH, then where pyenv and uv keep theirs, as `lib/venv.sh` does."""
+    """Candidate interpreters: PATH, then the folders of pyenv and uv, as in `lib/venv.sh`."""
     on_path = shutil.which(f"python{version}")
     if on_path:
         yield on_path

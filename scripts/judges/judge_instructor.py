@@ -1,4 +1,4 @@
-"""instructor: typed answers through tools and through JSON schemas, whole, partial, as lists, sync and async."""
+"""instructor: typed answers by tools and by JSON schemas, complete, partial, nested, synchronous and asynchronous."""
 
 import asyncio
 import sys
@@ -17,20 +17,20 @@ MODES = (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JS
 
 
 class Climate(Enum):
-    """How warm."""
+    """The climate of a country."""
 
     MILD = "mild"
     COLD = "cold"
 
 
 class Closed(BaseModel):
-    """Has no other keys: a schema that allows them lets a model of this size invent them for ever."""
+    """Base without further keys: a small model would invent them without end."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class City(Closed):
-    """A city."""
+    """A city with bounded fields."""
 
     name: str = Field(max_length=8, pattern="^[A-Z][a-z]{2,6}$")
     size: Literal["small", "large"]
@@ -39,7 +39,7 @@ class City(Closed):
 
 
 class Country(Closed):
-    """Nested."""
+    """A nested model."""
 
     capital: City
     climate: Climate
@@ -59,15 +59,15 @@ class Subject:
         }
 
     def client(self, mode: instructor.Mode) -> Any:
-        """A client that asks in this mode."""
+        """A client in this mode."""
         return instructor.from_openai(OpenAI(**self._common), mode=mode)
 
     def async_client(self, mode: instructor.Mode) -> Any:
-        """The same, asynchronous."""
+        """An asynchronous client in this mode."""
         return instructor.from_openai(AsyncOpenAI(**self._common), mode=mode)
 
     def fields(self, **fields: Any) -> dict[str, Any]:
-        """What every call says."""
+        """The fields of every call."""
         talk = [{"role": "user", "content": "Tell me of a city."}]
         return {"model": self.settings.model, "messages": talk, "max_tokens": 300, "max_retries": 0, **fields}
 

@@ -25,16 +25,16 @@ class Subject:
         return {**base, "model": self.settings.model, "timeout": 60, "max_tokens": 16, **fields}
 
     def chat(self, **fields: Any) -> Any:
-        """A chat model."""
+        """The chat model with further fields."""
         return ChatOpenAI(**self._common(**fields))
 
     def text(self, **fields: Any) -> Any:
-        """A text model."""
+        """The text model with further fields."""
         return OpenAI(**self._common(**fields))
 
 
 class City(BaseModel):
-    """A city."""
+    """A city with bounded fields."""
 
     name: Literal["Bern", "Oslo"]
     size: int = Field(ge=0, le=9)
@@ -104,7 +104,7 @@ def tool_results(s: Subject) -> None:
     model = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice="get_time")
     answer = model.invoke(TALK)
     result = ToolMessage("noon", tool_call_id=answer.tool_calls[0]["id"])
-    expect(s.chat().invoke([*TALK, answer, result]) is not None, "the result is taken")
+    expect(s.chat().invoke([*TALK, answer, result]) is not None, "the result is accepted")
 
 
 def structured_output(s: Subject) -> None:
@@ -127,7 +127,7 @@ def errors(s: Subject) -> None:
     for kind, fields in (
         (openai.BadRequestError, {"temperature": 9}),
         (openai.AuthenticationError, {"api_key": "not-the-key"}),
-        (openai.NotFoundError, {"model": "nobody"}),
+        (openai.NotFoundError, {"model": "missing"}),
     ):
         try:
             s.chat(**fields).invoke(TALK)

@@ -1,4 +1,4 @@
-"""litellm: our server as an `openai/` provider, and as a text completion provider, with its own exceptions."""
+"""litellm: the server as an `openai/` provider and as a text completion provider, with litellm's exceptions."""
 
 import asyncio
 import sys
@@ -24,18 +24,18 @@ class Subject:
         }
 
     def chat(self, **fields: Any) -> Any:
-        """One chat completion."""
+        """Request one chat completion."""
         given = {**self.common, "model": f"openai/{self.settings.model}", "messages": TALK, **fields}
         return litellm.completion(**given)
 
     def complete(self, **fields: Any) -> Any:
-        """One text completion."""
+        """Request one text completion."""
         given = {**self.common, "model": f"text-completion-openai/{self.settings.model}", "prompt": "Hello", **fields}
         return litellm.text_completion(**given)
 
 
 def catch(kind: type[Exception], call: Any, **fields: Any) -> Any:
-    """The exception that the call must raise."""
+    """Call, and return the expected exception."""
     try:
         call(**fields)
     except kind as error:
@@ -108,7 +108,7 @@ def text_stream(s: Subject) -> None:
 def errors(s: Subject) -> None:
     catch(litellm.BadRequestError, s.chat, temperature=9)
     catch(litellm.AuthenticationError, s.chat, api_key="not-the-key")
-    catch(litellm.NotFoundError, s.chat, model="openai/nobody")
+    catch(litellm.NotFoundError, s.chat, model="openai/missing")
     catch(litellm.BadRequestError, s.chat, messages=[{"role": "user", "content": "word " * 60_000}])
 
 

@@ -1,9 +1,9 @@
-"""lm-eval: loglikelihoods through `local-completions` against transformers' on the same random weights.
+"""lm-eval: compares loglikelihoods from `local-completions` with transformers' on the same random weights.
 
     judge_lm_eval.py --make FOLDER      writes the model: a small Llama with a byte-level tokenizer
     judge_lm_eval.py --url ... --model FOLDER ...
 
-Nothing is fetched: weights are random, the tokenizer is trained on a few lines below, and the tasks are files.
+Downloads nothing: weights are random, the tokenizer is trained on the lines below, and the tasks are files.
 """
 
 import json
@@ -17,18 +17,18 @@ from typing import Any
 import checks
 from checks import Settings, expect
 
-# Both sides compute in float32, in different orders. Sums of up to 100 log-probabilities agree this closely.
+# Both sides compute in float32, in different orders. Sums of up to 100 log probabilities agree this closely.
 TOLERANCE = 2e-5  # relative to the size of the sum, and absolute below 1
 MAX_LENGTH = 256
 END = "<|end|>"
-CONTEXTS = "contexts.json"  # beside the model: texts, and what it would say next
+CONTEXTS = "contexts.json"  # beside the model: texts, and its greedy continuation of each
 LINES = [
     "The river runs past the mill and under the old bridge.",
     "In winter the ice is thick enough to walk on; children skate there.",
-    "A boat with a red sail came up from the sea, and nobody knew whose it was.",
+    "A boat with a red sail came up from the sea, and its crew sang an old song.",
     "Straße, naïve, 日本語 and 🙂 are more than one byte a letter.",
 ]
-WORDS = ["the mill", "the old bridge", "a red sail", " ", "日本", "nobody knew whose it was."]
+WORDS = ["the mill", "the old bridge", "a red sail", " ", "日本", "its crew sang an old song."]
 
 MULTIPLE_CHOICE = """
 task: choices
@@ -87,7 +87,7 @@ def make(folder: Path) -> None:
 
 
 def greedy_choices(model: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """For each line a beginning, and the text that is its most probable token, where that is a text by itself."""
+    """For each line, a beginning and its most probable next token as text. Skips tokens that are not text alone."""
     for line in LINES:
         for length in range(5, len(line)):
             ids = tokenizer.encode(line[:length]).ids
@@ -99,7 +99,7 @@ def greedy_choices(model: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def write_tasks(folder: Path, model: Path) -> None:
-    """Two tasks over files: choices after a context, and whole texts."""
+    """Write two tasks over files: choices after a context, and whole texts."""
     contexts = json.loads((model / CONTEXTS).read_text(encoding="utf-8"))
     questions = [{"question": text, "choices": [*WORDS, best], "answer": 0} for text, best in contexts]
     texts = [{"text": line} for line in [*LINES, " ".join(LINES * 6)]]  # the last one takes several windows
@@ -110,7 +110,7 @@ def write_tasks(folder: Path, model: Path) -> None:
 
 
 class Subject:
-    """Both models' answers to both tasks, in one order."""
+    """The answers of both models to both tasks, in the same order."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
@@ -124,20 +124,20 @@ class Subject:
             "max_retries": 1,
             "max_length": MAX_LENGTH,
         }
-        # The other side keeps a token of its context for an answer, and one for the beginning.
+        # The other side reserves a token of its context for an answer, and one for the beginning.
         theirs = {"pretrained": settings.model, "dtype": "float32", "max_length": MAX_LENGTH - 2, "device": "cpu"}
         self.ours = evaluate("local-completions", ours, folder)
         self.theirs = evaluate("hf", theirs, folder)
 
     def pairs(self, task: str) -> Iterator[tuple[Any, Any]]:
-        """Our answer and transformers', for every request of a task."""
+        """The answers of the server and of transformers, for every request of a task."""
         ours, theirs = responses(self.ours, task), responses(self.theirs, task)
         expect(len(ours) == len(theirs) > 0, f"{len(ours)} and {len(theirs)} answers")
         return zip(ours, theirs, strict=True)
 
 
 def evaluate(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """lm-eval's outcome with every sample."""
+    """Run lm-eval; returns its results with every sample."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -154,18 +154,18 @@ def evaluate(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, A
 
 
 def responses(outcome: dict[str, Any], task: str) -> list[Any]:
-    """What the model said to each request: (loglikelihood, whether greedy), or a loglikelihood alone."""
+    """The model's answer to each request: (loglikelihood, True if greedy), or a loglikelihood alone."""
     samples = sorted(outcome["samples"][task], key=lambda sample: sample["doc_id"])
     return [response for sample in samples for response in sample["filtered_resps"]]
 
 
 def near(a: float, b: float) -> bool:
-    """Equal within the tolerance."""
+    """True if both are equal within the tolerance."""
     return math.isfinite(a) and abs(a - b) <= TOLERANCE * max(1.0, abs(b))
 
 
 def check_sums(pairs: Sequence[tuple[float, float]]) -> None:
-    """All of them are near each other; the greatest difference is told."""
+    """Check that the sums of each pair are near, and print the greatest difference."""
     worst = max(abs(ours - theirs) / max(1.0, abs(theirs)) for ours, theirs in pairs)
     print(f"{len(pairs)} loglikelihoods, at most {worst:.1e} of the sum apart", file=sys.stderr)
     for ours, theirs in pairs:
@@ -197,7 +197,7 @@ CHECKS = [loglikelihoods_equal, greediness_equal, rolling_loglikelihoods_equal, 
 
 
 def main() -> int:
-    """Make the model, or run the checks."""
+    """Write the model, or run the checks."""
     if sys.argv[1:2] == ["--make"]:
         make(Path(sys.argv[2]))
         return 0

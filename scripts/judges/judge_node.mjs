@@ -1,5 +1,5 @@
-// openai-node: every method that a user of our routes calls, its typed exceptions, retries, timeouts and hang-ups.
-// Run by scripts/judges/run in a folder whose node_modules holds the packages of package.json.
+// openai-node: every method for the server's routes, its typed exceptions, retries, timeouts and disconnects.
+// Run by scripts/judges/run, with the packages of package.json in node_modules.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -146,9 +146,9 @@ const checks = {
     await fails(OpenAI.AuthenticationError, () => stranger.completions.create({ model, prompt: "x" }));
   },
   async not_found() {
-    const error = await fails(OpenAI.NotFoundError, () => complete({ model: "nobody" }));
+    const error = await fails(OpenAI.NotFoundError, () => complete({ model: "missing" }));
     expect(error.code === "model_not_found", error.code);
-    await fails(OpenAI.NotFoundError, () => client.models.retrieve("nobody"));
+    await fails(OpenAI.NotFoundError, () => client.models.retrieve("missing"));
     await fails(OpenAI.NotFoundError, () => client.embeddings.create({ model, input: "x" }));
   },
   async mistakes_are_not_retried() {

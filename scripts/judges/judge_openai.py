@@ -1,4 +1,4 @@
-"""openai-python: every method that a user of our routes calls, its typed exceptions, retries, timeouts and hang-ups."""
+"""openai-python: every method for the server's routes, its typed exceptions, retries, timeouts and disconnects."""
 
 import asyncio
 import dataclasses
@@ -17,7 +17,7 @@ from judge_openai_errors import ERRORS
 
 @dataclasses.dataclass
 class Subject:
-    """A client and what it was made of."""
+    """A client and its settings."""
 
     client: OpenAI
     settings: Settings
@@ -93,7 +93,7 @@ def completion_seed(s: Subject) -> None:
 
 
 def completion_penalties_and_bias(s: Subject) -> None:
-    s.complete(presence_penalty=0.5, frequency_penalty=-0.5, max_tokens=4, user="someone")
+    s.complete(presence_penalty=0.5, frequency_penalty=-0.5, max_tokens=4, user="a-user")
     forced = s.complete(logit_bias={"65": 100}, temperature=0, max_tokens=3, logprobs=0)
     expect(forced.usage.completion_tokens == 3, f"{forced.usage}")
 
@@ -150,7 +150,7 @@ def chat_stream_usage(s: Subject) -> None:
 
 
 def chat_stream_helper(s: Subject) -> None:
-    # It has to end by itself: the helper takes an answer that met its limit for an error.
+    # The answer must end by itself: for the helper, an answer at its limit is an error.
     body: dict[str, Any] = {"messages": TALK, "extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}}
     with s.client.chat.completions.stream(model=s.settings.model, max_tokens=8, **body) as stream:
         kinds = {event.type for event in stream}
@@ -167,7 +167,7 @@ def tools_required(s: Subject) -> None:
 
 def tools_in_parallel(s: Subject) -> None:
     message = s.chat(tools=TOOLS, tool_choice="required", max_tokens=200).choices[0].message
-    expect(message.tool_calls, "at least one call; a model that does not stop calling meets its limit")
+    expect(message.tool_calls, "at least one call; a model that does not stop calling reaches its limit")
     for call in message.tool_calls:
         check_weather(call.function.arguments)
 
@@ -201,7 +201,7 @@ def tools_answered(s: Subject) -> None:
     answer = s.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=200).choices[0].message
     (call,) = answer.tool_calls
     told = [*TALK, answer.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "fair"}]
-    expect(s.chat(messages=told, tools=TOOLS, max_tokens=4).choices, "the call's result is taken")
+    expect(s.chat(messages=told, tools=TOOLS, max_tokens=4).choices, "the call's result is accepted")
 
 
 def json_schema(s: Subject) -> None:
@@ -216,7 +216,7 @@ def json_object(s: Subject) -> None:
 
 
 class City(BaseModel):
-    """A model for `parse`."""
+    """A pydantic model for `parse`."""
 
     is_capital: bool
     is_old: bool

@@ -1,4 +1,4 @@
-"""openai-python's typed exceptions: which mistake raises which, with the parameter's name, and what is not retried."""
+"""openai-python's typed exceptions: the exception of each mistake, the parameter's name, and retries."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ from checks import expect
 
 __all__ = ["ERRORS"]
 
-NUM_ROWS = 4  # requests that the server runs at once
+NUM_ROWS = 4  # rows of the server
 
 
 def catch[E: openai.OpenAIError](kind: type[E], call: Callable[..., Any], **fields: Any) -> E:
-    """The exception that the call must raise."""
+    """Call, and return the expected exception."""
     try:
         call(**fields)
     except kind as error:
@@ -70,9 +70,9 @@ def unknown_model(s: Any) -> None:
         (s.client.completions.create, {"prompt": "x"}),
         (s.client.chat.completions.create, {"messages": [{"role": "user", "content": "x"}]}),
     ):
-        error = catch(openai.NotFoundError, call, model="nobody", **fields)
+        error = catch(openai.NotFoundError, call, model="missing", **fields)
         expect(error.code == "model_not_found" and error.param == "model", f"{error}")
-    catch(openai.NotFoundError, s.client.models.retrieve, model="nobody")
+    catch(openai.NotFoundError, s.client.models.retrieve, model="missing")
 
 
 def unknown_route(s: Any) -> None:
@@ -80,7 +80,7 @@ def unknown_route(s: Any) -> None:
 
 
 def count_sent(s: Any, kind: type[openai.OpenAIError], retries: int, **fields: Any) -> int:
-    """How often the client sends a request that ends in this exception, where it may retry so often."""
+    """The number of times that the client sends a request with this exception, at most `retries` + 1."""
     sent: list[Any] = []
     client = s.client.with_options(max_retries=retries)
     client._client.event_hooks = {"request": [sent.append], "response": []}
@@ -98,7 +98,7 @@ def mistakes_are_not_retried(s: Any) -> None:
 def spent_deadlines_are_not_retried(s: Any) -> None:
     body = {"timeout": 0.05, "ignore_eos": True}
     sent = count_sent(s, openai.APIStatusError, 3, max_tokens=4000, extra_body=body)
-    expect(sent == 1, f"the same request would need as long again, and was sent {sent} times")
+    expect(sent == 1, f"a request past its deadline was sent {sent} times")
 
 
 def a_busy_server_is_asked_again(s: Any) -> None:

@@ -1,6 +1,6 @@
-"""schemathesis: cases made from /openapi.json in all modes and phases, each answer held to all of its checks.
+"""schemathesis: cases from /openapi.json in all modes and phases, with all checks on each response.
 
-A phase that found nothing to do counts as failed: then the document lacks the examples or the links it needs.
+A phase without cases counts as failed: the document lacks its examples or links.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """One run of the command line; its report."""
+    """Run schemathesis' command line once; returns its report."""
     report = folder / "report.json"
     command = [
         str(Path(sys.executable).with_name("st")),
@@ -39,7 +39,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The report as checks: one for each phase, one for each kind of failure, one for what it could not test."""
+    """The report as checks: one for each phase, each kind of failure, each error and each kind of warning."""
     found: list[dict[str, Any]] = []
     for phase in PHASES:
         state = report["phases"][phase]
@@ -58,12 +58,12 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def row(name: str, error: str | None) -> dict[str, Any]:
-    """One line of the report that the runner reads."""
+    """One row of the report for the runner."""
     return {"name": name, "seconds": 0.0, "error": error}
 
 
 def main() -> int:
-    """Run it and translate its report."""
+    """Run schemathesis and translate its report."""
     settings = checks.settings(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         report = run(settings, Path(folder))

@@ -1,4 +1,4 @@
-"""Who judges what: every judge, the server it wants, and one run of it through the recorder."""
+"""The third-party clients, the server of each, and one run of a client through the recorder."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ __all__ = ["JUDGES", "Judge", "Outcome", "judge"]
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """One judge: its program, its environment, and the server that it is let loose on."""
+    """One third-party client: its program, its environment, and its server."""
 
     program: str
     environment: str
@@ -36,7 +36,7 @@ class Judge:
 
 # The toy has no chat template of its own.
 TALKS = ("--chat-template", str(HERE / "chat_template.jinja"), "--tool-call-parser", "hermes")
-FEW_ROWS = (*TALKS, "--max-num-seqs", "4")  # which a check fills
+FEW_ROWS = (*TALKS, "--max-num-seqs", "4")  # one check fills all rows
 NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "hugging-face"), "TOKENIZERS_PARALLELISM": "false"}
 LLAMA = FOLDER / "models" / "llama"
 JUDGES: Mapping[str, Judge] = {
@@ -46,7 +46,7 @@ JUDGES: Mapping[str, Judge] = {
     "litellm": Judge("judge_litellm.py", "litellm", flags=TALKS, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     "langchain-openai": Judge("judge_langchain.py", "langchain", flags=TALKS),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
-    # Cases that set no limit generate until the context is full: a short one keeps them quick.
+    # Cases without a limit generate until the context is full: a short context keeps them quick.
     "schemathesis": Judge("judge_schemathesis.py", "schemathesis", flags=(*TALKS, "--max-model-len", "256")),
     "lm-eval": Judge(
         "judge_lm_eval.py",
@@ -61,28 +61,28 @@ JUDGES: Mapping[str, Judge] = {
 
 @dataclasses.dataclass
 class Outcome:
-    """What a judge found. `checks` are rows of name, seconds and error; `cases` were made by the judge itself."""
+    """The results of one client. `checks` are rows of name, seconds and error; `cases` are the client's own cases."""
 
     versions: dict[str, str]
     checks: list[dict[str, Any]]
     cases: int = 0
-    statuses: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of all answers
+    statuses: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of all responses
     violations: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        """Rows with an error."""
+        """The rows with an error."""
         return [row for row in self.checks if row["error"] is not None]
 
     @property
     def is_green(self) -> bool:
-        """Whether nothing at all was found."""
+        """True if checks ran, without an error, a violation or a fault."""
         return bool(self.checks) and not (self.failed or self.violations or self.faults)
 
 
 def judge(name: str) -> Outcome:
-    """Make the environment, start the server, run the judge through the recorder. Raises SystemExit."""
+    """Create the environment, start the server, and run the client through the recorder. Raises SystemExit."""
     judge_ = JUDGES[name]
     if judge_.environment == "node":
         modules = node_modules(FOLDER, judge_.environment)
@@ -103,7 +103,7 @@ def judge(name: str) -> Outcome:
 
 
 def hold_to_shapes(exchange: Exchange) -> None:
-    """The recorder's check. Raises AssertionError."""
+    """Check a response against OpenAI's shapes, for the recorder. Raises AssertionError."""
     check_response(
         exchange.method,
         exchange.target,
@@ -116,11 +116,11 @@ def hold_to_shapes(exchange: Exchange) -> None:
 
 
 def run(command: Sequence[str], judge_: Judge, url: str, key: str) -> Outcome:
-    """Run the judge's program and read its report."""
+    """Run the client's program and read its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         flags = ["--url", url, "--model", judge_.model, "--api-key", key, "--report", str(report)]
-        # Some clients take the key from here alone.
+        # Some clients read the key only from the environment.
         variables = {**os.environ, "OPENAI_API_KEY": key, **judge_.variables}
         done = subprocess.run([*command, *flags], cwd=folder, env=variables)
         if not report.exists():

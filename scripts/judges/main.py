@@ -1,7 +1,8 @@
-"""Lets outside clients and tools judge the server; `scripts/judges/run` calls this.
+"""Tests the server with third-party clients and tools; called by `scripts/judges/run`.
 
-Every judge runs in an environment of its own, against a server of its own, through a proxy that holds every answer to
-OpenAI's shapes. A table goes to standard output and into docs/conformance.md; 1 if anything at all was found.
+Every client runs in an environment of its own, against a server of its own. A proxy between the two checks the shape of
+every response against OpenAI's. A table goes to standard output and into docs/conformance.md. The exit status is 1 if
+any check failed.
 """
 
 import argparse
@@ -16,20 +17,20 @@ __all__: list[str] = []
 
 
 def main() -> int:
-    """The command line."""
+    """Run the clients of the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         "scripts/judges/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(JUDGES)}")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/conformance.md as it is")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"clients to run (default: {', '.join(JUDGES)})")
+    parser.add_argument("--no-page", action="store_true", help="do not update docs/conformance.md")
     args = parser.parse_args()
     if unknown := set(args.names) - set(JUDGES):
-        parser.error(f"there is no judge {', '.join(sorted(unknown))}; there are {', '.join(JUDGES)}")
+        parser.error(f"unknown client {', '.join(sorted(unknown))}; the clients are {', '.join(JUDGES)}")
     outcomes = {}
     for name in args.names or JUDGES:
         print(f"== {name}", file=sys.stderr, flush=True)
         outcomes[name] = judge(name)
-        tell(name, outcomes[name])
+        report(name, outcomes[name])
     rows = {name: row(outcome) for name, outcome in outcomes.items()}
     for name, line in rows.items():
         print(f"{name:18}{'green' if outcomes[name].is_green else 'RED':7}{' | '.join(line)}")
@@ -38,19 +39,19 @@ def main() -> int:
     return int(not all(outcome.is_green for outcome in outcomes.values()))
 
 
-def tell(name: str, outcome: Outcome) -> None:
-    """What was found, in full."""
-    print(f"{name}: answers by status: {dict(sorted(outcome.statuses.items()))}", file=sys.stderr)
+def report(name: str, outcome: Outcome) -> None:
+    """Print the failures, violations and faults of one client."""
+    print(f"{name}: responses by status: {dict(sorted(outcome.statuses.items()))}", file=sys.stderr)
     for failure in outcome.failed:
         print(f"{name}: {failure['name']}: {failure['error']}", file=sys.stderr)
     for violation in outcome.violations[:20]:
-        print(f"{name}: not OpenAI's shape: {violation}", file=sys.stderr)
+        print(f"{name}: the response does not have OpenAI's shape: {violation}", file=sys.stderr)
     for fault in outcome.faults:
         print(f"{name}: {fault}", file=sys.stderr)
 
 
 def row(outcome: Outcome) -> Row:
-    """A line of the table."""
+    """A row of the table."""
     versions = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
     passed = len(outcome.checks) - len(outcome.failed)
     cases = f", {outcome.cases} generated cases" if outcome.cases else ""
@@ -65,7 +66,7 @@ def row(outcome: Outcome) -> Row:
 
 
 def commit() -> str:
-    """What was judged: the short name of the commit, and whether the package differed from it."""
+    """The short name of the tested commit, marked if the package differs from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()

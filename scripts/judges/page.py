@@ -1,25 +1,26 @@
-"""The judges' table in docs/conformance.md, between two marks; what was not judged again keeps its line."""
+"""The table of third-party clients in docs/conformance.md, between two marks. Rows of other clients stay."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BEGIN, END = "<!-- judges: begin -->", "<!-- judges: end -->"
-HEAD = (
-    "| judge | versions | checks passed | held to the shapes | all green | date, commit |\n|---|---|---|---|---|---|\n"
-)
+HEAD = "| client | versions | checks passed | OpenAI's shapes | all passed | date, commit |\n" + "|---" * 6 + "|\n"
 Row = tuple[str, str, str, str, str]
 
 __all__ = ["Row", "update"]
 
 
 def update(page: Path, rows: Mapping[str, Row], order: Sequence[str]) -> None:
-    """Write rows into the page; judges that are no more lose theirs.
+    """Write rows into the page. Rows of removed clients are deleted.
 
     Args:
-        page: with both marks.
-        rows: new ones by judge.
-        order: all judges.
+        page: a file with both marks.
+        rows: new rows by name of the client.
+        order: the names of all clients.
+
+    Raises:
+        SystemExit: the page lacks a mark.
     """
     before, found, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     old, end, after = rest.partition(END)

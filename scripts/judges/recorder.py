@@ -1,7 +1,7 @@
-"""A recording proxy: what judges and server say to each other passes as it is, and every answer is held to a check.
+"""A recording proxy between a client and the server: passes all bytes on, and calls a check with every response.
 
-Bytes go through untouched and at once, so that streams, hang-ups and nonsense arrive as they were sent; HTTP is read
-on the side. It listens on a loopback port of its own and runs in a thread.
+Bytes go through unchanged and at once: streams, disconnects and malformed requests arrive as they were sent. HTTP is
+parsed on the side. The proxy listens on a loopback port and runs in a thread.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 import h11
 
 CHUNK = 2**16
-GOODBYE_SECONDS = 2
+CLOSE_SECONDS = 2
 
 
 @dataclasses.dataclass
 class Exchange:
-    """One request and its answer. `complete` is False where the connection ended in the middle of the answer."""
+    """One request and its response. `complete` is False if the connection ended in the middle of the response."""
 
     method: str
     target: str
@@ -31,10 +31,11 @@ class Exchange:
 
 
 class Reader:
-    """Reads one connection's two directions on the side, and hands over every answer.
+    """Parses both directions of one connection, and calls `done` with every exchange.
 
-    Two readers of HTTP mirror each other: `_requests` is a server that hears the client, `_answers` a client that hears
-    the server; what one heard the other is told to have said, as HTTP's framing of answers depends on requests.
+    Two parsers of HTTP mirror each other: `_requests` is a server and reads from the client, `_answers` is a client
+    and reads from the server. Each request read by one is sent by the other, as the framing of HTTP responses depends
+    on their requests.
     """
 
     def __init__(self, done: Callable[[Exchange], None]) -> None:
@@ -42,16 +43,16 @@ class Reader:
         self._requests = h11.Connection(h11.SERVER, max_incomplete_event_size=2**26)
         self._answers = h11.Connection(h11.CLIENT, max_incomplete_event_size=2**20)
         self._now: Exchange | None = None
-        self._is_over = False  # nothing further can come on this connection
+        self._is_over = False  # no further request is possible on this connection
 
     def sent(self, data: bytes) -> None:
-        """The client sent this. Raises h11.ProtocolError."""
+        """Read bytes from the client. Raises h11.ProtocolError."""
         if not self._is_over:
             self._requests.receive_data(data)
             self._read_requests()
 
     def came(self, data: bytes) -> None:
-        """The server sent this; nothing where it closed the connection. Raises h11.ProtocolError."""
+        """Read bytes from the server; empty if it closed the connection. Raises h11.ProtocolError."""
         if self._is_over:
             return
         self._answers.receive_data(data)
@@ -61,7 +62,7 @@ class Reader:
             self._take(event)
 
     def closed(self) -> None:
-        """Nothing more comes: what had begun is handed over as it is."""
+        """End of the connection: a response that had begun is delivered incomplete."""
         if self._now is not None and self._now.status:
             self._done(self._now)
         self._now = None
@@ -81,7 +82,7 @@ class Reader:
     def _take(self, event: h11.Event) -> None:
         now = self._now
         if now is None:
-            raise h11.LocalProtocolError("an answer without a request")
+            raise h11.LocalProtocolError("a response without a request")
         if isinstance(event, h11.Response):
             now.status = event.status_code
             now.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
@@ -92,9 +93,9 @@ class Reader:
             self._end_if_both_did()
 
     def _end_if_both_did(self) -> None:
-        """Hand over an exchange whose request and answer are whole: an answer may come before its request has ended.
+        """Deliver an exchange once its request and its response are complete; the response may end first.
 
-        Then get ready for another request, where this connection can carry one.
+        Then prepare for another request, if this connection can carry one.
         """
         now = self._now
         if now is None or not now.complete or self._requests.their_state is h11.SEND_BODY:
@@ -112,14 +113,14 @@ class Reader:
 
 
 class Recorder:
-    """Listens, passes on, and collects what the check says of each answer."""
+    """The proxy: listens, passes bytes on, and collects the results of the check."""
 
     def __init__(self, port: int, check: Callable[[Exchange], None]) -> None:
         self._target = port
         self._check = check
         self._lock = threading.Lock()
-        self.statuses: collections.Counter[int] = collections.Counter()  # of the recorded answers
-        self.num_unread = 0  # connections that did not speak HTTP well enough to be recorded
+        self.statuses: collections.Counter[int] = collections.Counter()  # of the recorded responses
+        self.num_unread = 0  # connections without valid HTTP, which cannot be recorded
         self.violations: list[str] = []
         self.port = 0
 
@@ -142,8 +143,8 @@ class Recorder:
     async def _stop(self, server: asyncio.Server) -> None:
         server.close()
         open_tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        if open_tasks:  # what both sides have closed ends by itself
-            _, open_tasks = await asyncio.wait(open_tasks, timeout=GOODBYE_SECONDS)
+        if open_tasks:  # connections closed by both sides end by themselves
+            _, open_tasks = await asyncio.wait(open_tasks, timeout=CLOSE_SECONDS)
         for task in open_tasks:
             task.cancel()
         await asyncio.gather(*open_tasks, return_exceptions=True)
@@ -152,7 +153,7 @@ class Recorder:
         try:
             server_in, server_out = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
-            client_out.close()  # as a server that is gone would
+            client_out.close()  # as a stopped server would
             return
         aside = _Aside(Reader(self._record))
         there = asyncio.create_task(_pump(client_in, server_out, aside.sent))
@@ -181,7 +182,7 @@ class Recorder:
 
 
 class _Aside:
-    """A reader that gives up, rather than disturb the connection, where bytes are no HTTP."""
+    """A reader that stops at bytes that are not HTTP, without an effect on the connection."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

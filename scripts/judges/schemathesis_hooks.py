@@ -1,7 +1,7 @@
-"""What schemathesis is told beyond the document: which refusals of well-formed requests are rightly so.
+"""Hooks for schemathesis: the accepted reasons for refusals of well-formed requests.
 
-A document says what each field may be. It cannot say that a prompt fits the context, that an expression is one, or that
-two fields go together. A request that the document allows may be refused with 400, 408 or 503 for these reasons alone.
+The document describes the values of each field. It cannot describe the length of the context, the syntax of a regular
+expression, or combinations of fields. The server may refuse a valid request (400, 408, 503) only for these reasons.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import schemathesis
 
 REASONS = (
-    # lengths, of which a document knows no sums
+    # lengths: the document cannot bound sums
     "maximum context length",
     "more than this model.s context holds",
     "prompt must hold",
@@ -20,14 +20,14 @@ REASONS = (
     "max_tokens must be at least 1, or 0 with echo",
     "best_of must be at least n",
     "candidates each exceed",
-    # fields that need each other, or exclude each other
+    # fields that require or exclude each other
     "stream_options needs stream: true",
     "continuous_usage_stats needs include_usage",
     "prompt_logprobs are not sent in streams",
     "best_of cannot be streamed",
     "top_logprobs needs logprobs: true",
     "tool_choice demands a call, and there are no tools",
-    "tool_choice names .* not among the tools",
+    "tool_choice names .* not one of the tools",
     "leaves no room for tool calls",
     "max_tokens and max_completion_tokens are one thing",
     "chat_template_kwargs must not hold",
@@ -35,33 +35,33 @@ REASONS = (
     "echo needs continue_final_message",
     "continue_final_message cannot be combined with add_generation_prompt",
     "structured_outputs and response_format cannot be combined",
-    "goes with messages, not with prompt",
-    "give either prompt or messages",
+    "needs messages; it cannot be used with prompt",
+    "give exactly one of prompt and messages",
     "prompt must be a string, token ids, or a list of one kind of these",
     "structured_outputs must have exactly one of",
     "json_object must be true",
-    "is there twice",
+    "is used twice",
     # languages of their own
     "arguments of the tool call .* must be JSON",
     "(json_schema|regex|choice|grammar|structure) cannot be used",
-    # keys of an object are strings, whose numbers a document does not bound
+    # keys of an object are strings: the document cannot bound their numbers
     "logit_bias(: expected `int`| holds id)",
     "no token could follow",
     "the structure of the output became too complex",
     # the caller's own deadlines
-    "took longer than it was allowed to",
-    "waited longer for the engine than it was allowed to",
+    "took longer than its timeout allows",
+    "waited longer for the engine than its queue timeout allows",
 )
 
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """JSON Schema takes 2.0 for an integer, while the server wants it written as one: 2."""
+    """Write integers as such: for JSON Schema 2.0 is an integer, but the server requires 2."""
     case.body = with_integers(case.body)
 
 
 def with_integers(value: Any) -> Any:
-    """The same JSON, with floats that are integers written as such."""
+    """The same JSON, with integral floats as integers."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, dict):
@@ -73,7 +73,7 @@ def with_integers(value: Any) -> Any:
 
 @schemathesis.check
 def refused_for_a_reason(context: Any, response: Any, case: Any) -> None:
-    """A request that the document allows is refused only for a reason that no document can tell."""
+    """Fail if the server refuses a valid request for a reason outside `REASONS`."""
     meta = case.meta
     if meta is None or not meta.generation.mode.is_positive or response.status_code not in (400, 408, 503):
         return

@@ -1,4 +1,4 @@
-"""A server for judges: started, waited for, stopped, and asked whether it ended well."""
+"""Runs a server for a client: starts it, waits until it is ready, stops it, and collects its faults."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ __all__ = ["Server", "serving"]
 
 @dataclass
 class Server:
-    """A server that is ready. `faults` is filled when it has ended."""
+    """A ready server. `faults` is filled at its end."""
 
     port: int
     faults: list[str] = field(default_factory=list)
@@ -30,12 +30,12 @@ def serving(root: Path, flags: Sequence[str], api_key: str) -> Iterator[Server]:
     """Run `python -m orca_jax.serve` while the block runs.
 
     Args:
-        root: of the project.
-        flags: further ones.
-        api_key: the one it wants.
+        root: root of the project.
+        flags: further flags.
+        api_key: the accepted API key.
 
     Raises:
-        SystemExit: it did not become ready.
+        SystemExit: the server did not become ready.
     """
     with tempfile.TemporaryDirectory() as folder:
         log, keys = Path(folder) / "log", Path(folder) / "keys"
@@ -55,16 +55,16 @@ def serving(root: Path, flags: Sequence[str], api_key: str) -> Iterator[Server]:
                 server.faults.append(f"the server ended with {code}: {text[-2000:]}")
             if "Traceback" in text:
                 at = text.index("Traceback")
-                server.faults.append(f"the server wrote: {text[at : at + 3000]}")
+                server.faults.append(f"the server logged a traceback: {text[at : at + 3000]}")
             if api_key in text:
-                server.faults.append("the server wrote its key into the log")
+                server.faults.append("the server wrote its API key into the log")
         finally:
             process.kill()
             process.wait()
 
 
 def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The port of the address that the server prints once it is ready. Raises SystemExit."""
+    """Wait for the server's line with its address; returns the port. Raises SystemExit."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r"^Serving .* on https?://\S+:(\d+)$", log.read_text(encoding="utf-8"), re.MULTILINE)
@@ -75,7 +75,7 @@ def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def compiles(port: int, api_key: str) -> list[str]:
-    """A fault, if the server says that it compiled while it served, or does not say."""
+    """A fault if `/metrics` reports compilations while serving, or lacks their number."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {api_key}"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         text = answer.read().decode()

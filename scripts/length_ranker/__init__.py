@@ -1,1 +1,1 @@
-"""What `scripts/train_length_ranker.py` is made of."""
+"""The parts of `scripts/train_length_ranker.py`."""

@@ -1,4 +1,4 @@
-"""The card of a ranker: what it is and how well it orders."""
+"""The card of a length ranker: its shape, its training and its quality."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,38 +9,39 @@ from orca_jax.ranker.scorer import Scorer
 CARD = """\
 # A length ranker
 
-Predicts how many tokens the model `{model}` will generate for a prompt. `--length-predictor` names its directory, and
-`--scheduling-policy shortest` goes by what it says. {size} numbers: {width} for each of {vocab} tokens,
-{queries} queries that take weighted means of them, and a network of {hidden} hidden units that reads these and the
-prompt's length.
+Predicts the number of tokens that the model `{model}` will generate for a prompt. Pass its directory to
+`--length-predictor`; `--scheduling-policy shortest` orders requests by the predictions. {size} numbers: {width} for
+each of {vocab} tokens, {queries} queries that take weighted means of them, and a network of {hidden} hidden units on
+these means and the prompt's length.
 
-Learnt from {learnt} requests in {data}, {epochs} times each, by ListMLE. Scores became tokens by {held_out} others.
+Trained on {learnt} requests in {data}, {epochs} epochs, with ListMLE. Another {held_out} requests calibrated scores to
+tokens.
 
-| Kendall's tau on these others | |
+| Kendall's tau on these {held_out} | |
 |---|---|
 | this ranker | {tau:.3f} |
 | the length of the prompt alone | {by_prompt:.3f} |
 
     python scripts/train_length_ranker.py --data {files} --model {model} --epochs {epochs} --out DIR
 
-{about}It knows one model, one kind of prompt and one way of sampling. Where any of these changes, train it again.
+{about}It fits one model, one kind of prompt and one way of sampling. If any of these changes, train it again.
 """
 
 
 @dataclass(frozen=True)
 class Result:
-    """How training went."""
+    """The result of a training."""
 
     learnt: int  # requests
     held_out: int
-    tau: float  # on these, of the ranker
-    by_prompt: float  # of the prompts' lengths
+    tau: float  # of the ranker, on the held-out requests
+    by_prompt: float  # of the prompts' lengths, on the same
 
 
 def write_card(
     path: Path, scorer: Scorer, result: Result, model: str, files: Sequence[str], epochs: int, about: str
 ) -> None:
-    """Write it. `about` says what was logged."""
+    """Write the card to `path`. `about` describes the logged requests."""
     arrays = (
         scorer.table,
         scorer.queries,

@@ -12,7 +12,7 @@ from orca_jax.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Log:
-    """Requests that have ended, padded to the longest prompt. N requests, T tokens of a prompt."""
+    """Ended requests, padded to the longest prompt. N requests, T tokens of a prompt."""
 
     ids: np.ndarray  # int32 [N, T]
     is_token: np.ndarray  # bool [N, T]
@@ -22,11 +22,11 @@ class Log:
         return len(self.lengths)
 
     def take(self, which: np.ndarray) -> "Log":
-        """Some of them."""
+        """The requests at the indices `which`."""
         return Log(self.ids[which], self.is_token[which], self.lengths[which])
 
     def split(self, share: float, seed: int) -> tuple["Log", "Log"]:
-        """All but a share, and that share, drawn without looking."""
+        """Split off a random share of the requests; returns the rest and the share."""
         order = np.random.default_rng(seed).permutation(len(self))
         cut = max(1, int(share * len(self)))
         return self.take(order[cut:]), self.take(order[:cut])

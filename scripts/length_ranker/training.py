@@ -1,4 +1,4 @@
-"""Learns an order of lengths from a log."""
+"""Trains a ranker to order prompts by the lengths of their answers, from a log."""
 
 from dataclasses import dataclass
 
@@ -14,24 +14,24 @@ from orca_jax.ranker.ranker import Ranker, list_mle
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one training."""
+    """Settings of one training."""
 
     epochs: int = 16
     learning_rate: float = 3e-3
     weight_decay: float = 1.0
-    token_dropout: float = 0.3  # share of a prompt's tokens that are hidden, so that no word is learnt by heart
-    list_size: int = 32  # requests that are put in order together
-    lists: int = 8  # such orders in one update
+    token_dropout: float = 0.3  # hidden share of a prompt's tokens, against memorising words
+    list_size: int = 32  # requests of one list; ListMLE orders them together
+    lists: int = 8  # lists of one update
     seed: int = 0
 
 
 def train(vectors: np.ndarray, log: Log, settings: Settings) -> Ranker:
-    """A ranker that has seen the log `epochs` times.
+    """Train a ranker with `settings.epochs` passes over the log.
 
     Args:
         vectors: the served model's embedding. float [V, E]
-        log: what it learns from.
-        settings: how.
+        log: the training data.
+        settings: the settings of the training.
     """
     lists = min(settings.lists, len(log) // settings.list_size)
     size = lists * settings.list_size
@@ -61,7 +61,7 @@ def _update(
     dropout: float,
     lists: int,
 ) -> None:
-    """One step over `lists` lists, side by side in the arrays; a prompt's first token always stays."""
+    """One update from `lists` lists, side by side in the arrays. Dropout never hides a prompt's first token."""
     stays = jax.random.bernoulli(key, 1 - dropout, is_token.shape).at[:, 0].set(True)
 
     def loss(ranker: Ranker) -> jax.Array:
@@ -72,6 +72,6 @@ def _update(
 
 
 def scores_of(ranker: Ranker, log: Log, rows: int = 256) -> np.ndarray:
-    """Of all prompts. float32 [N]"""
+    """The scores of all prompts. float32 [N]"""
     parts = [slice(start, start + rows) for start in range(0, len(log), rows)]
     return np.concatenate([np.asarray(ranker(jnp.asarray(log.ids[p]), jnp.asarray(log.is_token[p]))) for p in parts])

@@ -1,6 +1,6 @@
-"""Word problems for the demo model, whose answers end by themselves: lengths that depend on the prompt.
+"""Word problems for the demo model. Its answers end by themselves, and their lengths depend on the prompt.
 
-The bundled model was trained on GSM8K's training set (openai/grade-school-math, MIT) and nobody's test set.
+The bundled model was trained on GSM8K's training set (openai/grade-school-math, MIT), never on a test set.
 """
 
 import json
@@ -14,10 +14,10 @@ _PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"}) 
 
 
 def read_questions(path: str) -> list[str]:
-    """The questions of a file of JSON lines with a `question` each.
+    """The questions of a file of JSON lines, each with a `question`.
 
     Raises:
-        ConfigError: the file cannot be read, or a line has none.
+        ConfigError: the file cannot be read, or a line has no question.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -25,9 +25,9 @@ def read_questions(path: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="questions") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path!r} is no file of JSON lines with a question each: {error}", "questions") from error
+        raise ConfigError(f"{path!r} has a line that is not JSON with a `question`: {error}", "questions") from error
 
 
 def prompts_of(questions: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Ids as the demo's chat template makes them of one user's message."""
+    """The ids of each question as one user message, by the demo's chat template."""
     return [tokenizer.encode(f"<|user|>{question}<|assistant|>") for question in questions]

@@ -1,6 +1,6 @@
-# Sourced by scripts/test after venv.sh. `ensure_compilers` puts XLA's compilers for TPUs and GPUs into <root>/.compilers,
-# so that tests can compile for devices that are not here. They stay out of .venv, where JAX would look for such devices
-# at every start. Where they cannot be had, the tests that need them are skipped.
+# Sourced by scripts/test after venv.sh. `ensure_compilers` installs XLA's compilers for TPUs and GPUs into
+# <root>/.compilers: with them, tests compile for devices that this machine lacks. They stay out of .venv, because there
+# JAX would search for such devices at every start. If they cannot be installed, the tests that need them are skipped.
 
 COMPILERS=$ROOT/.compilers
 COMPILER_PINS=$ROOT/tests/aot/requirements.txt
@@ -14,21 +14,21 @@ have_compilers() {
     [ -f "$COMPILERS/installed.txt" ] && [ "$(wanted_compilers)" = "$(cat "$COMPILERS/installed.txt")" ]
 }
 
-# What was interrupted has no installed.txt, and is begun anew.
+# An interrupted installation has no installed.txt; the next call starts it again.
 install_compilers() {
-    say "Getting compilers for TPUs and GPUs, for tests alone: some 350 MiB, once."
+    say "Installing compilers for TPUs and GPUs, used by tests only: about 350 MiB, once."
     rm -rf "$COMPILERS"
     mkdir -p "$COMPILERS"
     if "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-compile \
         --requirement "$COMPILER_PINS" --target "$COMPILERS" >"$COMPILERS/install.log" 2>&1; then
         wanted_compilers >"$COMPILERS/installed.txt"
     else
-        say "warning: pip could not get them (its messages are in $COMPILERS/install.log): tests that need them are skipped."
+        say "warning: pip could not install the compilers (see $COMPILERS/install.log); tests that need them are skipped."
     fi
 }
 
 ensure_compilers() {
-    [[ $OSTYPE == linux* && $HOSTTYPE == x86_64 ]] || return 0 # there are wheels for nothing else
+    [[ $OSTYPE == linux* && $HOSTTYPE == x86_64 ]] || return 0 # no other platform has wheels
     have_compilers && return
     lock "$PYTHON"
     have_compilers || install_compilers

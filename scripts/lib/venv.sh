@@ -1,11 +1,11 @@
-# Sourced by scripts/{serve,test,check}. `ensure_venv [extra]` leaves $PYTHON: the interpreter of <root>/.venv with the
-# project installed editable at the versions of constraints.txt. It needs nothing but bash and some Python >= 3.12,
-# may be interrupted at any point, and may run several times at once.
+# Sourced by scripts/{serve,test,check}. `ensure_venv [extra]` sets $PYTHON to the interpreter of <root>/.venv, with the
+# project installed editable at the versions of constraints.txt. It needs only bash and a Python >= 3.12. It may be
+# interrupted at any point, and several may run at the same time.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=$ROOT/.venv
 PYTHON=$VENV/bin/python
-INSTALLING=$VENV/.orca-installing # there while pip works; found later, it means that pip was killed half-way
+INSTALLING=$VENV/.orca-installing # exists while pip works; if found later, pip was killed half-way
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -16,7 +16,7 @@ die() {
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; }
 
-# Prints the interpreters worth asking, best first: the pins of constraints.txt are tested most on 3.12.
+# Prints the candidate interpreters, best first: the pins of constraints.txt are tested most on 3.12.
 candidate_pythons() {
     local name version
     local pyenv=${PYENV_ROOT:-${HOME:-}/.pyenv}/versions
@@ -31,7 +31,7 @@ candidate_pythons() {
     command -v python || true
 }
 
-# Prints the first interpreter that is new enough and can make environments, or explains what to do and fails.
+# Prints the first interpreter that is new enough and can create environments. Otherwise prints instructions and fails.
 find_python() {
     local candidate without_venv=
     while IFS= read -r candidate; do
@@ -40,24 +40,24 @@ find_python() {
             printf '%s\n' "$candidate"
             return
         fi
-        without_venv=$candidate # Debian and Ubuntu ship the two modules apart
+        without_venv=$candidate # Debian and Ubuntu ship the two modules in a separate package
     done < <(candidate_pythons)
     if [ -n "$without_venv" ]; then
-        say "error: $without_venv is new enough, but cannot make virtual environments."
+        say "error: $without_venv is new enough, but it cannot create virtual environments."
         say "On Debian and Ubuntu: sudo apt-get install python3-venv. Then run this script again."
     else
-        say "error: orca-jax needs Python 3.12 or newer; there is none on PATH, under pyenv or under uv."
-        say "Get one, then run this script again. Any of these will do:"
+        say "error: orca-jax needs Python 3.12 or newer; none was found on PATH, under pyenv or under uv."
+        say "Install one, then run this script again. Any of these commands will do:"
         say "    uv python install 3.12"
         say "    pyenv install 3.12"
         say "    sudo apt-get install python3.12 python3.12-venv"
         say "    brew install python@3.12"
-        say "Is it somewhere else? Make the environment with it: path/to/python3 -m venv '$VENV'"
+        say "If Python is installed elsewhere, create the environment with it: path/to/python3 -m venv '$VENV'"
     fi
     return 1
 }
 
-# What an installation depends on. The whole text is kept as the stamp, so no hash can collide.
+# Prints everything that an installation depends on. The stamp is the whole text, so that no hash can collide.
 fingerprint() {
     printf 'root %s\nextra %s\n' "$ROOT" "$1"
     "$PYTHON" -c 'import sys; print(sys.version)'
@@ -66,13 +66,13 @@ fingerprint() {
 
 stamp() { printf '%s\n' "$VENV/.orca-installed${1:+-$1}"; }
 
-# True where the newest finished installation of this extra is what the tree asks for.
+# True if the last finished installation of this extra matches the tree.
 is_current() {
     [ -x "$PYTHON" ] && [ ! -e "$INSTALLING" ] && [ -f "$(stamp "$1")" ] &&
         [ "$(fingerprint "$1" 2>/dev/null)" = "$(cat "$(stamp "$1")")" ]
 }
 
-# Locks file descriptor 9 until it is closed here and in every child: an orphaned pip still keeps others out.
+# Locks file descriptor 9 until it is closed here and in every child: an orphaned pip still holds the lock.
 # Python does the locking, because macOS has no flock command.
 lock() {
     exec 9>"$ROOT/.venv.lock"
@@ -86,13 +86,13 @@ unlock() { exec 9>&-; }
 make_venv() {
     local base=$1
     if [ -x "$PYTHON" ] && "$PYTHON" -c '' 2>/dev/null && [ ! -e "$INSTALLING" ]; then
-        new_enough "$PYTHON" || die "$VENV holds a Python older than 3.12. Move it away, then run this script again."
-        # Made by uv, or by a venv that was interrupted before it had pip.
+        new_enough "$PYTHON" || die "$VENV has a Python older than 3.12. Move it away, then run this script again."
+        # uv creates environments without pip, and so does a venv interrupted before its last step.
         "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip --default-pip >/dev/null
         return
     fi
-    say "Making $VENV with $base"
-    "$base" -m venv --clear "$VENV" || die "could not make $VENV"
+    say "Creating $VENV with $base"
+    "$base" -m venv --clear "$VENV" || die "could not create $VENV"
 }
 
 install() {
@@ -102,12 +102,12 @@ install() {
     say "Installing orca-jax${extra:+[$extra]}; the first time this takes a few minutes."
     if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input \
         --constraint "$ROOT/constraints.txt" --editable "$ROOT${extra:+[$extra]}" >"$log" 2>&1; then
-        rm -f "$INSTALLING" # pip ended by itself, so it left nothing half-written
+        rm -f "$INSTALLING" # pip ended by itself and left nothing half-written
         cat "$log" >&2
-        die "pip could not install orca-jax; its messages are above and in $log"
+        die "pip could not install orca-jax; see its messages above or in $log"
     fi
     fingerprint "$extra" >"$(stamp "$extra")"
-    # Every extra holds the run-time dependencies too.
+    # Every extra includes the run-time dependencies.
     if [ -n "$extra" ]; then fingerprint "" >"$(stamp "")"; fi
     rm -f "$INSTALLING"
 }

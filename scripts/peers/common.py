@@ -1,7 +1,7 @@
-"""What the peers' programs share: flags, the trace, the model's shape, and how a result is printed.
+"""The common code of the peers' programs: flags, the trace, the model's shape, and the report of a result.
 
-They run in environments of their own, with Python 3.11 or later, and take from this project only what needs nothing
-but the standard library: the trace that `python -m orca_jax.bench offline` runs, and the format of its result.
+They run in environments of their own, with Python 3.11 or later. From this project they import only modules that need
+the standard library alone: the trace of `python -m orca_jax.bench offline`, and the format of its result.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed where this runs
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed in these environments
 
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args
 from orca_jax.reporting import cpu_name, print_table
 
-__all__ = ["GPT2_124M", "Generate", "TraceRequest", "arguments", "report", "trace_of", "warm_up"]
+__all__ = ["GPT2_124M", "Generate", "WorkloadRequest", "arguments", "report", "trace_of", "warm_up"]
 
-GPT2_124M = {  # the shape that the engine calls preset:gpt2
+GPT2_124M = {  # the shape of preset:gpt2
     "vocab_size": 50257,
     "n_positions": 1024,
     "n_embd": 768,
@@ -31,53 +31,63 @@ GPT2_124M = {  # the shape that the engine calls preset:gpt2
     "eos_token_id": None,
 }
 
-Generate = Callable[[Sequence[TraceRequest]], list[int]]
-"""Runs requests to their end, greedily, and returns how many tokens each one got."""
+Generate = Callable[[Sequence[WorkloadRequest]], list[int]]
+"""Runs requests to their end, greedily; returns the number of tokens of each."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """The flags of every peer, named and preset as those of `python -m orca_jax.bench offline`."""
+    """The flags of every peer, with the names and defaults of `python -m orca_jax.bench offline`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_trace_args(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the trace (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
+    add_workload_args(parser)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the trace (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of weights and KV cache (default: %(default)s)",
+    )
     threads = os.cpu_count() or 1
-    parser.add_argument("--threads", type=int, default=threads, metavar="N", help="default: one a core (%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=threads, metavar="N", help="CPU threads (default: one per core, %(default)s)"
+    )
     return parser
 
 
-def trace_of(args: argparse.Namespace) -> list[TraceRequest]:
-    """The trace that the flags name; everything arrives at once."""
+def trace_of(args: argparse.Namespace) -> list[WorkloadRequest]:
+    """The trace given by the flags; all requests arrive at once."""
     vocab, length = (int(str(GPT2_124M[name])) for name in ("vocab_size", "n_positions"))
-    return trace_from_args(args, vocab_size=vocab, max_model_len=length, rate=None)
+    return workload_from_args(args, vocab_size=vocab, max_model_len=length, rate=None)
 
 
-def warm_up(generate: Generate, trace: Sequence[TraceRequest]) -> None:
-    """Touch what the first requests would otherwise pay for: a few short ones, as the engine's benchmark does."""
-    generate([TraceRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+def warm_up(generate: Generate, trace: Sequence[WorkloadRequest]) -> None:
+    """Run a few short requests, as the engine's benchmark does: the first requests pay for caches and compilation."""
+    generate([WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
 
 
 def report(
     title: str,
     packages: Sequence[str],
-    trace: Sequence[TraceRequest],
+    trace: Sequence[WorkloadRequest],
     got: Sequence[int],
     wall: float,
     config: dict[str, Any],
 ) -> None:
-    """Print a table and a line of JSON, under the names that the engine's benchmark uses.
+    """Print a table and a line of JSON, with the names of the engine's benchmark.
 
     Args:
-        title: what ran.
-        packages: whose versions belong to the result.
-        trace: what was asked for.
-        got: tokens that each request got, checked against the trace.
+        title: heading of the table.
+        packages: packages to report the versions of.
+        trace: the requests.
+        got: generated tokens of each request, checked against the trace.
         wall: seconds from the first request to the last token.
-        config: what it ran with.
+        config: settings of the run.
+
+    Raises:
+        SystemExit: a request got another number of tokens than the trace has.
     """
     outputs = [request.num_output for request in trace]
     if list(got) != outputs:
-        raise SystemExit(f"asked for {outputs} tokens, got {list(got)}: this run compares with nothing")
+        raise SystemExit(f"error: requested {outputs} tokens, got {list(got)}: the run cannot be compared")
     inputs = sum(len(request.prompt_ids) for request in trace)
     result = {
         "output_tokens_per_s": sum(outputs) / wall,

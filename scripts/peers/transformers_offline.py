@@ -1,13 +1,13 @@
-"""The trace of `python -m orca_jax.bench offline` through transformers, in static batches on the CPU.
+"""Runs the trace of `python -m orca_jax.bench offline` with transformers, in static batches on the CPU.
 
     pip install torch==2.13.0 transformers==5.23.0
     python scripts/peers/transformers_offline.py [--num-requests 64] [--batch-size 8] [--dtype bfloat16]
 
-in an environment of its own (Python 3.11 or later; where PyTorch offers a build for CPUs alone, it is enough).
+Use a separate environment (Python 3.11 or later). A build of PyTorch for CPUs alone is enough.
 
 GPT-2 124M with random weights generates greedily, and no token ends a request. Requests form batches in the order of
-the trace, padded on the left; a batch runs until its longest member is done, as one call of `generate` does, and what
-the others were given beyond their own length counts neither as output nor as anything else.
+the trace, padded on the left. A batch runs until its longest member is done, as one call of `generate` does. Tokens
+beyond a member's own length are not counted.
 """
 
 import argparse
@@ -18,19 +18,19 @@ from typing import Any
 import torch
 import transformers
 
-from common import GPT2_124M, TraceRequest, arguments, report, trace_of, warm_up
+from common import GPT2_124M, WorkloadRequest, arguments, report, trace_of, warm_up
 
 
 def build(dtype: str, seed: int) -> Any:
-    """GPT-2 124M with random weights."""
+    """Build GPT-2 124M with random weights."""
     torch.manual_seed(seed)
     config = transformers.GPT2Config(**GPT2_124M)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
 @torch.inference_mode()
-def generate_batch(model: Any, batch: Sequence[TraceRequest]) -> list[int]:
-    """Run one batch to the end of its longest member; the tokens that each one asked for."""
+def generate_batch(model: Any, batch: Sequence[WorkloadRequest]) -> list[int]:
+    """Run one batch to the end of its longest member; returns the tokens of each, without those beyond its length."""
     width, steps = max(len(request.prompt_ids) for request in batch), max(request.num_output for request in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -51,7 +51,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     model, trace = build(args.dtype, args.seed), trace_of(args)
 
-    def generate(requests: Sequence[TraceRequest]) -> list[int]:
+    def generate(requests: Sequence[WorkloadRequest]) -> list[int]:
         batches = (requests[i : i + args.batch_size] for i in range(0, len(requests), args.batch_size))
         return [count for batch in batches for count in generate_batch(model, batch)]
 

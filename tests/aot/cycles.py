@@ -1,11 +1,11 @@
-"""How long the TPU kernels should take, from the compiler's schedule: `python -m tests.aot.cycles`, some ten minutes.
+"""Count the cycles of the TPU kernels in the compiler's schedule: `python -m tests.aot.cycles`, about ten minutes.
 
-Of each kernel's innermost loop, the one that multiplies, the bundles of the final schedule are counted: a bundle is a
-cycle where nothing stalls. Against that stands the time that the transfer of the same pages takes, and for chunks the
-time that the matrix units need at their best. What of the loop runs only for the last part of a context is left out.
+The program counts the bundles of each kernel's innermost loop, which multiplies, in the final schedule: one bundle is
+one cycle without stalls. It compares them with the time to transfer the same pages and, for chunks, with the time of
+the matrix units at their published rate. Predicated code for the last part of a context is left out.
 
-The run brings the table in docs/kernels.md up to date; `... v5e` does its rows alone, and `... v5e 3` prints one case:
-each is a process of its own, since libtpu reads its flags once.
+The run updates docs/measured/cycles.md; `... v5e` updates the rows of one generation, and `... v5e 3` prints one case.
+Each case is a process of its own, since libtpu reads its flags once.
 """
 
 import json
@@ -24,13 +24,12 @@ import jax.numpy as jnp
 
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu.blocks import Heads, rule
-from tests.aot.table import write_table
-from tests.project.source import ROOT
+from tests.aot.table import MEASURED, write_table
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Published figures of what runs a kernel: a chip, or one core of two. The clock is what the rate implies."""
+    """Published figures of a chip, or of one core if it has two. The clock rate follows from the rate of products."""
 
     clock: float  # Hz
     bandwidth: float  # bytes/s of HBM
@@ -39,12 +38,12 @@ class Chip:
 
 CHIPS = {
     "v5e": Chip(1.5e9, 819e9, 197e12),
-    "v5p": Chip(1.75e9, 2765e9, 459e12 / 2),  # a kernel runs on one core, which has the chip's memory to itself
+    "v5p": Chip(1.75e9, 2765e9, 459e12 / 2),  # a kernel runs on one core; this core has all of the chip's bandwidth
     "v6e": Chip(1.75e9, 1640e9, 918e12),
     "tpu7x": Chip(2.2e9, 7380e9 / 2, 2307e12 / 2),  # a core is a device
 }
 HEADER = ["kernel", "heads", "for", "KiB", "MFLOP", "cycles of the loop", "of the transfer", "of the products", "bound"]
-NAMED = ((1, 1),)  # requests of a case are not compiled for
+NAMED = ((1, 1),)  # the requests of a case do not matter to the compiler
 CASES = [
     Case("12 heads of 64", NAMED, 12, 12, 64, 128, page_dtype="bfloat16"),
     Case("25 heads of 64", NAMED, 25, 25, 64, 128, page_dtype="bfloat16"),
@@ -57,13 +56,13 @@ _LINE = re.compile(r"\s*(?:0x[0-9a-f]+|\d+)\s+(LB|PF)?\s*:\s*(>+)\s*\{(.*)")
 
 
 def bundles(schedule: str, instruction: str) -> int:
-    """Bundles of the loop that has an instruction, in its straight part: what is predicated has labels around it."""
+    """Count the bundles of the loop with an instruction, without predicated code: that has labels around it."""
     lines = [match for line in schedule.splitlines() if (match := _LINE.match(line))]
     return max((_length(body, instruction) for body in _loops(lines)), default=0)
 
 
 def _loops(lines: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
-    """Innermost loops: from a loop's label to the first line that is less deep."""
+    """Innermost loops, each from its label to the first line with less depth."""
     for begin, line in enumerate(lines):
         if line[1] == "LB":
             depth = len(line[2])
@@ -73,7 +72,7 @@ def _loops(lines: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
 
 
 def _length(body: list[re.Match[str]], instruction: str) -> int:
-    """Bundles between the labels around the first such instruction; 0 where there is none."""
+    """Number of bundles between the labels around the first such instruction; 0 if there is none."""
     first = next((i for i, line in enumerate(body) if instruction in line[3]), None)
     if first is None:
         return 0
@@ -82,7 +81,7 @@ def _length(body: list[re.Match[str]], instruction: str) -> int:
 
 
 def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
-    """Cycles of each kernel for one part of a context, or for one page that is written, and what bounds them."""
+    """Measure the cycles of each kernel for one part of a context, or for one page to write."""
     from tests.aot.tpu import compile_attention, compile_write
 
     groups = case.num_heads // case.num_kv_heads
@@ -101,18 +100,18 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
             cycles = bundles(_schedule(folder, kernel), "vmat")
             yield _found(kernel, case, generation, pages * size * slot, flops, cycles)
         if itemsize == 1:
-            # Tokens are read by 16 in bfloat16, for the largest of them, and written by 32.
+            # To find the largest values, tokens are read in tiles of 16 in bfloat16; they are written in groups of 32.
             schedule = _schedule(folder, "write_quantised")
             cycles = size // 16 * bundles(schedule, "vmax") + size // 32 * bundles(schedule, "vrot")
             yield _found("write_quantised", case, generation, 3 * size * slot, 0, cycles)
             return
-        # Tokens are read, and written in groups of 16; each turn of the loop is one.
+        # Tokens are read and written in groups of 16, one group per pass of the loop.
         cycles = size // 16 * bundles(_schedule(folder, "write_chunks"), "vrot")
         yield _found("write_chunks", case, generation, 2 * size * slot, 0, cycles)
 
 
 def _schedule(folder: str, kernel: str) -> str:
-    """The final schedule of a kernel, which the compiler dumped."""
+    """The final schedule of a kernel, as dumped by the compiler."""
     names = Path(folder).glob(f"*-{kernel}[.-]*-final_bundles.txt")
     return next(path for path in names if "analysis" not in path.name).read_text(encoding="utf-8")
 
@@ -123,7 +122,7 @@ def _found(kernel: str, case: Case, generation: str, num_bytes: int, flops: int,
 
 
 def row(found: dict[str, Any]) -> list[str]:
-    """A line of the table: what is longest bounds the kernel."""
+    """Format a row of the table; the largest number of cycles bounds the kernel."""
     chip = CHIPS[found["for"]]
     cycles = {
         "schedule": found["cycles"],
@@ -138,17 +137,17 @@ def row(found: dict[str, Any]) -> list[str]:
 
 
 def measure_all(generations: Iterable[str]) -> None:
-    """Every case, into the page as it comes."""
+    """Measure all cases, and write each to the page when it is done."""
     for generation in generations:
         for index in range(len(CASES)):
             command = [sys.executable, "-m", "tests.aot.cycles", generation, str(index)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             rows = [row(json.loads(line)) for line in done.stdout.splitlines()]
-            write_table(ROOT / "docs" / "kernels.md", "cycles", HEADER, 3, rows)
+            write_table(MEASURED / "cycles.md", HEADER, 3, rows)
 
 
 def main(names: list[str]) -> None:
-    """One case as lines of JSON, or those of some generations, or of all, into the page."""
+    """Print one case as lines of JSON, or write the cases of some or all generations to the page."""
     match names:
         case [generation, index]:
             for found in measure(generation, CASES[int(index)]):

@@ -1,8 +1,8 @@
-"""What a layer of a step does beside its products: `python -m tests.aot.layer v5e 4 llama-3-8b 64`, half a minute.
+"""The work of a layer besides its products: `python -m tests.aot.layer v5e 4 llama-3-8b 64`, half a minute.
 
-Reads the loop over layers in the optimised program, and prints what only moves data there, with the bytes it writes
-and the compiler's estimate of cycles; then sums, of what is done for chunks alone apart. Kernels, gathers and
-collectives have no estimate, and that of a transposition is far too low. The last line is JSON.
+Reads the loop over layers in the optimised program. Prints the instructions that only move data, with their
+bytes and the compiler's estimate of cycles; then the sums, with the work for chunks by itself. Kernels, gathers
+and collectives have no estimate, and the estimate of a transposition is far too low. The last line is JSON.
 """
 
 import json
@@ -22,28 +22,28 @@ _ARRAY = re.compile(rf"({'|'.join(_SIZES)})\[([\d,]*)\]")
 _LINE = re.compile(r"\s+(?:ROOT )?(%[\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)")
 _MOVES = frozenset(("copy", "transpose", "reshape", "slice", "pad", "concatenate", "maximum", "convert", "copy_fusion"))
 _FREE = frozenset(("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "broadcast"))
-_SMALL = 4096  # bytes: indices, and scalars of tokens
+_SMALL = 4096  # bytes; smaller results are indices and numbers per token
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction of a loop's body."""
+    """One instruction in the body of a loop."""
 
     name: str
     result: str  # its type
-    operations: frozenset[str]  # its own, or those that are fused in it
+    operations: frozenset[str]  # its own, or those fused in it
     cycles: int
-    is_of_chunks: bool = False  # in a branch that is taken where there are chunks
+    is_of_chunks: bool = False  # in a branch taken only if there are chunks
 
     @property
     def num_bytes(self) -> int:
-        """Of the result."""
+        """Size of the result."""
         arrays = _ARRAY.findall(self.result)
         return sum(_SIZES[name] * int(np.prod([int(n) for n in sizes.split(",") if n])) for name, sizes in arrays)
 
     @property
     def kind(self) -> str:
-        """ "product", "small" (one that is about indices, or a number for each token), "moves" or "other"."""
+        """One of "product", "small" (for indices, or a number per token), "moves" and "other"."""
         if "convolution" in self.operations or "dot" in self.operations:
             return "product"
         if self.num_bytes <= _SMALL:
@@ -52,7 +52,7 @@ class Instruction:
 
 
 def layer_of(text: str) -> list[Instruction]:
-    """The body of the loop that does most, in its order."""
+    """The instructions of the loop with the most fusions, in order."""
     computations = {found[1]: part for part in re.split(r"\n(?=%|ENTRY)", text) if (found := re.match(r"(%\S+)", part))}
     bodies = [computations[name] for name in re.findall(r" while\(.*?body=(%[\w.-]+)", text)]
     return list(_instructions(max(bodies, key=lambda body: body.count("fusion(")), computations))
@@ -69,7 +69,7 @@ def _instructions(body: str, computations: Mapping[str, str]) -> Iterator[Instru
 
 
 def _branch(text: str, computations: Mapping[str, str]) -> list[Instruction]:
-    """The longer branch of a conditional; nothing of other instructions."""
+    """The instructions of the longer branch of a conditional; empty for other instructions."""
     names = re.search(r"branch_computations=\{(.*?)\}", text)
     found = names[1] if names else " ".join(re.findall(r"(?:true|false)_computation=(%[\w.-]+)", text))
     branches = (list(_instructions(computations[name], computations)) for name in re.findall(r"%[\w.-]+", found))
@@ -77,7 +77,7 @@ def _branch(text: str, computations: Mapping[str, str]) -> list[Instruction]:
 
 
 def _fused(name: str, computations: Mapping[str, str]) -> frozenset[str]:
-    """What a fusion does, fusions in it included."""
+    """The operations of a fusion, including the fusions in it."""
     operations: set[str] = set()
     for line in computations[name].splitlines():
         if found := _LINE.match(line):
@@ -87,14 +87,14 @@ def _fused(name: str, computations: Mapping[str, str]) -> frozenset[str]:
 
 
 def weight_bytes(model: ModelConfig, chips: int) -> int:
-    """Matrices of one layer on one device, in bfloat16."""
+    """Size of the matrices of one layer on one device, in bfloat16."""
     attention = model.embed_dim * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
     mlp = model.embed_dim * model.mlp_dim * (3 if model.gated_mlp else 2)
     return 2 * (attention + mlp) // chips
 
 
 def main(generation: str, chips: int, preset: str, tokens: int) -> None:
-    """Print what moves data, its bytes beside those of the layer's weights, and the cycles of each kind."""
+    """Print the instructions that move data, their bytes and those of the weights, and the cycles of each kind."""
     from tests.aot.tpu import compile_step
 
     model = read_model_config(f"preset:{preset}")
@@ -104,7 +104,7 @@ def main(generation: str, chips: int, preset: str, tokens: int) -> None:
         if item.kind == "moves":
             kind = "chunks" if item.is_of_chunks else "      "
             print(f"{item.num_bytes / 1024:8.0f} KiB {item.cycles:6d} cycles  {kind}  {item.name:40s} {item.result}")
-    told = {"for": generation, "chips": chips, "model": preset, "tokens": tokens}
+    case = {"for": generation, "chips": chips, "model": preset, "tokens": tokens}
     moved, of_chunks = (
         sum(item.num_bytes for item in layer if item.kind == "moves" and item.is_of_chunks <= which) // 1024
         for which in (False, True)
@@ -116,7 +116,7 @@ def main(generation: str, chips: int, preset: str, tokens: int) -> None:
     cycles["of chunks"] = sum(item.cycles for item in layer if item.is_of_chunks)
     weights = weight_bytes(model, chips) // 1024
     print(
-        json.dumps({**told, "weights_kib": weights, "moved_kib": moved, "with_chunks_kib": of_chunks, "cycles": cycles})
+        json.dumps({**case, "weights_kib": weights, "moved_kib": moved, "with_chunks_kib": of_chunks, "cycles": cycles})
     )
 
 

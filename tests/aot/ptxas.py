@@ -1,4 +1,4 @@
-"""What `ptxas` says of the kernels that it assembles: XLA calls it, so one of that name stands before it in PATH."""
+"""The report of `ptxas` about the kernels that it assembles, through a wrapper in front of it in PATH."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ _KERNEL = re.compile(
 
 @dataclass(frozen=True)
 class Assembled:
-    """One kernel."""
+    """A kernel assembled by `ptxas`."""
 
     name: str
     registers: int  # of a thread
@@ -32,9 +32,9 @@ class Assembled:
 
 
 def write_wrapper(folder: Path) -> None:
-    """A CUDA toolkit in the folder, as far as XLA wants one: its `ptxas` calls a real one and keeps what that says.
+    """Write a minimal CUDA toolkit for XLA to the folder; its `ptxas` calls the real one and keeps the report.
 
-    The one of `.compilers` comes before the machine's own, so that everybody finds the same registers.
+    The `ptxas` of `.compilers` has precedence over the machine's, so that the numbers do not depend on the machine.
     """
     ptxas = shutil.which(CUDA / "bin" / "ptxas") or shutil.which("ptxas")
     assert ptxas is not None
@@ -47,7 +47,7 @@ def write_wrapper(folder: Path) -> None:
 
 
 def take(folder: Path) -> list[Assembled]:
-    """Every kernel that was assembled since the last call."""
+    """Return all kernels assembled since the last call."""
     found: list[Assembled] = []
     for log in sorted(folder.glob("*.log")):
         found += read(log.read_text(encoding="utf-8"))
@@ -56,5 +56,5 @@ def take(folder: Path) -> list[Assembled]:
 
 
 def read(log: str) -> list[Assembled]:
-    """Kernels of one call."""
+    """Parse the report of one call."""
     return [Assembled(match["name"], int(match["registers"]), int(match["spilled"])) for match in _KERNEL.finditer(log)]

@@ -1,13 +1,13 @@
-"""How fast the kernels for Hopper could be on an H200, from what each thread block moves and computes.
+"""Bounds of the speed of the Hopper kernels on an H200, from what each thread block moves and computes.
 
     python -m tests.aot.roofline [--write]
 
-prints the table of docs/kernels.md, or brings it up to date. Work is cut by the kernels' own plan (`gpu_plan.py`), so
-uneven shares and the padding of products count. A thread block has one multiprocessor to itself. Its time is the
-longest of what its parts need alone: first as if they overlapped without a gap, then, for chunks, as if products and
-softmax took turns. Starting kernels is not in it, nor is waiting at barriers. So these are bounds, and no measurements.
+prints the table of docs/measured/roofline.md, or writes it. The work is cut by the kernels' own code (`gpu_plan.py`),
+so uneven shares and the padding of products count. A thread block has a multiprocessor of its own. Its time is the
+longest time of its parts: first as if they overlapped without gaps, then, for chunks, as if products and softmax took
+turns. The time to start kernels and to wait at barriers is not included, so these are bounds and not measurements.
 
-Little's law says how much must be on its way to keep memory busy: bandwidth x latency.
+By Little's law, memory stays busy if bandwidth x latency bytes are in flight.
 """
 
 import argparse
@@ -26,16 +26,15 @@ from orca_jax.kernels.ragged_attention.gpu_plan import (
     most_pieces,
 )
 from orca_jax.kernels.ragged_attention.hopper.increments import CONSUMERS
-from tests.aot.table import replace_table
-from tests.project.source import ROOT
+from tests.aot.table import MEASURED, replace_table
 
-PAGE, NAME = ROOT / "docs" / "kernels.md", "roofline"
+PAGE = MEASURED / "roofline.md"
 HEADER = ["kernel", "work", "shared memory, KiB", "in flight, KiB", "busiest block", "bound by", "at best, us", "share"]
 
 
 @dataclass(frozen=True)
 class Card:
-    """Published figures, but for the latency, which is what others measured of HBM under load."""
+    """Published figures, except for the latency: that is a figure of other authors for HBM under load."""
 
     multiprocessors: int = 132
     clock: float = 1.83e9  # Hz, at which 989 TFLOP/s are published
@@ -44,17 +43,17 @@ class Card:
     flops: float = 4096  # dense bf16, of one multiprocessor in one cycle
     exponentials: float = 16  # likewise
     other_ops: float = 128  # float32, likewise
-    l2_bytes: float = 64  # that reach one multiprocessor in one cycle
+    l2_bytes: float = 64  # from L2 to one multiprocessor in one cycle
     shared_bytes: int = 227 << 10  # of one thread block at most
 
     def seconds(self, amount: float, per_cycle: float) -> float:
-        """Of one multiprocessor."""
+        """The time of one multiprocessor for an amount of work."""
         return amount / per_cycle / self.clock
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Of one layer on one device."""
+    """The heads of one layer on one device."""
 
     num_heads: int
     num_kv_heads: int
@@ -62,7 +61,7 @@ class Heads:
 
     @property
     def padded_groups(self) -> int:
-        """G, as results of increments are laid out."""
+        """G, padded as in the results of increments."""
         return -(-self.num_heads // self.num_kv_heads // 4) * 4
 
 
@@ -73,7 +72,7 @@ CHUNKS = (1024, 4096, 16384)
 
 
 def shares(per_item: np.ndarray, card: Card) -> np.ndarray:
-    """What each thread block gets of items that are dealt out in turn."""
+    """The work of each thread block, if items are assigned to them in turn."""
     rounds = -(-len(per_item) // card.multiprocessors)
     padded = np.zeros(rounds * card.multiprocessors)
     padded[: len(per_item)] = per_item
@@ -83,14 +82,14 @@ def shares(per_item: np.ndarray, card: Card) -> np.ndarray:
 def row(
     kernel: str, work: str, memory: tuple[float, float], busiest: float, times: dict[str, float], share: str
 ) -> list[str]:
-    """A line of the table."""
+    """Format a row of the table."""
     bound = max(times, key=lambda name: times[name])
     kib = [f"{size / 1024:.0f}" for size in memory]
     return [kernel, work, *kib, f"{busiest:.2f}", bound, f"{times[bound] * 1e6:.1f}", share]
 
 
 def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
-    """One query for each row; the share is that of K and V in what memory could bring in the time."""
+    """A row for increments. Its share compares the bytes of keys and values with what memory could read in the time."""
     block, stages = INCREMENT_BLOCKS[heads.head_dim]
     ones = jnp.ones(rows, jnp.int32)
     most = most_pieces(rows, heads.num_kv_heads, card.multiprocessors)
@@ -101,7 +100,7 @@ def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
     block_bytes = block * heads.head_dim * 2 * 2
     # Written, then read.
     partial = 2 * CONSUMERS * total * heads.num_kv_heads * heads.padded_groups * (heads.head_dim + 1) * 4
-    # Each consumer has half the blocks, and does one thing after the other.
+    # Each consumer has half of the blocks, and overlaps nothing.
     products = card.seconds(blocks.max() * ROWS * block * heads.head_dim * 4, card.flops)
     exponentials = card.seconds(blocks.max() * ROWS * block, card.exponentials)
     others = card.seconds(blocks.max() * ROWS * (block * SOFTMAX_OPS + heads.head_dim), card.other_ops)
@@ -122,7 +121,7 @@ def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
 
 
 def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
-    """One prompt from its first token; the share is that of the products below the diagonal."""
+    """A row for one prompt from its first token. Its share counts the products below the diagonal."""
     block, stages = CHUNK_BLOCKS
     start, length = jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32)
     tiles = cut_queries(start, length, length, size=TILE, num_tokens=tokens, block=block, sliding_window=None)
@@ -149,21 +148,21 @@ def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
 
 
 def table() -> list[list[str]]:
-    """All rows."""
+    """All rows of the table."""
     found = [increments(H200, LLAMA, *work) for work in INCREMENTS]
     found += [increments(H200, GPT2_XL, *work) for work in INCREMENTS if work[1] == 512]
     return found + [chunks(H200, heads, tokens) for heads in (LLAMA, GPT2_XL) for tokens in CHUNKS]
 
 
 def page(text: str) -> str:
-    """The page of the documentation with this table."""
-    return replace_table(text, NAME, HEADER, table())
+    """The text of the page with a new table."""
+    return replace_table(text, HEADER, table())
 
 
 def main() -> None:
-    """See the module."""
+    """Print the table, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="bring the table in docs/kernels.md up to date")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/measured/roofline.md")
     if parser.parse_args().write:
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return

@@ -1,4 +1,7 @@
-"""The table that a run writes into a page of the documentation: rows that it did not compile stay as they were."""
+"""The tables in `docs/measured`: each page is a text, and then one table to the end, written by a program.
+
+A run that measures some of the rows keeps the other rows of its table.
+"""
 
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -8,46 +11,43 @@ import pytest
 
 from tests.project.source import ROOT
 
-BEGIN, END = "<!-- {name}: written by the tests -->", "<!-- {name}: end -->"
+MEASURED = ROOT / "docs" / "measured"
 
 
-def merge_table(text: str, name: str, header: list[str], keys: int, rows: list[list[str]]) -> str:
-    """`text` with the table between the marks of `name` brought up to date.
+def merge_table(text: str, header: list[str], keys: int, rows: list[list[str]]) -> str:
+    """Update rows of a page's table; its rows are then sorted.
 
     Args:
-        text: the page; it has both marks.
-        name: of the table.
+        text: the page.
         header: names of the columns.
-        keys: so many of the first columns name a row.
-        rows: what was found now; the others are kept.
+        keys: number of leading columns that identify a row.
+        rows: new rows; other rows are kept.
     """
-    _, old, _ = _around(text, name)
-    found = {tuple(cells[:keys]): cells for cells in map(_cells, old.strip().splitlines()[2:])}
-    found |= {tuple(row[:keys]): row for row in rows}
-    return replace_table(text, name, header, [found[key] for key in sorted(found)])
+    found = {tuple(row[:keys]): row for row in [*read_rows(text), *rows]}
+    return replace_table(text, header, [found[key] for key in sorted(found)])
 
 
-def replace_table(text: str, name: str, header: list[str], rows: list[list[str]]) -> str:
-    """`text` with another table between the marks of `name`, its rows in the order given."""
-    before, _, after = _around(text, name)
+def replace_table(text: str, header: list[str], rows: list[list[str]]) -> str:
+    """Replace the table of a page; the rows keep the given order."""
     lines = [_line(header), _line(["---"] * len(header)), *map(_line, rows)]
-    return f"{before}{BEGIN.format(name=name)}\n" + "\n".join(lines) + f"\n{END.format(name=name)}{after}"
+    return _split(text)[0] + "\n".join(lines) + "\n"
 
 
-def _around(text: str, name: str) -> tuple[str, str, str]:
-    """What stands before the marks of `name`, between them, and after."""
-    before, rest = text.split(BEGIN.format(name=name))
-    between, after = rest.split(END.format(name=name))
-    return before, between, after
+def write_table(page: Path, header: list[str], keys: int, rows: list[list[str]]) -> None:
+    """Update rows of the table in a file."""
+    page.write_text(merge_table(page.read_text(encoding="utf-8"), header, keys, rows), encoding="utf-8")
 
 
-def write_table(page: Path, name: str, header: list[str], keys: int, rows: list[list[str]]) -> None:
-    """The same to a file."""
-    page.write_text(merge_table(page.read_text(encoding="utf-8"), name, header, keys, rows), encoding="utf-8")
+def read_rows(text: str) -> list[list[str]]:
+    """The rows of a page's table, without the header."""
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in _split(text)[1][2:]]
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+def _split(text: str) -> tuple[str, list[str]]:
+    """The text before the table, and the lines of the table."""
+    lines = text.splitlines(keepends=True)
+    first = next((i for i, line in enumerate(lines) if line.startswith("| ")), len(lines))
+    return "".join(lines[:first]), lines[first:]
 
 
 def _line(cells: list[str]) -> str:
@@ -55,13 +55,13 @@ def _line(cells: list[str]) -> str:
 
 
 def slow_but(quick: Collection[Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """The cases; all but the quick ones are left out of the default tests."""
+    """Mark cases as slow, except the quick ones: only these are in the default tests."""
     return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def recorded_rows(request: pytest.FixtureRequest, name: str, header: list[str]) -> Iterator[list[list[str]]]:
-    """What this run found, for a fixture; a run of these tests alone writes it to the page at its end."""
+    """Collect rows for a fixture. With `-m aot`, they are written to `docs/measured/aot-{name}.md` at the end."""
     found: list[list[str]] = []
     yield found
     if request.config.getoption("markexpr") == "aot":
-        write_table(ROOT / "docs" / "kernels.md", name, header, 3, found)
+        write_table(MEASURED / f"aot-{name}.md", header, 3, found)

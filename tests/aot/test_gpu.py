@@ -2,8 +2,8 @@
 
     ./scripts/test -n 0 -m aot tests/aot/test_gpu.py
 
-takes some 10 minutes on two cores, and updates the table in docs/kernels.md. The compiler itself checks that shared
-memory and registers suffice.
+takes some 10 minutes on two cores, and updates the table in docs/measured/aot-gpu.md. The compiler itself checks that
+shared memory and registers suffice.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The program of a loop, written by hand as XLA prints it."""
+"""The analysis of a layer, on a hand-written program in the format of XLA."""
 
 from tests.aot.layer import layer_of
 

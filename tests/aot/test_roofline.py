@@ -1,4 +1,4 @@
-"""The bounds in docs/kernels.md are those of the kernels as they cut their work now, and simple ones hold."""
+"""The bounds in docs/measured/roofline.md agree with how the kernels cut their work, and with simple estimates."""
 
 import re
 
@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_many_long_contexts_are_bound_by_memory() -> None:
     *_, bound, microseconds, share = increments(H200, LLAMA, 64, 4096)
     assert bound == "memory"
-    # 64 x 4096 tokens of 8 heads with K and V of 128 numbers in 2 bytes, at 4.8 TB/s.
+    # 64 x 4096 tokens of 8 heads, with keys and values of 128 numbers of 2 bytes, at 4.8 TB/s.
     assert number(microseconds) >= 64 * 4096 * 4096 / 4.8e6
     assert 95 < number(share) <= 100
 

@@ -1,6 +1,6 @@
-"""Why tpu7x's compiler is given an option: a product in a loop over stacked weights, with and without it.
+"""The reason for a compiler option on tpu7x: a product in a loop over stacked weights, with and without the option.
 
-Where the first two cases fail, that compiler reads weights as they lie by itself, and the option can go.
+If the first two cases fail, the compiler no longer copies the weights, and the option can be removed.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ skip_without("libtpu")
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 WEIGHTS = jax.ShapeDtypeStruct((8, 4096, 4096), jnp.bfloat16)  # more than VMEM holds
-TILES = Layout((0, 1, 2), ((16, 128), (2, 1)))  # the compiler's own
+TILES = Layout((0, 1, 2), ((16, 128), (2, 1)))  # the ones preferred by the compiler
 
 
 def temporary(layout: Layout | None, options: Mapping[str, bool]) -> int:
-    """Bytes that eight products need beside arguments and result."""
+    """Bytes for eight products, besides arguments and result."""
     here = NamedSharding(mesh_of("tpu7x", 1), PartitionSpec())
 
     def multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
@@ -38,7 +38,7 @@ def temporary(layout: Layout | None, options: Mapping[str, bool]) -> int:
     return int(memory.temp_size_in_bytes)
 
 
-@pytest.mark.parametrize("layout", [None, Layout.AUTO], ids=["as they come", "as the compiler likes"])
+@pytest.mark.parametrize("layout", [None, Layout.AUTO], ids=["default", "chosen by the compiler"])
 def test_all_weights_are_copied(layout: Layout | None) -> None:
     assert temporary(layout, {}) >= WEIGHTS.size * 2
 

@@ -1,8 +1,8 @@
-"""Kernels and whole steps compile for TPUs, keep the cache in place, and stay within a chip's memories.
+"""Kernels and whole steps compile for TPUs, keep the cache in place, and fit into a chip's memories.
 
     ./scripts/test -n 0 -m aot tests/aot/test_tpu.py
 
-takes some 20 minutes on two cores, and brings the table in docs/kernels.md up to date.
+takes about 20 minutes on two cores, and updates the table in docs/measured/aot-tpu.md.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ STEPS = [
     )
     for tokens in (64, 512)
 ]
-NAMED = ((1, 1),)  # requests of a case are not compiled for
+NAMED = ((1, 1),)  # the requests of a case do not matter to the compiler
 HEADS = [
     Case("12 heads of 64", NAMED, 12, 12, 64, 128),
     Case("25 heads of 64", NAMED, 25, 25, 64, 16),
@@ -70,7 +70,7 @@ KERNELS += [(generation, dtype, case) for generation in TOPOLOGIES for dtype, ca
 ODD = Case("25 heads of 64", NAMED, 25, 25, 64, 64)
 WRITTEN = [("int8", HEADS[0]), ("int8", ODD), ("int8", HEADS[5]), ("float8_e4m3fn", HEADS[5]), ("int8", HEADS[8])]
 WRITES = [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in WRITTEN]
-# Of the default tests: some seconds together.
+# In the default tests: together they take some seconds.
 QUICK = [("v6e", "bfloat16", HEADS[7]), ("v5e", "int8", ODD), ("v5e", 4, "gpt2", 64, "bfloat16")]
 
 
@@ -84,8 +84,10 @@ def name_of(value: Any) -> str:
 
 
 def budget(model: ModelConfig, tokens: int, chips: int) -> int:
-    """Bytes of temporary memory of a step: float32 activations, and what kernels keep. Of 64 tokens on one chip it is
-    less than a layer's weights."""
+    """Limit of a step's temporary memory in bytes: float32 activations, and 8 MiB for the kernels.
+
+    For 64 tokens on one chip it is less than the weights of a layer.
+    """
     split = 2 * (model.mlp_dim + model.num_heads * model.head_dim) // chips
     return 4 * tokens * (4 * model.embed_dim + split) + 8 * MIB
 
@@ -117,7 +119,7 @@ def test_writing_of_quantised_pages(generation: str, dtype: str, case: Case, row
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", TOPOLOGIES)
 def test_scalar_memory_does_not_grow_with_the_context(generation: str, rows: list[list[str]]) -> None:
-    """1,024 rows of 128k tokens: a page table of 4 MiB, where scalar memory has one."""
+    """1,024 rows of 128k tokens have a page table of 4 MiB; scalar memory has 1 MiB."""
     case = Case("1,024 rows of 128k", NAMED, 8, 2, 128, 128)
     found = compile_attention(generation, case, "bfloat16", rows=1024, tokens=1024, pages_per_row=1024)
     assert found.temp < 32 * MIB
@@ -152,6 +154,6 @@ def test_sampler(generation: str, preset: str, is_full: bool, rows: list[list[st
     model = read_model_config(f"preset:{preset}")
     found = compile_sampler(generation, model, rows=64, max_model_len=1024, is_full=is_full)
     assert not found.copies_of_weights, "the unembedding was copied"
-    assert found.temp < workspace_bytes(model, 0, 64, 1024), "the engine sets less aside"
+    assert found.temp < workspace_bytes(model, 0, 64, 1024), "the engine reserves less"
     name = "full" if is_full else "plain"
     rows.append([f"{name} sampler, {preset}", generation, "64", "-", mib(found.temp), "-"])

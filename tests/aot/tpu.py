@@ -1,4 +1,4 @@
-"""Compiles for TPUs that are not there: libtpu holds the compiler of every generation, and needs no chip for it."""
+"""Compilation for absent TPUs: libtpu contains the compilers of all generations, and they need no chip."""
 
 import math
 import os
@@ -32,7 +32,7 @@ from tests.aot.compilers import use_compilers
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
-# libtpu looks for a machine around it, and locks it against a second process, unless it is told.
+# Without these, libtpu looks for a TPU VM, and locks the TPU against a second process.
 LIBTPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
@@ -46,31 +46,31 @@ LIBTPU = {
 
 
 def mesh_of(generation: str, chips: int) -> Mesh:
-    """A mesh of devices that can be compiled for and nothing else."""
+    """A mesh of devices for compilation only."""
     use_compilers()
     os.environ.update(LIBTPU)
     topology = topologies.get_topology_desc(topology_name=TOPOLOGIES[generation], platform="tpu")
     return tensor_mesh(list(topology.devices[:chips]))
 
 
-# What writes an array anew: a copy, a transposition, or either by the sparse cores.
+# Instructions that write an array again: a copy, a transposition, or either by the sparse cores.
 _RELAID = re.compile(r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\(")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled program tells of its memory, in bytes on one device."""
+    """The memory of a compiled program, in bytes on one device."""
 
-    alias: int  # results that are arguments
+    alias: int  # of results in the memory of arguments
     temp: int
-    vmem: int  # of the kernel that takes most
+    vmem: int  # of the kernel with the most
     copies_of_pages: list[str]  # instructions
-    copies_of_weights: list[str]  # of all layers' or of one layer's
-    text: str = field(repr=False)  # the program, optimised
+    copies_of_weights: list[str]  # of all layers or of one
+    text: str = field(repr=False)  # the optimised program
 
 
 def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.ShapeDtypeStruct] = ()) -> Compiled:
-    """Memory of a program whose pages have, on one device, the shape of `pages`, and which has these weights."""
+    """Read the memory of a program. `pages` has the shape of its pages on one device; `weights` are its weights."""
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
@@ -88,7 +88,7 @@ def _elements(dimensions: str) -> int:
 
 
 def _vmem(text: str) -> int:
-    """XLA tells where the scoped memory of a kernel begins, and where what it uses of that ends."""
+    """Scoped memory of the largest kernel: from the offset of its beginning to the end of the used part."""
     kernels = [line for line in text.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
     used = [0]
     for line in kernels:
@@ -102,18 +102,18 @@ def _vmem(text: str) -> int:
 def compile_attention(
     generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int
 ) -> Compiled:
-    """One call of the kernels with the heads and pages of a case, over a cache of 256 MiB."""
+    """Compile one call of the kernels with the heads and pages of a case, on a cache of 256 MiB."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
     q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype)
     requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
     attend = jax.jit(lambda *args: ragged_attention_tpu(*args, **case.options))
-    with jax.set_mesh(mesh):  # Pallas asks it for the generation
+    with jax.set_mesh(mesh):  # Pallas takes the generation from the mesh
         return read(attend.lower(q, pages, *requests).compile(), pages)
 
 
 def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int) -> Compiled:
-    """One call of `write_kv` over the same cache."""
+    """Compile one call of `write_kv` on a cache of 256 MiB."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
     new = _array(
@@ -147,7 +147,7 @@ def compile_step(
     num_pages: int,
     cache_dtype: str = "bfloat16",
 ) -> tuple[Compiled, int]:
-    """The program of all layers, as the executor compiles it; and the bytes of K and V on one device."""
+    """Compile the program of all layers, as the executor does. Returns also the bytes of the KV cache on one device."""
     mesh = mesh_of(generation, chips)
     page_size = 128
     cache = CacheConfig(num_pages, page_size, cache_dtype, "packed")
@@ -179,12 +179,12 @@ def compile_step(
     kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
     program = compile_one(lowered, compiler_options(mesh.devices.flat[0].device_kind))
-    # Stacked matrices: vectors and the table of positions have the sizes of activations.
+    # Only stacked matrices: vectors and the table of positions have the sizes of activations.
     return read(program, shard, [weight for weight in weights if len(weight.shape) == 3]), kv_bytes
 
 
 def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model_len: int, is_full: bool) -> Compiled:
-    """The sampler with a place for every row, as the executor compiles it for one chip."""
+    """Compile a sampler as wide as all rows, as the executor does for one chip."""
     mesh = mesh_of(generation, 1)
     graph, state = abstract_decoder(model, "bfloat16", mesh)
     decoder: Decoder = nnx.merge(graph, state)

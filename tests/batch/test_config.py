@@ -8,7 +8,7 @@ import pytest
 
 from orca_jax.batch.__main__ import main
 from orca_jax.batch.config import parse_args
-from orca_jax.batch.show import Display, time_text
+from orca_jax.batch.display import Display, time_text
 from orca_jax.errors import ConfigError
 
 
@@ -53,17 +53,17 @@ def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     empty.touch()
     os.mkfifo(pipe)
     for given, made, told in [
-        (source, source, "error: --output: is the input; name another file\n"),
+        (source, source, "error: --output: is the same file as --input; choose another output file\n"),
         (
             tmp_path / "no",
             tmp_path / "out",
             f"error: --input: {tmp_path}/no cannot be read: No such file or directory\n",
         ),
-        (empty, tmp_path / "out", f"error: --input: {empty} is empty; it needs a request a line\n"),
+        (empty, tmp_path / "out", f"error: --input: {empty} is empty; it must contain one request per line\n"),
         (
             pipe,
             tmp_path / "out",
-            f"error: --input: {pipe} is no regular file; it is read twice, so name one on a disk\n",
+            f"error: --input: {pipe} is not a regular file; it is read twice, so it must be a file on disk\n",
         ),
         (source, tmp_path, f"error: --output: {tmp_path} cannot be written: Is a directory\n"),
     ]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.batch.answers import Answer, Outcome, answer_row, error_row, outcome_of, read_row
+from orca_jax.batch.answers import Answer, RowSummary, answer_row, error_row, read_row, row_summary
 from orca_jax.batch.ledger import Ledger
 from orca_jax.batch.output import InputOrder, OutputFile, Writer
 from orca_jax.batch.rows import BadLine, Row
@@ -51,25 +51,25 @@ def test_what_is_written_can_be_read() -> None:
     row = Row(3, "ä", "/v1/completions", b"{}")
     body = b'{"usage":{"prompt_tokens":2,"completion_tokens":5,"total_tokens":7}}'
     read = read_row(answer_row("id", row, Answer(200, "r", body)))
-    assert read is not None and (read.id, read.custom_id, read.outcome) == ("id", "ä", Outcome(None, 2, 5))
+    assert read is not None and (read.id, read.custom_id, read.summary) == ("id", "ä", RowSummary(None, 2, 5))
     read = read_row(error_row("id", BadLine(3, None, "empty_line", "message")))
-    assert read is not None and (read.custom_id, read.outcome) == (None, Outcome("empty_line"))
+    assert read is not None and (read.custom_id, read.summary) == (None, RowSummary("empty_line"))
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "outcome"),
+    ("status", "body", "summary"),
     [
-        (200, b'{"usage": null}', Outcome()),
-        (200, b"[]", Outcome()),
-        (200, b'{"usage": {"completion_tokens": 4}, "error": null}', Outcome(None, 0, 4)),
-        (400, b'{"error": {"type": "invalid_request_error", "code": null}}', Outcome("400 invalid_request_error")),
-        (404, b'{"error": {"type": "NotFoundError", "code": 404}}', Outcome("404 NotFoundError")),
-        (422, b'{"detail": []}', Outcome("422")),
-        (502, b'"no"', Outcome("502")),
+        (200, b'{"usage": null}', RowSummary()),
+        (200, b"[]", RowSummary()),
+        (200, b'{"usage": {"completion_tokens": 4}, "error": null}', RowSummary(None, 0, 4)),
+        (400, b'{"error": {"type": "invalid_request_error", "code": null}}', RowSummary("400 invalid_request_error")),
+        (404, b'{"error": {"type": "NotFoundError", "code": 404}}', RowSummary("404 NotFoundError")),
+        (422, b'{"detail": []}', RowSummary("422")),
+        (502, b'"no"', RowSummary("502")),
     ],
 )
-def test_answers_of_all_servers(status: int, body: bytes, outcome: Outcome) -> None:
-    assert outcome_of(status, body) == outcome
+def test_answers_of_all_servers(status: int, body: bytes, summary: RowSummary) -> None:
+    assert row_summary(status, body) == summary
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["a", "b", "c"]))))

@@ -158,7 +158,7 @@ def test_a_key_that_is_refused_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     with (
         playing(lambda count, body: (401, {}, b'{"error":\n "who?"}')) as (url, _),
-        pytest.raises(ConfigError, match=r'which says 401: \{"error": "who') as error,
+        pytest.raises(ConfigError, match=r'the server answered 401: \{"error": "who') as error,
     ):
         run(source, output, "--base-url", url, "--api-key-file", str(tmp_path / "key"))
     assert error.value.param == "api_key_file" and output.read_bytes() == b""

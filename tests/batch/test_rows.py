@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orca_jax.batch import input as input_module
 from orca_jax.batch import rows
-from orca_jax.batch import source as source_module
+from orca_jax.batch.input import check_readable, examine, read_lines
 from orca_jax.batch.rows import MAX_CUSTOM_ID, BadLine, Row, RowReader
-from orca_jax.batch.source import check_readable, examine, read_lines
 from orca_jax.errors import ConfigError
 from tests.project.source import ROOT
 
@@ -102,7 +102,7 @@ def test_lines_are_those_of_the_file(tmp_path_factory: pytest.TempPathFactory, l
 
 
 def test_a_long_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(input_module, "MAX_LINE_BYTES", 10)
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10 + b"\r\n" + b"x" * 11 + b"\n" + b"x" * 3_000_000 + b"\nend")
     assert list(read_lines(examine(path, lambda done, total: None))) == [b"x" * 10, None, None, b"end"]

@@ -62,7 +62,7 @@ def test_interrupted_by_a_signal(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert told.endswith(b"interrupted; the same command goes on\n") and b"Traceback" not in told
+    assert told.endswith(b"interrupted; run the same command again to resume\n") and b"Traceback" not in told
     rows = run(source, output)
     assert [row["custom_id"] for row in rows] == [f"row-{number}" for number in range(1, 41)]
 
@@ -128,11 +128,11 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("change", "param", "words"),
     [
         ("input", "input", "changed since"),
-        ("flag", "body", "was begun with"),
-        ("record", "output", "no out.jsonl.run.json"),
+        ("flag", "body", "was started with"),
+        ("record", "output", "out.jsonl.run.json is missing"),
         ("version", "output", "another version"),
-        ("row", "output", "is no row"),
-        ("order", "output", "is not where"),
+        ("row", "output", "is not a row"),
+        ("order", "output", "does not belong"),
         ("id", "output", "another custom_id"),
     ],
 )

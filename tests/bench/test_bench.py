@@ -1,12 +1,12 @@
-"""Benchmarks on the toy engine: the trace is the paper's, the figures add up, the last line is JSON."""
+"""Benchmarks on the toy engine: the workload is that of the paper, figures add up, and the last line is JSON."""
 
 import json
 
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import Run, run_trace, summarize
-from orca_jax.bench.workload.generate import make_trace
+from orca_jax.bench.measure import PassResult, run_workload, summarize
+from orca_jax.bench.workload.generate import make_workload
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -19,8 +19,8 @@ REQUIRED = {
 }  # fmt: skip
 
 
-def test_the_trace_is_the_papers() -> None:
-    trace = make_trace("orca", num_requests=2000, vocab_size=100, seed=0, rate=4.0)
+def test_the_workload_is_that_of_the_paper() -> None:
+    trace = make_workload("orca", num_requests=2000, vocab_size=100, seed=0, rate=4.0)
     inputs = [len(request.prompt_ids) for request in trace]
     outputs = [request.num_output for request in trace]
     assert (min(inputs), max(inputs), min(outputs), max(outputs)) == (32, 512, 1, 128)
@@ -32,25 +32,25 @@ def test_the_trace_is_the_papers() -> None:
 
 def test_lengths_depend_on_the_seed_and_not_on_the_rate() -> None:
     def lengths(seed: int, rate: float | None) -> list[tuple[int, int]]:
-        trace = make_trace("orca", num_requests=20, vocab_size=100, seed=seed, rate=rate)
+        trace = make_workload("orca", num_requests=20, vocab_size=100, seed=seed, rate=rate)
         return [(len(request.prompt_ids), request.num_output) for request in trace]
 
     assert lengths(0, None) == lengths(0, 3.0) != lengths(1, None)
-    assert {r.arrival for r in make_trace("orca", num_requests=5, vocab_size=9, seed=0, rate=None)} == {0.0}
+    assert {r.arrival for r in make_workload("orca", num_requests=5, vocab_size=9, seed=0, rate=None)} == {0.0}
 
 
 @pytest.mark.parametrize(
     ("change", "param"), [({"name": "gone"}, "trace"), ({"num_requests": 0}, "num_requests"), ({"rate": 0.0}, "rate")]
 )
-def test_a_trace_that_cannot_be(change: dict[str, object], param: str) -> None:
+def test_workloads_with_wrong_settings(change: dict[str, object], param: str) -> None:
     settings = {"name": "orca", "num_requests": 1, "vocab_size": 9, "seed": 0, "rate": None, **change}
     with pytest.raises(ConfigError) as error:
-        make_trace(**settings)  # type: ignore[arg-type]
+        make_workload(**settings)  # type: ignore[arg-type]
     assert error.value.param == param
 
 
 def test_one_prompt_in_eight_is_long_in_the_mix() -> None:
-    trace = make_trace("orca-long", num_requests=2000, vocab_size=100, seed=0, rate=None)
+    trace = make_workload("orca-long", num_requests=2000, vocab_size=100, seed=0, rate=None)
     inputs = [len(request.prompt_ids) for request in trace]
     long = [length for length in inputs if length > 512]
     assert (min(long), max(long), min(inputs)) == (768, 896, 32)
@@ -59,14 +59,14 @@ def test_one_prompt_in_eight_is_long_in_the_mix() -> None:
 
 
 def test_inter_token_latencies_by_hand() -> None:
-    run = Run(9.0, (), (), [[1.0, 3.0, 3.0], [2.0], [5.0, 6.5]], {})
+    run = PassResult(9.0, (), (), [[1.0, 3.0, 3.0], [2.0], [5.0, 6.5]], {})
     assert run.gaps == [2.0, 0.0, 1.5]
 
 
 def test_every_token_has_its_time() -> None:
     built = build_engine(EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=4))
-    run = run_trace(built.engine, make_trace("orca", num_requests=6, vocab_size=257, seed=0, rate=None))
-    assert [len(times) for times in run.token_times] == [request.num_output for request in run.trace]
+    run = run_workload(built.engine, make_workload("orca", num_requests=6, vocab_size=257, seed=0, rate=None))
+    assert [len(times) for times in run.token_times] == [request.num_output for request in run.workload]
     for times, metrics in zip(run.token_times, run.metrics, strict=True):
         assert times == sorted(times) and metrics.first_token <= times[0] and metrics.finished <= times[-1]
     assert summarize(run)["p99_itl_ms"] == pytest.approx(1e3 * percentile(run.gaps, 99))
@@ -82,10 +82,12 @@ def test_offline_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) 
     assert main(["offline", "--model", "preset:toy", "--num-requests", "12", "--max-num-seqs", "4"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result.keys() >= REQUIRED
-    trace = make_trace("orca", num_requests=12, vocab_size=257, seed=0, rate=None)
+    trace = make_workload("orca", num_requests=12, vocab_size=257, seed=0, rate=None)
     outputs = sum(request.num_output for request in trace)
     assert result["output_tokens_per_s"] * result["wall_s"] == pytest.approx(outputs)
-    assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), "a token a member an iteration"
+    assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), (
+        "one token per member and iteration"
+    )
     assert result["compiles_while_serving"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Streams against a server: what came when, by hand, and the whole benchmark on a small load."""
+"""Streams of a server: arrival times by hand, and the whole benchmark on a small load."""
 
 import json
 
@@ -35,11 +35,11 @@ def test_comments_are_no_events() -> None:
     [
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\nfull", "answered: HTTP/1.1 503"),
         (b"", "answered: nothing"),
-        (HEAD + chunk("a"), "broke off"),
+        (HEAD + chunk("a"), "without"),
         (HEAD + b'1a\r\ndata: {"error": {"message"\r\n12\r\n: "the engine"}}\n\n\r\n', "the engine"),
     ],
 )
-def test_an_answer_that_is_no_stream_is_an_error(received: bytes, message: str) -> None:
+def test_incomplete_streams_are_errors(received: bytes, message: str) -> None:
     with pytest.raises(OrcaError, match=message):
         read_stream([(1.0, received)])
 

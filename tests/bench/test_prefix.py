@@ -1,4 +1,4 @@
-"""What the engine finds is what an LRU cache of its pages would find; the rest is counted by its reason."""
+"""The engine has the hits of an LRU cache of its pages; misses are counted by reason."""
 
 import json
 import random
@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.lru import Admissions, count_missed, page_names, possible_hits
-from orca_jax.bench.measure import run_trace
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import run_workload
+from orca_jax.bench.prefix_hits import Admissions, count_missed, page_names, possible_hits
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 
 
-def request(text: str, num_output: int = 1) -> TraceRequest:
-    return TraceRequest(0.0, tuple(text.encode()), num_output)
+def request(text: str, num_output: int = 1) -> WorkloadRequest:
+    return WorkloadRequest(0.0, tuple(text.encode()), num_output)
 
 
 def test_pages_are_alike_with_all_before_them() -> None:
@@ -29,7 +29,7 @@ def test_pages_are_alike_with_all_before_them() -> None:
         (["aabbcc", "aabbcc"], 9, 4),  # the last token is computed
         (["aabbcc", "aabbccx"], 9, 6),
         (["aabbcc", "xxyyzz", "aabbcc"], 6, 4),
-        (["aabbcc", "xxyyzz", "aabbcc"], 5, 4),  # cc, the oldest, has gone
+        (["aabbcc", "xxyyzz", "aabbcc"], 5, 4),  # cc, the oldest, is evicted
         (["aabbcc", "xxyyzz", "aabbcc"], 4, 2),
         (["aabbcc", "xxyyzz", "aabbcc"], 3, 0),
     ],
@@ -43,31 +43,31 @@ def test_generated_tokens_take_memory_too() -> None:
     assert [possible_hits(trace, 2, num_pages) for num_pages in (4, 3)] == [4, 2], "x and three of its four are 2 pages"
 
 
-def conversations(seed: int) -> list[TraceRequest]:
-    """Turns of a few conversations, each beginning with all of the one before, in any order."""
+def conversations(seed: int) -> list[WorkloadRequest]:
+    """Turns of a few conversations in random order; each turn begins with all earlier turns of its conversation."""
     chance = random.Random(seed)
     histories = [chance.choices(range(256), k=20) for _ in range(6)]
     trace = []
     for _ in range(40):
         history = chance.choice(histories)
         history += chance.choices(range(256), k=chance.randint(1, 30))
-        trace.append(TraceRequest(0.0, tuple(history), chance.randint(1, 6)))
+        trace.append(WorkloadRequest(0.0, tuple(history), chance.randint(1, 6)))
     return trace
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("num_pages", [80, 200, 2000])
-def test_served_in_order_the_engine_finds_what_is_possible(num_pages: int, overlap: bool) -> None:
+def test_in_order_the_engine_finds_all_possible_hits(num_pages: int, overlap: bool) -> None:
     trace = conversations(num_pages)
     config = EngineConfig(
         model="preset:toy", scheduler="chunked", max_num_seqs=1, page_size=8, num_pages=num_pages, max_model_len=640,
         overlap=overlap, max_num_batched_tokens=64,
     )  # fmt: skip
-    found = run_trace(build_engine(config).engine, trace).figures["cache_hits"]
+    found = run_workload(build_engine(config).engine, trace).figures["cache_hits"]
     assert found == possible_hits(trace, 8, num_pages) > 0
 
 
-def test_what_was_not_found_was_evicted_or_in_flight() -> None:
+def test_misses_are_evicted_or_in_flight() -> None:
     trace = conversations(1)
     for num_rows, num_pages in ((1, 60), (4, 60), (4, 2000)):
         config = EngineConfig(
@@ -76,9 +76,9 @@ def test_what_was_not_found_was_evicted_or_in_flight() -> None:
         )  # fmt: skip
         engine = build_engine(config).engine
         engine.observer = admissions = Admissions()
-        found = run_trace(engine, trace).figures["cache_hits"]
+        found = run_workload(engine, trace).figures["cache_hits"]
         missed = count_missed(trace, 8, admissions)
-        assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all that was ever there to find"
+        assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all shared tokens"
         assert (missed.in_flight > 0) == (num_rows > 1) and (missed.evicted > 0) == (num_pages < 2000)
 
 

@@ -1,4 +1,4 @@
-"""Costs are found again, and a replay under the recorded scheduler is the recorded run."""
+"""Fits recover the cost, and a replay under the recorded scheduler equals the recording."""
 
 import dataclasses
 import random
@@ -10,8 +10,8 @@ from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
 from orca_jax.sim.cost import LinearCost, padded, pairs
 from orca_jax.timeline.fit import fit_cost
-from orca_jax.timeline.read import Run, figures, token_times
-from orca_jax.timeline.writer import Iteration
+from orca_jax.timeline.read import Timeline, figures, token_times
+from orca_jax.timeline.writer import IterationRecord
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab, batches
 
@@ -35,7 +35,7 @@ def test_the_same_scheduler_makes_the_same_batches(case: str) -> None:
     for request in REQUESTS:
         lab.add(*request)
     lab.run()
-    run = lab.trace
+    run = lab.timeline
     again = replay(run, run.head.config, COST)
     assert batches(again) == batches(run)
     for name in ("preempted", "held", "free_pages", "waiting"):
@@ -45,15 +45,15 @@ def test_the_same_scheduler_makes_the_same_batches(case: str) -> None:
     ]
 
 
-def alone(num_prompt: int, max_tokens: int) -> Run:
+def alone(num_prompt: int, max_tokens: int) -> Timeline:
     lab = TracedLab(max_bs=1, shape=ONE)
     lab.add("A", num_prompt, max_tokens)
     lab.run()
-    return lab.trace
+    return lab.timeline
 
 
 def test_virtual_time_by_hand() -> None:
-    """Four tokens take 3 s, one takes 1.5 s; the host's 0.25 s come before each, since one is in flight at a time."""
+    """Four tokens take 3 s, one takes 1.5 s. The host takes 0.25 s before each, with one iteration in flight."""
     run = alone(4, 3)
     again = replay(run, run.head.config, dataclasses.replace(COST, host=0.25))
     start = run.iterations[0].selected
@@ -74,7 +74,7 @@ def test_overlap_hides_the_host() -> None:
 
 
 def test_another_scheduler_and_a_late_arrival() -> None:
-    """B comes while A's prompt of 12 runs: whole under `orca`, in chunks of 4 under `chunked`."""
+    """B arrives during the prompt of A, which runs whole under `orca`, and in chunks of 4 under `chunked`."""
     run = alone(12, 2)
     late = dataclasses.replace(run.arrivals[0], n=1, request_id="B", at=run.iterations[0].selected + 0.5, prompt=2)
     run.arrivals[1], run.ends[1] = late, dataclasses.replace(run.ends[0], n=1)
@@ -86,14 +86,14 @@ def test_another_scheduler_and_a_late_arrival() -> None:
     assert chunked.arrivals[1].at == orca.arrivals[1].at == late.at
 
 
-def test_who_was_aborted_before_its_first_token_is_left_out() -> None:
+def test_a_request_aborted_before_its_first_token_is_left_out() -> None:
     lab = TracedLab(max_bs=1, shape=ONE)
     lab.add("A", 3, 3)
     lab.add("B", 3, 3)
     lab.step()
     lab.engine.abort("B")
     lab.run()
-    again = replay(lab.trace, lab.trace.head.config, COST)
+    again = replay(lab.timeline, lab.timeline.head.config, COST)
     assert {arrival.request_id for arrival in again.arrivals.values()} == {"0"}
 
 
@@ -103,9 +103,9 @@ def test_a_stopped_request_ends_where_it_ended() -> None:
     lab = TracedLab(max_bs=1, shape=ONE, eos=[third])
     lab.engine.add("A", [1, 2, 3], params)
     lab.run()
-    generated = lab.trace.ends[0].generated
+    generated = lab.timeline.ends[0].generated
     assert generated < 9
-    assert replay(lab.trace, lab.trace.head.config, COST).ends[0].generated == generated
+    assert replay(lab.timeline, lab.timeline.head.config, COST).ends[0].generated == generated
 
 
 def test_nothing_to_replay() -> None:
@@ -115,8 +115,8 @@ def test_nothing_to_replay() -> None:
         replay(run, run.head.config, COST)
 
 
-def synthetic(cost: LinearCost, count: int = 40) -> Run:
-    """A run whose iterations take what `cost` says, after a host's 2 ms."""
+def synthetic(cost: LinearCost, count: int = 40) -> Timeline:
+    """A timeline with device times by `cost`, and 2 ms of the host per iteration."""
     run, draw = alone(3, 1), random.Random(0)
     run.iterations.clear()
     for number in range(count):
@@ -126,7 +126,7 @@ def synthetic(cost: LinearCost, count: int = 40) -> Run:
         seconds = cost.of(tokens + 7, pairs([(s, 1) for _, s in increments] + [(s, size) for _, s, size, _ in chunks]))
         times = {"selected": 0.0, "planned": 0.0015, "submitted": 0.002, "device": seconds, "update": 0.0005}
         counts = {"tokens": tokens, "padding": 7, "launches": 1, "running": 0, "waiting": 0, "free_pages": 0}
-        run.iterations.append(Iteration(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
+        run.iterations.append(IterationRecord(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
                                         held=None, **times, **counts))  # fmt: skip
     return run
 
@@ -150,23 +150,23 @@ def test_work_is_counted_with_its_padding() -> None:
     assert padded(9, ()) == 9
 
 
-def shortest_of(run: Run, predictor: str, recorded: str = "bound") -> list[int]:
-    """In which order requests get the only row, in a replay by predicted length."""
+def shortest_of(run: Timeline, predictor: str, recorded: str = "bound") -> list[int]:
+    """The prompt lengths in the order of execution on a single row, in a replay by predicted length."""
     head = dataclasses.replace(run.head, config=dataclasses.replace(run.head.config, length_predictor=recorded))
     config = dataclasses.replace(head.config, scheduling_policy="shortest", length_predictor=predictor, max_num_seqs=1)
     again = replay(dataclasses.replace(run, head=head), config, COST)
-    order = [n for iteration in again.iterations for n, *_ in batches(Run(again.head, iterations=[iteration]))[0]]
+    order = [n for iteration in again.iterations for n, *_ in batches(Timeline(again.head, iterations=[iteration]))[0]]
     return [again.arrivals[n].prompt for n in dict.fromkeys(order)]
 
 
-def test_the_oracle_knows_what_the_trace_knows() -> None:
-    """Prompts of 3, 2 and 1 tokens arrive at once; they may generate 9, 8 and 7, and did generate 1, 3 and 2."""
+def test_the_oracle_has_the_recorded_lengths() -> None:
+    """Prompts of 3, 2 and 1 tokens with at most 9, 8 and 7 generated ones; 1, 3 and 2 were generated."""
     run = alone(3, 9)
     for n, prompt, generated, said in ((0, 3, 1, 5.0), (1, 2, 3, 1.0), (2, 1, 2, 3.0)):
         arrival = dataclasses.replace(run.arrivals[0], n=n, prompt=prompt, max_tokens=9 - n, predicted=said)
         run.arrivals[n], run.ends[n] = arrival, dataclasses.replace(run.ends[0], n=n, generated=generated)
     assert shortest_of(run, "bound") == [1, 2, 3]
     assert shortest_of(run, "oracle") == [3, 1, 2]
-    assert shortest_of(run, "/a/ranker", recorded="/a/ranker") == [2, 1, 3], "what it said is in the trace"
+    assert shortest_of(run, "/a/ranker", recorded="/a/ranker") == [2, 1, 3], "its predictions are in the timeline"
     with pytest.raises(ConfigError, match="length_predictor"):
         shortest_of(run, "/a/ranker")

@@ -1,4 +1,4 @@
-"""Schedulers side by side on the toy engine: who takes part, that nobody profits from another's pass, the picture."""
+"""The comparison of schedulers on the toy engine: contestants, independence of passes, and the picture."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import reschedule, run_trace
-from orca_jax.bench.plot import plot_loads
+from orca_jax.bench.load_plot import plot_loads
+from orca_jax.bench.measure import reschedule, run_workload
 from orca_jax.bench.schedulers import parse_contestants
-from orca_jax.bench.workload.generate import make_trace
+from orca_jax.bench.workload.generate import make_workload
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -50,7 +50,7 @@ def test_contestants_are_named_with_their_flags() -> None:
         (["orca --page-size 8"], "page_size"),
     ],
 )
-def test_contestants_that_cannot_be(words: list[str], named: str) -> None:
+def test_wrong_contestants(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_contestants(words, EngineConfig())
 
@@ -58,12 +58,12 @@ def test_contestants_that_cannot_be(words: list[str], named: str) -> None:
 def test_a_new_pool_finds_no_pages_of_an_earlier_pass() -> None:
     config = EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=2)
     built = build_engine(config)
-    trace = make_trace("orca", num_requests=3, vocab_size=257, seed=0, rate=None)
+    trace = make_workload("orca", num_requests=3, vocab_size=257, seed=0, rate=None)
     hits = []
     for is_new in (False, False, True):
         if is_new:
             reschedule(built, config)
-        hits.append(run_trace(built.engine, trace).figures["cache_hits"])
+        hits.append(run_workload(built.engine, trace).figures["cache_hits"])
     assert hits[0] == hits[2] == 0 < hits[1]
 
 
@@ -73,13 +73,13 @@ def test_a_budget_beyond_the_largest_launch() -> None:
         reschedule(built, EngineConfig(model="preset:toy", scheduler="chunked", max_num_batched_tokens=1 << 20))
 
 
-class Load(NamedTuple):
+class FixedLoad(NamedTuple):
     rate: float | None
     results: dict[str, dict[str, float]]
 
 
 @pytest.mark.parametrize(("name", "rate", "why"), [("a.png", None, "rates"), ("a.txt", 1.0, "written")])
-def test_a_picture_that_cannot_be(name: str, rate: float | None, why: str, tmp_path: Path) -> None:
+def test_pictures_that_fail(name: str, rate: float | None, why: str, tmp_path: Path) -> None:
     figures = dict.fromkeys(("output_tokens_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "p99_itl_ms"), 1.0)
     with pytest.raises(ConfigError, match=why):
-        plot_loads(str(tmp_path / name), [Load(rate, {"orca": figures})], "title")
+        plot_loads(str(tmp_path / name), [FixedLoad(rate, {"orca": figures})], "title")

@@ -1,11 +1,11 @@
-"""Traces from files: lengths, arrivals and shared prefixes as the file says, and a word on what is wrong with it."""
+"""Workloads from files: lengths, arrivals and shared prefixes of the file, and errors for wrong files."""
 
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.workload.generate import TraceRequest, make_trace
+from orca_jax.bench.workload.generate import WorkloadRequest, make_workload
 from orca_jax.errors import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -19,14 +19,14 @@ MOONCAKE = """{"timestamp": 0, "input_length": 1100, "output_length": 64, "hash_
 """
 
 
-def read(tmp_path: Path, name: str, text: str, **settings: object) -> list[TraceRequest]:
+def read(tmp_path: Path, name: str, text: str, **settings: object) -> list[WorkloadRequest]:
     path = tmp_path / "data"
     path.write_text(text, encoding="utf-8")
     values = {"num_requests": 3, "vocab_size": 50, "seed": 0, "rate": None, "data": str(path), **settings}
-    return make_trace(name, **values)  # type: ignore[arg-type]
+    return make_workload(name, **values)  # type: ignore[arg-type]
 
 
-def lengths(trace: list[TraceRequest]) -> list[tuple[int, int]]:
+def lengths(trace: list[WorkloadRequest]) -> list[tuple[int, int]]:
     return [(len(request.prompt_ids), request.num_output) for request in trace]
 
 
@@ -63,9 +63,9 @@ def test_prompts_begin_alike_exactly_where_hashes_agree(tmp_path: Path) -> None:
         ("azure", MOONCAKE, "columns TIMESTAMP"),
         ("azure", AZURE.replace("400", "many"), "line 3"),
         ("azure", AZURE.replace("00:00:02", "25:00:02"), "line 4"),
-        ("azure", AZURE.replace("11-17", "11-15"), "line 4: earlier"),
+        ("azure", AZURE.replace("11-17", "11-15"), "line 4: the request arrives before"),
         ("azure", "", "columns"),
-        ("azure", AZURE.rpartition("2023")[0], "has 2 requests, and 3 are wanted"),
+        ("azure", AZURE.rpartition("2023")[0], "has only 2 of 3 requests"),
         ("mooncake", AZURE, "line 1"),
         ("mooncake", MOONCAKE.replace("[0, 3]", "[0]"), "line 3: 600 tokens are not 1 blocks"),
         ("mooncake", MOONCAKE.replace('"output_length": 32, ', ""), "line 2 has no output_length"),
@@ -102,5 +102,5 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"\xff\xfe\x00")
     for name in ("azure", "mooncake"):
-        with pytest.raises(ConfigError, match="no such trace"):
-            make_trace(name, num_requests=1, vocab_size=9, seed=0, rate=None, data=str(path))
+        with pytest.raises(ConfigError, match="not a file of this trace"):
+            make_workload(name, num_requests=1, vocab_size=9, seed=0, rate=None, data=str(path))

@@ -1,4 +1,4 @@
-"""A server that everybody attacks, with a stream beside every attack; all of it is marked `chaos`."""
+"""Fixtures: a shared server under attack, and a watched stream during each attack. All tests are marked `chaos`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def attacked() -> Iterator[Server]:
-    """Eight rows; survives all tests that share it."""
+    """A server with eight rows, shared by all tests: it must survive them."""
     with running(
         "--max-num-seqs", "8", "--max-model-len", "8192", "--read-timeout", "3", "--write-timeout", "3"
     ) as server:
@@ -30,13 +30,13 @@ def attacked() -> Iterator[Server]:
 
 @pytest.fixture
 def server(attacked: Server) -> Server:
-    """The shared server, calm before the test."""
+    """The shared server, idle before the test."""
     wait_calm(attacked)
     return attacked
 
 
 @pytest.fixture
 def watch(server: Server) -> Iterator[Watch]:
-    """A stream that goes on unchanged during the test; afterwards rows and pages are as before."""
+    """A stream that must stay correct during the test; afterwards rows and pages must be as before."""
     with watched(server) as watch:
         yield watch

@@ -1,4 +1,4 @@
-"""What listens, who may call which route, and what tenants can learn of each other and of us."""
+"""Listening sockets, keys on every route, and isolation of tenants from each other and from the host."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def routes(server: Server) -> set[tuple[str, str]]:
-    """Every method on every route: those the server publishes, those we know of, and some that do not exist."""
+    """Every method on every route: published routes, other existing ones, and missing ones."""
     document = server.http.get("/openapi.json", headers={"authorization": f"Bearer {KEYS[0]}"})
     assert document.status_code == 200
     published = {path.replace("{model}", MODEL).replace("{id}", MODEL) for path in document.json()["paths"]}
@@ -110,13 +110,13 @@ def test_a_refused_call_costs_no_body(locked: Server) -> None:
     """Thirty megabytes without a key are refused before they are read and parsed."""
     start = time.monotonic()
     for _ in range(5):
-        with contextlib.suppress(httpx.TransportError):  # closed while we still wrote
+        with contextlib.suppress(httpx.TransportError):  # closed while the test was still writing
             check_error(locked.http.post("/v1/completions", content=b"[" * 30_000_000), 401)
     assert time.monotonic() - start < 10
 
 
 def test_only_the_http_port_listens(server: Server) -> None:
-    """And Unix sockets, where there are any, lie in directories that are closed to others."""
+    """Unix sockets, if any, are in directories closed to other users."""
     family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     listening = [c for process in family for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     datagrams = [c for process in family for c in process.net_connections("inet") if c.type.name == "SOCK_DGRAM"]
@@ -129,7 +129,7 @@ def test_only_the_http_port_listens(server: Server) -> None:
 
 
 def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
-    """No TCP port, and nobody else can connect."""
+    """No TCP port is open, and other users cannot connect."""
     path = tmp_path / "s"
     process = spawn("--model", MODEL, "--uds", str(path))
     try:
@@ -148,16 +148,15 @@ def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
 
 
 def test_salts_keep_tenants_apart(server: Server, watch: Watch) -> None:
-    """Equal answers, equal usage, and nothing that says what somebody else's prompt was."""
+    """Answers are equal, and the count of cached tokens does not reveal the prompt of another tenant."""
     prompt = "the same long prompt " * 200
     answers = []
     for salt in ("one", "one", "two", None):
         fields = {} if salt is None else {"cache_salt": salt}
         answers.append(server.complete(prompt, max_tokens=8, **SEEDED, **fields).json())
+    details = [answer["usage"].pop("prompt_tokens_details", None) for answer in answers]
+    assert [bool(each) for each in details] == [False, True, False, False], "a prefix is shared within a salt only"
     assert len({json.dumps([answer["choices"], answer["usage"]], sort_keys=True) for answer in answers}) == 1
-    for answer in answers:
-        details = answer["usage"].get("prompt_tokens_details") or {}
-        assert not details.get("cached_tokens")
 
 
 def test_errors_tell_nothing_of_the_machine(server: Server, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""Callers who hang up, in every phase of a call: their rows and pages return, and others notice nothing."""
+"""Clients hang up in every phase of a call: rows and pages are freed, and other calls are not disturbed."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SLOW_GRAMMAR = {"json": {"anyOf": [{"type": "string", "pattern": f"^a{{{i}}}b+$"
 @pytest.mark.parametrize("rudely", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
 def test_before_the_request_is_whole(server: Server, watch: Watch, share: float, rudely: bool) -> None:
-    """In the head and in the body."""
+    """The client hangs up in the head and in the body."""
     whole = request({"prompt": "x" * 5000, **LONG})
     for _ in range(20):
         connection = connect(server)
@@ -53,7 +53,7 @@ def test_in_the_initiation_phase(server: Server, watch: Watch, stream: bool) -> 
 
 @contextmanager
 def full_rows(server: Server) -> Iterator[None]:
-    """All rows that the watched stream leaves are taken."""
+    """All rows but that of the watched stream are in use."""
     connection = connect(server)
     connection.sendall(request({"prompt": ["x"] * 7, "stream": True, **LONG}))
     wait_until(lambda: usage(server).running == 8, 10)
@@ -109,7 +109,7 @@ def test_while_a_grammar_is_compiled(server: Server, watch: Watch, shape: str, s
 
 
 def test_half_closed_is_hung_up(server: Server) -> None:
-    """A client that closes its sending half is taken to have left; either way nothing is held after it is gone."""
+    """Closing the sending half counts as hanging up; in any case nothing is held after the client is gone."""
     with watched(server), connect(server) as connection:
         connection.sendall(request({"prompt": "x", "stream": True, **LONG}))
         assert connection.recv(1024)
@@ -118,7 +118,7 @@ def test_half_closed_is_hung_up(server: Server) -> None:
 
 
 def test_pipelined_calls_do_not_mix(server: Server, watch: Watch) -> None:
-    """The second call waits in the first one's connection, and goes with it."""
+    """The second call waits in the connection of the first one, and ends with it."""
     connection = connect(server)
     connection.sendall(request({"prompt": "x", "stream": True, **LONG}) + request({"prompt": "y", **LONG}))
     wait_until(lambda: usage(server).running == 2, 10)
@@ -136,7 +136,7 @@ def test_hundreds_at_once(server: Server, watch: Watch) -> None:
 
 
 def test_expecting_permission_and_leaving(server: Server, watch: Watch) -> None:
-    """`Expect: 100-continue`, whose body never comes."""
+    """`Expect: 100-continue` without the body."""
     payload = json.dumps({"model": MODEL, "prompt": "x"}).encode()
     announcement = head(content_type="application/json", content_length=str(len(payload)), expect="100-continue")
     for _ in range(5):

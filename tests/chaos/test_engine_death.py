@@ -1,4 +1,4 @@
-"""The engine process is killed or stopped: everybody is told in seconds; with `--restart-engine` it comes back."""
+"""The engine process is killed or stopped: all clients get an error in seconds; `--restart-engine` restarts it."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Callers:
         self.ended[kind] = time.monotonic(), json.loads(last.removeprefix("data: "))["error"]
 
     def check(self, start: float) -> None:
-        """All have ended with an error, soon after `start`."""
+        """Check that all calls ended with an error soon after `start`."""
         for thread in self.threads:
             thread.join(30)
         assert len(self.ended) == 6
@@ -65,7 +65,7 @@ def unhealthy(server: Server) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
-def test_everybody_is_told(number: signal.Signals) -> None:
+def test_all_calls_get_an_error(number: signal.Signals) -> None:
     with running("--max-num-seqs", "6") as server:
         engine = server.engine()
         callers = Callers(server)

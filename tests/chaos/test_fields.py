@@ -1,4 +1,4 @@
-"""Each numeric field against each value that it must not have; ids out of the vocabulary in every place for ids."""
+"""Every numeric field with every invalid value, and ids outside the vocabulary in every field of ids."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ CASES = [
 
 
 def body_with(path: str, name: str, value: str) -> bytes:
-    """A sound body with one field's value as it is written."""
+    """A valid body, except for one field with this text as its value."""
     fields = {key: json.dumps(field) for key, field in TARGETS[path].items()}
     fields[name] = value
     if name == "max_completion_tokens":

@@ -1,4 +1,4 @@
-"""Thirty megabytes of each shape of JSON, just below the limit: refused by name, while other streams go on."""
+"""JSON of thirty megabytes in several shapes, just below the limit: refused by name, while other streams continue."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ MESSAGES = b'"messages": [{"role": "user", "content": "x"}]'
 
 
 def repeated(start: bytes, item: bytes, end: bytes) -> bytes:
-    """`{"model": ..., START ITEM,ITEM,... END}` of the size above."""
+    """`{"model": ..., START ITEM,ITEM,... END}`, of the size above."""
     start = b'{"model": "preset:toy", ' + start
     return start + b",".join([item] * ((SIZE - len(start) - len(end)) // (len(item) + 1))) + end + b"}"
 

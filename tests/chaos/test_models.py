@@ -1,4 +1,4 @@
-"""Model directories that are broken or mean harm: code 2, one clear line, nothing run, nothing read elsewhere."""
+"""Broken or malicious model directories: exit code 2, one clear line, no code run, no file read elsewhere."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.project.source import ROOT
 from tests.serve.running import spawn
 
 FIXTURE = ROOT / "tests/fixtures/reference/gpt2-12-heads"
-BOMB = b"cbuiltins\neval\n(S\"open('pwned', 'w')\"\ntR."  # a pickle that leaves a file behind
+BOMB = b"cbuiltins\neval\n(S\"open('pwned', 'w')\"\ntR."  # a pickle that creates a file when loaded
 
 Harm = Callable[[Path], object]
 HARMS: dict[str, Harm] = {}

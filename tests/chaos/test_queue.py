@@ -1,4 +1,4 @@
-"""The queue's limits under a thousand callers at once, and deadlines in it."""
+"""The limits of the queue under a thousand clients at once, and queue deadlines."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ ROWS, QUEUE = 8, 50
 
 
 async def statuses(server: Server, until: int) -> tuple[Counter[int], list[bytes]]:
-    """Open all calls at once; wait until so many are refused and no more follow; hang up. Statuses and refusals."""
+    """Open all calls at once, wait for exactly `until` refusals, and hang up; return statuses and refusals."""
     url = server.http.base_url
     writers: list[asyncio.StreamWriter] = []
     answered: Counter[int] = Counter()
@@ -47,10 +47,10 @@ async def statuses(server: Server, until: int) -> tuple[Counter[int], list[bytes
 
 @pytest.mark.parametrize("overload", [503, 429])
 def test_the_cap_is_exact(overload: int) -> None:
-    """Rows and queue are filled to the last place; the rest are told at once when to come again."""
+    """Rows and queue are full; all other calls get a refusal with `retry-after` at once."""
     flags = ("--max-num-seqs", str(ROWS), "--max-num-queued-reqs", str(QUEUE), "--overload-status", str(overload))
     with running(*flags, "--max-model-len", "16384") as server:
-        for _ in range(2):  # what the first wave held is free for the second
+        for _ in range(2):  # the second wave finds rows and queue free again
             answered, refusals = asyncio.run(statuses(server, CALLERS - ROWS - QUEUE))
             assert answered[overload] == CALLERS - ROWS - QUEUE and set(answered) <= {200, overload}
             for refusal in refusals:

@@ -1,4 +1,4 @@
-"""SIGTERM: idle, loading, compiling, busy, twice. The process ends in time with code 0, and clients are told."""
+"""SIGTERM while idle, loading, compiling or busy, and twice: the process ends in time with code 0; calls get errors."""
 
 import signal
 import socket
@@ -25,7 +25,7 @@ def test_idle() -> None:
 
 
 def test_busy_drains() -> None:
-    """Not ready at once, no new calls, and the running one comes to its own end."""
+    """The server is not ready from then on and refuses new calls; the running call finishes."""
     with running("--shutdown-timeout", "30") as server:
         with server.stream("drain", max_tokens=3000, ignore_eos=True, **SEEDED) as events:
             texts = [next(events)["choices"][0]["text"]]
@@ -65,7 +65,7 @@ def test_twice_ends_now(second: signal.Signals) -> None:
 
 
 def test_with_a_client_that_never_reads() -> None:
-    """Nobody can be told, and still it ends."""
+    """The client does not read its answer, and the server still ends."""
     with running("--shutdown-timeout", "1") as server, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect((server.http.base_url.host, server.http.base_url.port))
@@ -79,7 +79,7 @@ def test_with_a_client_that_never_reads() -> None:
 
 @contextmanager
 def starting(*flags: str) -> Iterator[tuple[psutil.Process, httpx.Client]]:
-    """A server that is not ready yet, and its HTTP port."""
+    """Start a server that is not ready yet; yield it with its HTTP port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -100,13 +100,13 @@ def starting(*flags: str) -> Iterator[tuple[psutil.Process, httpx.Client]]:
 
 
 def test_loading() -> None:
-    """An engine that does not even answer."""
+    """The engine process is stopped and does not respond."""
     with starting("--model", MODEL) as (server, client):
         wait_until(lambda: server.children())
         (engine,) = server.children()
         engine.suspend()
         health = client.get("/health")
-        if health.status_code == 503:  # else it was faster
+        if health.status_code == 503:  # otherwise it was faster
             assert health.json()["status"] in ("loading", "hung")
         assert client.get("/live").status_code == 200
         server.terminate()
@@ -114,7 +114,7 @@ def test_loading() -> None:
 
 
 def test_compiling(tmp_path: Path) -> None:
-    """With an empty cache of programs; the engine's main thread is in XLA and hears nothing."""
+    """The cache of programs is empty, so the engine's main thread is in XLA and reads no messages."""
     with starting("--model", "demo", "--compile-cache", str(tmp_path)) as (server, client):
         wait_until(lambda: client.get("/health").json()["status"] == "compiling", 60)
         check_error(client.post("/v1/completions", json={"model": "demo", "prompt": "x"}), 503)
@@ -124,7 +124,7 @@ def test_compiling(tmp_path: Path) -> None:
 
 
 def _refuses(client: httpx.Client) -> bool:
-    """Whether a server that drains turns calls away: by its answer, or by not listening any more."""
+    """True if a draining server refuses calls, by its answer or by a closed port."""
     try:
         health = client.get("/health")
         late = client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})

@@ -1,4 +1,4 @@
-"""Too many, too long, too deep, and grammars that explode: refused early, by name, at no cost to others."""
+"""Bodies and grammars of excessive size or depth: refused early, by name, without delay for other calls."""
 
 import contextlib
 import json
@@ -76,18 +76,20 @@ def test_json_that_is_none(server: Server, watch: Watch, number: int) -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_fifty_megabytes(server: Server, watch: Watch, announced: bool) -> None:
-    """Announced, it is refused unread; in chunks, at the limit, and what follows is thrown away."""
+    """An announced large body is refused unread; a chunked one is refused at the limit, and the rest is discarded."""
     before = psutil.Process(server.process.pid).memory_info().rss
     with connect(server) as connection:
         length = {"content_length": str(50 * MIB)} if announced else {"transfer_encoding": "chunked"}
         connection.sendall(head(content_type="application/json", **length) + b"\r\n")
         sent = 0
-        with contextlib.suppress(OSError):  # it did not want the rest
+        with contextlib.suppress(OSError):  # the server did not read the rest
             while sent < 50 * MIB:
                 connection.sendall(b" " * MIB if announced else b"100000\r\n" + b" " * MIB + b"\r\n")
                 sent += MIB
         status, body = 413, b""
-        with contextlib.suppress(OSError, ValueError):  # a reset overtook the answer, as bytes were still on their way
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the reset arrived before the answer, since bytes were still in transit
             status, body = read_answer(connection)
     assert status == 413 and (not body or json.loads(body)["error"]["code"])
     assert psutil.Process(server.process.pid).memory_info().rss - before < 100 * MIB
@@ -104,7 +106,7 @@ def test_two_hundred_megabytes_of_headers(server: Server, watch: Watch) -> None:
                 sent += MIB
         except OSError:
             pass
-    assert sent < 32 * MIB, "it went on reading"
+    assert sent < 32 * MIB, "the server read on"
     assert psutil.Process(server.process.pid).memory_info().rss - before < 50 * MIB
 
 
@@ -130,7 +132,7 @@ NO_HTTP = [
 
 @pytest.mark.parametrize("number", range(len(NO_HTTP)))
 def test_what_is_no_http(server: Server, watch: Watch, number: int) -> None:
-    """Answered with a 4xx or closed, and soon."""
+    """Check for an answer with a 4xx status or a closed connection, soon."""
     with connect(server) as connection:
         connection.sendall(NO_HTTP[number])
         connection.shutdown(socket.SHUT_WR)
@@ -178,7 +180,7 @@ GRAMMARS: list[Callable[[], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("number", range(len(GRAMMARS)))
 def test_grammar_bombs(server: Server, watch: Watch, number: int) -> None:
-    """Refused, or served within the limits: never a stall. The watched stream shows that nobody else waits."""
+    """Each grammar is refused or served within the limits. The watched stream shows that no other call waits."""
     memory = psutil.Process(server.engine().pid).memory_info().rss
     start = time.monotonic()
     response = server.complete("x", structured_outputs=GRAMMARS[number](), max_tokens=8)
@@ -190,8 +192,8 @@ def test_grammar_bombs(server: Server, watch: Watch, number: int) -> None:
     assert psutil.Process(server.engine().pid).memory_info().rss - memory < 300 * MIB
 
 
-def test_grammar_bombs_stall_nobody(server: Server, watch: Watch) -> None:
-    """While one bomb after another is compiled, the watched stream never waits for long."""
+def test_grammar_bombs_stall_no_other_call(server: Server, watch: Watch) -> None:
+    """The watched stream never waits for long while large grammars are compiled one after another."""
 
     def fire() -> None:
         with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -202,4 +204,4 @@ def test_grammar_bombs_stall_nobody(server: Server, watch: Watch) -> None:
     firing = threading.Thread(target=fire)
     firing.start()
     firing.join(120)
-    assert not firing.is_alive() and watch.longest_wait < 2, f"it waited for {watch.longest_wait:.1f} s"
+    assert not firing.is_alive() and watch.longest_wait < 2, f"the stream waited for {watch.longest_wait:.1f} s"

@@ -1,4 +1,4 @@
-"""Clients that read or write slowly hold neither the engine nor the server, and leave no trace."""
+"""Clients that read or write slowly block neither the engine nor the server, and leave nothing behind."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize("fields", [{"prompt": "x", "n": 4}, {"prompt": ["x"] * 4}, {"prompt": "x"}])
 def test_a_client_that_never_reads(server: Server, watch: Watch, fields: dict[str, Any]) -> None:
-    """Its requests are ended while it still stands there, and what it left unread is bounded."""
+    """The requests of a client without progress are ended, and its unread data is bounded."""
     before = psutil.Process(server.process.pid).memory_info().rss
     with connect(server, receive_buffer=4096) as connection:
         connection.sendall(request({**fields, "stream": True, **LONG}))
@@ -39,7 +39,7 @@ def test_many_clients_that_never_read(server: Server, watch: Watch) -> None:
 
 @pytest.mark.parametrize("part", ["head", "body", "nothing"])
 def test_a_client_that_writes_a_byte_now_and_then(server: Server, watch: Watch, part: str) -> None:
-    """Every byte in time, the whole not: closed, or told so."""
+    """Every byte arrives in time, the whole request does not: the server closes or answers with an error."""
     with connect(server) as connection:
         whole = request({"prompt": "x" * 1000, "max_tokens": 1})
         at = {"head": 20, "body": len(whole) - 900, "nothing": 0}[part]
@@ -62,7 +62,7 @@ def test_a_client_that_writes_a_byte_now_and_then(server: Server, watch: Watch, 
             pass
 
 
-def test_hundreds_of_slow_writers_keep_nobody_out(server: Server, watch: Watch) -> None:
+def test_hundreds_of_slow_writers_block_no_other_client(server: Server, watch: Watch) -> None:
     connections = [connect(server) for _ in range(300)]
     try:
         for connection in connections:
@@ -76,7 +76,7 @@ def test_hundreds_of_slow_writers_keep_nobody_out(server: Server, watch: Watch) 
 def _has_news(connection: Any) -> bool:
     connection.settimeout(0.01)
     try:
-        return bool(connection.recv(1, 2)) or True  # MSG_PEEK; an end is news as well
+        return bool(connection.recv(1, 2)) or True  # MSG_PEEK; the end of the stream counts as well
     except TimeoutError:
         return False
     finally:

@@ -1,4 +1,4 @@
-"""Twenty thousand random calls with random hang-ups: nothing is left of them."""
+"""Twenty thousand random calls with random hang-ups: nothing is left behind."""
 
 import asyncio
 import json
@@ -23,9 +23,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the two processes hold while nobody calls."""
+    """The resources of the two processes between calls."""
 
-    memory: int  # bytes of both
+    memory: int  # bytes, of both processes
     files: int
     threads: int
     tasks: float
@@ -33,7 +33,7 @@ class Holdings:
 
 @dataclass
 class Tally:
-    """How calls ended; `problems` must stay empty."""
+    """The ends of calls; `problems` must stay empty."""
 
     ends: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ def holdings(server: Server) -> Holdings:
 
 
 def random_fields(draw: random.Random) -> dict[str, Any]:
-    """A call's fields; some of them wrong."""
+    """Random fields of a call, some of them wrong."""
     options: dict[str, Any] = {
         "temperature": draw.choice([0, 0.7, 2]),
         "top_p": draw.choice([0.1, 1]),
@@ -68,7 +68,7 @@ def random_fields(draw: random.Random) -> dict[str, Any]:
         "allowed_token_ids": [draw.randrange(VOCAB_SIZE) for _ in range(5)],
         "bad_words": ["x"],
         "n": draw.choice([1, 2, 3]),
-        "user": "somebody",
+        "user": "a user",
         "priority": draw.randrange(2),
         "cache_salt": "s",
         "max_tokens": draw.choice([-1, 10**9, "x"]),  # wrong
@@ -77,7 +77,7 @@ def random_fields(draw: random.Random) -> dict[str, Any]:
     names = draw.sample(sorted(options), draw.choice([0, 0, 1, 2, 4]))
     fields = {"max_tokens": draw.randint(3, 48), **{name: options[name] for name in names}}
     if draw.random() < 0.04:
-        fields.pop("allowed_token_ids", None)  # which may leave no token that fits
+        fields.pop("allowed_token_ids", None)  # may leave no allowed token
         fields["structured_outputs"] = draw.choice([{"choice": ["yes", "no"]}, {"regex": "[a-z]{3}"}, {"json": SCHEMA}])
     if draw.random() < 0.6:
         fields["stream"] = True
@@ -87,7 +87,7 @@ def random_fields(draw: random.Random) -> dict[str, Any]:
 
 
 def random_call(draw: random.Random) -> tuple[str, dict[str, Any]]:
-    """A path and a body."""
+    """A random path and its body."""
     fields = random_fields(draw)
     text = "".join(draw.choices("abc äß\n", k=int(draw.expovariate(1 / 60))))
     if draw.random() < 0.3:
@@ -105,7 +105,7 @@ def random_call(draw: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 class Caller:
-    """One connection after another, one call after another."""
+    """A client: one connection after another, one call after another."""
 
     def __init__(self, server: Server, draw: random.Random, tally: Tally) -> None:
         self._address = (server.http.base_url.host, server.http.base_url.port)
@@ -113,7 +113,7 @@ class Caller:
         self._tally = tally
 
     async def call(self) -> None:
-        """One call, to its end or to a random hang-up."""
+        """Make one call, to its end or to a random hang-up."""
         path, fields = random_call(self._draw)
         whole = request({"model": MODEL, **fields}, path).replace(b"host: here", b"host: here\r\nconnection: close", 1)
         reader, writer = await asyncio.open_connection(*self._address)
@@ -156,7 +156,7 @@ def _plain_end(body: bytes) -> str:
 
 
 def _stream_end(body: bytes) -> str:
-    """Every choice that was begun has its reason, and the stream its end."""
+    """Check that every begun choice has a finish reason and that the stream has its end."""
     begun: set[int] = set()
     ended: dict[int, str] = {}
     for event in _dechunk(body).split(b"\n\n"):
@@ -183,7 +183,7 @@ def _dechunk(body: bytes) -> bytes:
 
 
 async def storm(server: Server, calls: int, seed: int) -> Tally:
-    """So many calls, some dozens of them at once."""
+    """Make that many calls, some dozens of them at once."""
     tally, left = Tally(), iter(range(calls))
 
     async def caller(number: int) -> None:

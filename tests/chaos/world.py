@@ -1,4 +1,4 @@
-"""A server under attack: raw connections, what its metrics say of rows and pages, and a stream that must not notice."""
+"""Tools for attacks on a server: raw connections, rows and pages in its metrics, and a watched stream."""
 
 import contextlib
 import http.client
@@ -20,16 +20,16 @@ from orca_jax.text.tokenizer import ByteTokenizer
 from tests.serve.running import MODEL, VOCAB_SIZE, Server, parse_events, wait_until
 
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
-# Greedily the toy ends in an endless row of end tokens, which are no text.
+# With greedy sampling the toy ends in an endless run of end tokens, which have no text.
 SEEDED: dict[str, Any] = {"temperature": 1, "seed": 7}
 WATCHED = "a stream that nothing may disturb"
-STALL = 4.0  # seconds without a piece, on a machine that is busy otherwise
+STALL = 4.0  # seconds without a piece, on a busy machine
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the engine holds at this moment."""
+    """The resources in use by the engine."""
 
     running: float
     waiting: float
@@ -38,13 +38,13 @@ class Usage:
 
 @cache
 def expected_text(prompt: str, num_tokens: int) -> str:
-    """What the toy says with `SEEDED`: computed without a server, an engine or pages."""
+    """The text of the toy with `SEEDED`, computed without a server, an engine or pages."""
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **SEEDED)
     return ByteTokenizer().decode(toy_generate(list(prompt.encode()), params, vocab_size=VOCAB_SIZE))
 
 
 class Watch(threading.Thread):
-    """Reads one long stream after another, each held to the oracle, piece by piece."""
+    """Reads one long stream after another and compares each piece with the oracle."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -64,10 +64,10 @@ class Watch(threading.Thread):
             self.failure = error
 
     def finish(self) -> None:
-        """Hang up, and raise what went wrong."""
+        """Hang up, and raise the thread's error if there is one."""
         self._ended.set()
         self.join(30)
-        assert not self.is_alive(), "the watched stream stands still"
+        assert not self.is_alive(), "the watched stream does not end"
         if self.failure is not None:
             raise AssertionError(f"the watched stream was disturbed: {self.failure!r}") from self.failure
 
@@ -92,7 +92,7 @@ class Watch(threading.Thread):
 
 @contextlib.contextmanager
 def watched(server: Server) -> Iterator[Watch]:
-    """A block during which a long stream must go on, byte for byte; after it, nothing of anybody's is left."""
+    """A context with a long stream that must stay correct; afterwards no request may be left."""
     watch = Watch(server)
     watch.start()
     try:
@@ -102,12 +102,12 @@ def watched(server: Server) -> Iterator[Watch]:
         wait_until(lambda: watch.pieces > before or watch.failure, 20)
     finally:
         watch.finish()
-    assert watch.longest_wait < STALL, f"the watched stream stood still for {watch.longest_wait:.1f} s"
+    assert watch.longest_wait < STALL, f"the watched stream stalled for {watch.longest_wait:.1f} s"
     wait_calm(server)
 
 
 def metrics(server: Server) -> dict[str, float]:
-    """The samples of `/metrics`; names without their prefix, labels as they are written."""
+    """The samples of `/metrics` by name without prefix, labels unchanged."""
     response = server.http.get("/metrics")
     assert response.status_code == 200
     lines = [line for line in response.text.splitlines() if line and not line.startswith("#")]
@@ -115,19 +115,19 @@ def metrics(server: Server) -> dict[str, float]:
 
 
 def usage(server: Server) -> Usage:
-    """Rows, queue and pages in use, of all requests. Pages: endless before the first heartbeat."""
+    """Rows, queue and pages in use by all requests; pages are infinite before the first heartbeat."""
     samples = metrics(server)
     pages = samples["kv_pages_used"] if samples["kv_pages"] else float("inf")
     return Usage(samples["num_requests_running"], samples["num_requests_waiting"], pages)
 
 
 def wait_calm(server: Server, timeout: float = 15) -> None:
-    """Until no request, no row and no page is in use; pages are known by heartbeats, so a moment late."""
+    """Wait until no request, row or page is in use; heartbeats report pages a moment late."""
     wait_until(lambda: usage(server) == Usage(0, 0, 0), timeout)
 
 
 def check_error(response: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """The error of an answer in OpenAI's shape; without `statuses`, of any 4xx."""
+    """The error in OpenAI's format; its status must be in `statuses`, by default any 4xx."""
     allowed = statuses or range(400, 500)
     assert response.status_code in allowed, (response.status_code, response.text[:300])
     assert response.headers["content-type"] == "application/json"
@@ -142,12 +142,12 @@ def check_error(response: httpx.Response, *statuses: int) -> dict[str, Any]:
 
 
 def post_raw(server: Server, body: bytes, path: str = "/v1/completions") -> httpx.Response:
-    """A body as it is, valid JSON or not."""
+    """Post a body unchanged, valid JSON or not."""
     return server.http.post(path, content=body, headers={"content-type": "application/json"})
 
 
 def connect(server: Server, timeout: float = 20, receive_buffer: int | None = None) -> socket.socket:
-    """A bare connection; with `receive_buffer` bytes in the kernel at most."""
+    """A raw connection; with at most `receive_buffer` bytes in the kernel, if given."""
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -157,7 +157,7 @@ def connect(server: Server, timeout: float = 20, receive_buffer: int | None = No
 
 
 def head(path: str = "/v1/completions", method: str = "POST", **headers: str) -> bytes:
-    """A request's head without its last empty line."""
+    """The head of a request, without its final empty line."""
     lines = [
         f"{method} {path} HTTP/1.1",
         "host: here",
@@ -167,20 +167,20 @@ def head(path: str = "/v1/completions", method: str = "POST", **headers: str) ->
 
 
 def request(fields: Mapping[str, Any], path: str = "/v1/completions") -> bytes:
-    """A whole call, as it goes over the wire."""
+    """The bytes of a whole call."""
     payload = json.dumps({"model": MODEL, **fields}).encode()
     return head(path, content_type="application/json", content_length=str(len(payload))) + b"\r\n" + payload
 
 
 def read_answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body of what a bare connection gets."""
+    """Status and body of the answer on a raw connection."""
     response = http.client.HTTPResponse(connection)
     response.begin()
     return response.status, response.read()
 
 
 def hang_up(connection: socket.socket, *, rudely: bool = False) -> None:
-    """Close; rudely: by a reset, which loses what is on its way."""
+    """Close the connection; if `rudely`, by a reset, so that bytes in transit are lost."""
     if rudely:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     connection.close()

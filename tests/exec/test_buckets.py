@@ -9,7 +9,7 @@ from orca_jax.step import Member
 
 
 def member(row: int, num_tokens: int) -> Member:
-    return Member(str(row), row, 0, list(range(num_tokens)), samples=True)
+    return Member(str(row), row, 0, list(range(num_tokens)), is_sampling=True)
 
 
 @pytest.mark.parametrize("largest", [1, 3, 8, 100, 512, 600, 4096])

@@ -1,4 +1,4 @@
-"""Options of the compiler, and compilers that do not know them."""
+"""Options of the compiler, and compilers without them."""
 
 import logging
 

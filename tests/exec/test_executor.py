@@ -15,6 +15,7 @@ from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.model.load import random_decoder, tensor_mesh
 from orca_jax.step import Member, RowSampling, StepPlan
+from tests.sampling import GREEDY, row_sampling
 
 MODEL = ModelConfig(
     family="gpt2",
@@ -35,7 +36,6 @@ MODEL = ModelConfig(
     tied_embeddings=True,
 )
 NUM_PAGES = 1000  # many, so that a copy of the cache would show among the other temporary memory
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 def make_executor(
@@ -56,14 +56,14 @@ def plan(*members: Member) -> StepPlan:
 def generate(
     executor: JaxExecutor, prompt: list[int], count: int, row: int = 0, sampling: RowSampling = GREEDY
 ) -> list[int]:
-    """Tokens of one request, an iteration at a time, in pages of its own."""
+    """The tokens of one request, one iteration each, in pages of its own."""
     pages = list(range(row * 8, row * 8 + 8))
     ids = list(prompt)
-    member = Member("r", row, 0, ids, samples=True, new_pages=pages, sampling=sampling)
+    member = Member("r", row, 0, ids, is_sampling=True, new_pages=pages, sampling=sampling)
     for _ in range(count):
         [token] = executor.collect(executor.submit(plan(member))).token_ids
         ids.append(token)
-        member = Member("r", row, len(ids) - 1, [token], samples=True, num_old_pages=8)
+        member = Member("r", row, len(ids) - 1, [token], is_sampling=True, num_old_pages=8)
     return ids[len(prompt) :]
 
 
@@ -76,7 +76,7 @@ PROMPT = [5, 17, 250, 3, 99]
 
 
 def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
-    """Donated and aliased: no program holds a second copy of K and V, not of a single layer."""
+    """Donated and aliased: no program holds a second copy of the KV cache, not even of one layer."""
     cache_bytes = NUM_PAGES * page_bytes(MODEL, 8, "float32")
     history_bytes = 4 * 4 * 64
     for (kind, size), program in executor.programs.items():
@@ -98,7 +98,7 @@ def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, p
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs of XLA:CPU")
 def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
-    """`top_k` is a selection as long as nothing else is merged with it; a sort takes twenty times as long."""
+    """`top_k` is a selection only if no other operation is merged with it; a sort takes twenty times as long."""
     for (kind, places), program in executor.programs.items():
         text = program.as_text() or ""
         assert kind == "layers" or "TopK" in text
@@ -114,49 +114,49 @@ def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, 
 def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
     executor: JaxExecutor, program_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orca_jax.exec.executor.plain_kinds", lambda platform: plain_kinds("gpu"))
+    monkeypatch.setattr("orca_jax.exec.programs.plain_kinds", lambda platform: plain_kinds("gpu"))
     other = make_executor(program_cache)
     assert {name for name, _ in executor.programs} == {"layers", "plain", "full"}
     texts = {name: str(program.as_text()) for (name, _), program in other.programs.items()}
     assert [kind for kind in plain_kinds("gpu") if "conditional(" in texts[kind]] == ["plain"]
-    filtered = Member("d", 1, 0, [5, 6], samples=True, new_pages=[8], sampling=RowSampling(1.0, 0, 0.5, 3))
+    filtered = Member("d", 1, 0, [5, 6], is_sampling=True, new_pages=[8], sampling=row_sampling(1.0, 0, 0.5, 3))
     results = [x.collect(x.submit(plan(filtered))).token_ids for x in (executor, other)]
     assert results[0] == results[1]
     other.programs = {key: program for key, program in other.programs.items() if key[0] != "plain"}
-    for sampling in (GREEDY, RowSampling(1.0, 0, 1.0, 3)):
+    for sampling in (GREEDY, row_sampling(1.0, 0, 1.0, 3)):
         assert generate(other, PROMPT, 5, sampling=sampling) == generate(executor, PROMPT, 5, sampling=sampling)
 
 
 def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
     expected = generate(executor, PROMPT, 3)
-    member = Member("r", 1, 0, PROMPT, samples=True, new_pages=range(8, 16), sampling=GREEDY)
+    member = Member("r", 1, 0, PROMPT, is_sampling=True, new_pages=range(8, 16), sampling=GREEDY)
     handles = [executor.submit(plan(member))]
     for position in (5, 6):
-        ahead = Member("r", 1, position, [], samples=True, last_on_device=True, num_old_pages=8)
+        ahead = Member("r", 1, position, [], is_sampling=True, last_on_device=True, num_old_pages=8)
         handles.append(executor.submit(plan(ahead)))
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
 
 def test_results_stand_in_the_order_of_the_plan(executor: JaxExecutor) -> None:
-    """Prompts before increments in the plan, although the launch has it the other way round."""
+    """The plan has prompts before increments, the launch increments before prompts."""
     alone = [generate(executor, PROMPT, 2, row=0)[1], generate(executor, [1, 2, 3], 1, row=1)[0]]
     first = generate(executor, PROMPT, 1, row=0)[0]
     both = plan(
-        Member("new", 1, 0, [1, 2, 3], samples=True, num_old_pages=8),
-        Member("old", 0, 5, [first], samples=True, num_old_pages=8),
+        Member("new", 1, 0, [1, 2, 3], is_sampling=True, num_old_pages=8),
+        Member("old", 0, 5, [first], is_sampling=True, num_old_pages=8),
     )
     assert executor.collect(executor.submit(both)).token_ids == [alone[1], alone[0]]
 
 
 def test_a_chunk_that_does_not_sample_has_no_result(executor: JaxExecutor) -> None:
-    chunk = Member("r", 2, 0, PROMPT[:3], samples=False, new_pages=range(16, 24), sampling=GREEDY)
+    chunk = Member("r", 2, 0, PROMPT[:3], is_sampling=False, new_pages=range(16, 24), sampling=GREEDY)
     assert executor.collect(executor.submit(plan(chunk))).token_ids == []
-    rest = Member("r", 2, 3, PROMPT[3:], samples=True, num_old_pages=8)
+    rest = Member("r", 2, 3, PROMPT[3:], is_sampling=True, num_old_pages=8)
     assert executor.collect(executor.submit(plan(rest))).token_ids == generate(executor, PROMPT, 1)
 
 
 def test_nothing_is_compiled_while_serving(executor: JaxExecutor) -> None:
-    generate(executor, PROMPT, 1)  # the count is the process's, and other tests compile too
+    generate(executor, PROMPT, 1)  # the count is of the whole process, with the compilations of other tests
     before = executor.stats.compiles_while_serving
     generate(executor, PROMPT, 3)
     assert executor.stats.compiles_while_serving == before
@@ -173,7 +173,7 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
 
 def test_close_frees_the_cache(program_cache: str) -> None:
     executor = make_executor(program_cache)
-    pages = jax.tree.leaves(executor._pages)
+    pages = jax.tree.leaves(executor._state.pages)
     executor.close()
     assert all(pool.is_deleted() for pool in pages)
 
@@ -199,6 +199,6 @@ def test_logits_that_are_not_finite_are_told_for_their_row_alone(program_cache: 
         decoder, MODEL, ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache), mesh
     )
     result = executor.collect(
-        executor.submit(plan(Member("bad", 0, 0, [7], samples=True, new_pages=range(8), sampling=GREEDY)))
+        executor.submit(plan(Member("bad", 0, 0, [7], is_sampling=True, new_pages=range(8), sampling=GREEDY)))
     )
     assert result.finite == [False]

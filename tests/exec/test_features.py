@@ -1,7 +1,6 @@
-"""Every sampling feature through the executor: right, without a compile, and nothing to who does not use it."""
+"""Every sampling feature through the executor: correct, without compilation, and without effect on other rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.exec.executor import JaxExecutor
-from orca_jax.step import Member, RowSampling, StepPlan, StepResult, TokenLogprobs
+from orca_jax.request import TokenLogprobs
+from orca_jax.step import Member, RowSampling, StepPlan, StepResult
 from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, plan
+from tests.sampling import row_sampling
 
-TOLD = replace(GREEDY, logprobs=20, num_prompt=len(PROMPT))
+TOLD = row_sampling(logprobs=20, num_prompt=len(PROMPT))
 EVERYTHING = (1 << MODEL.vocab_size) - 1
 
 
@@ -24,13 +25,13 @@ def executor(program_cache: str) -> Iterator[JaxExecutor]:
 
 
 def first_of(row: int, sampling: RowSampling, ids: Sequence[int] = PROMPT, **settings: object) -> Member:
-    """A request's first iteration, in pages of its row."""
+    """The member of a request's first iteration, in pages of its row."""
     pages = range(row * 8, row * 8 + 8)
-    return Member("r", row, 0, ids, samples=True, new_pages=pages, sampling=sampling)._replace(**settings)
+    return Member("r", row, 0, ids, is_sampling=True, new_pages=pages, sampling=sampling)._replace(**settings)
 
 
 def next_of(row: int, start: int, token: int, **settings: object) -> Member:
-    return Member("r", row, start, [token], samples=True, num_old_pages=8)._replace(**settings)
+    return Member("r", row, start, [token], is_sampling=True, num_old_pages=8)._replace(**settings)
 
 
 def run(executor: JaxExecutor, step: StepPlan, *allowed: int) -> StepResult:
@@ -43,7 +44,7 @@ def run(executor: JaxExecutor, step: StepPlan, *allowed: int) -> StepResult:
 def told_tokens(
     executor: JaxExecutor, sampling: RowSampling, count: int, row: int = 0
 ) -> tuple[list[int], list[TokenLogprobs]]:
-    """Tokens of a request that runs alone, and what was told of each."""
+    """The tokens of a request that runs alone, and the log probabilities of each."""
     tokens: list[int] = []
     told: list[TokenLogprobs] = []
     member = first_of(row, sampling)
@@ -66,17 +67,19 @@ def test_greedy_tokens_are_the_best_that_is_told(executor: JaxExecutor) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_as_many_are_told_as_were_asked_for(executor: JaxExecutor, count: int) -> None:
-    _, [told] = told_tokens(executor, replace(TOLD, logprobs=count), 1)
+    _, [told] = told_tokens(executor, row_sampling(logprobs=count, num_prompt=len(PROMPT)), 1)
     assert (len(told.top_ids), len(told.top_logprobs)) == (count, count)
 
 
 def test_penalties_count_what_was_generated_as_iterations_go_on(executor: JaxExecutor) -> None:
-    """Each token is the best of the twenty told once those generated before have lost what they should.
+    """Each token is the best of the twenty reported, after the penalties of the tokens generated before.
 
-    Frequency and presence do not depend on what a constant adds, so log probabilities serve as logits; with nine
-    tokens generated at most, the best of all is among twenty.
+    A constant added to all logits does not change the effect of frequency and presence, so log probabilities serve as
+    logits. With at most nine generated tokens, the best of all is among twenty.
     """
-    tokens, told = told_tokens(executor, replace(TOLD, presence_penalty=0.3, frequency_penalty=0.2), 9)
+    tokens, told = told_tokens(
+        executor, row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.3, frequency_penalty=0.2), 9
+    )
     for position, (token, entry) in enumerate(zip(tokens, told, strict=True)):
         before = tokens[:position]
         changed = [
@@ -89,25 +92,25 @@ def test_penalties_count_what_was_generated_as_iterations_go_on(executor: JaxExe
 
 def test_a_preempted_request_is_penalised_as_before(executor: JaxExecutor) -> None:
     """Its generated tokens are processed again like a prompt, in another row, and still count as generated."""
-    sampling = replace(TOLD, presence_penalty=0.5, repetition_penalty=1.2)
+    sampling = row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.5, repetition_penalty=1.2)
     tokens, _ = told_tokens(executor, sampling, 6)
     again = run(executor, plan(first_of(2, sampling, [*PROMPT, *tokens[:5]])))
     assert again.token_ids == tokens[5:]
 
 
 def test_a_new_holder_does_not_inherit_its_rows_history(executor: JaxExecutor) -> None:
-    sampling = replace(GREEDY, repetition_penalty=50.0, num_prompt=2)
+    sampling = row_sampling(repetition_penalty=50.0, num_prompt=2)
     alone = run(executor, plan(first_of(3, sampling, [7, 8]))).token_ids
     told_tokens(executor, GREEDY, 6, row=1)
     assert run(executor, plan(first_of(1, sampling, [7, 8]))).token_ids == alone
 
 
 def test_penalties_see_a_token_that_is_still_on_the_device(executor: JaxExecutor) -> None:
-    sampling = replace(GREEDY, frequency_penalty=2.0, num_prompt=len(PROMPT))
+    sampling = row_sampling(frequency_penalty=2.0, num_prompt=len(PROMPT))
     expected, _ = told_tokens(executor, sampling, 4)
     handles = [executor.submit(plan(first_of(1, sampling)))]
     for start in (5, 6, 7):
-        ahead = Member("r", 1, start, [], samples=True, last_on_device=True, num_old_pages=8)
+        ahead = Member("r", 1, start, [], is_sampling=True, last_on_device=True, num_old_pages=8)
         handles.append(executor.submit(plan(ahead)))
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
@@ -118,7 +121,7 @@ def test_a_constrained_member_draws_what_is_allowed_and_the_others_as_ever(execu
     both = plan(first_of(0, GREEDY, is_constrained=True), first_of(1, GREEDY))
     assert run(executor, both, (1 << second) | (1 << third)).token_ids == [second, free[0]]
     after = plan(
-        Member("r", 0, 5, [], samples=True, last_on_device=True, num_old_pages=8, is_constrained=True),
+        Member("r", 0, 5, [], is_sampling=True, last_on_device=True, num_old_pages=8, is_constrained=True),
         next_of(1, 5, free[0]),
     )
     known = plan(next_of(0, 5, second, is_constrained=True), next_of(1, 5, free[0]))
@@ -140,7 +143,7 @@ def test_sets_go_to_constrained_members_in_the_plans_order_over_several_launches
 
 def test_the_order_of_submit_constrain_and_collect_is_held(executor: JaxExecutor) -> None:
     handle = executor.submit(plan(first_of(0, GREEDY, is_constrained=True)))
-    with pytest.raises(AssertionError, match="nobody said"):
+    with pytest.raises(AssertionError, match="without a call of `constrain`"):
         executor.collect(handle)
     with pytest.raises(AssertionError, match="empty"):
         executor.constrain(handle, [0])
@@ -156,7 +159,7 @@ IDS = [*PROMPT, 11, 12, 13, 14, 15, 16, 17, 18]
 
 
 def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Member) -> list[TokenLogprobs]:
-    """Scores of `IDS` from the second on, its tokens in chunks that end at `cuts`."""
+    """The scores of `IDS` from the second on, with its tokens in chunks ending at `cuts`."""
     ends, out = [*cuts, len(IDS)], []
     for start, end in zip([0, *cuts], ends, strict=True):
         last = end == len(IDS)
@@ -165,7 +168,7 @@ def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Me
             row,
             start,
             IDS[start:end],
-            samples=last,
+            is_sampling=last,
             num_old_pages=0 if start == 0 else 8,
             new_pages=range(row * 8, row * 8 + 8) if start == 0 else (),
             sampling=GREEDY if start == 0 else None,
@@ -173,15 +176,15 @@ def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Me
             num_top_targets=2,
         )
         result = run(executor, plan(member, *mates.values()))
-        out += [entry for entries in result.scores for entry in entries]  # the last token alone has no target
-        assert len(result.token_ids) == last + sum(mate.samples for mate in mates.values())
+        out += [entry for entries in result.scores for entry in entries]  # only the last token has no target
+        assert len(result.token_ids) == last + sum(mate.is_sampling for mate in mates.values())
     return out
 
 
 def step_by_step(executor: JaxExecutor) -> list[TokenLogprobs]:
-    """The same by generation: each next id forced by a mask, one iteration each."""
+    """The same scores by generation: a mask forces each next id, one iteration each."""
     out = []
-    member = first_of(3, replace(GREEDY, logprobs=2), IDS[:1], is_constrained=True)
+    member = first_of(3, row_sampling(logprobs=2), IDS[:1], is_constrained=True)
     for position, token in enumerate(IDS[1:], start=1):
         result = run(executor, plan(member), 1 << token)
         assert result.token_ids == [token]
@@ -223,33 +226,33 @@ def test_scoring_draws_as_ever_and_leaves_its_mates_alone(executor: JaxExecutor)
 
 FEATURES: dict[str, RowSampling] = {
     "nothing": GREEDY,
-    "temperature": replace(GREEDY, temperature=0.8),
-    "top_k": replace(GREEDY, temperature=0.8, top_k=280),
-    "top_p": replace(GREEDY, temperature=0.8, top_p=0.9),
-    "min_p": replace(GREEDY, temperature=0.8, min_p=0.1),
-    "presence": replace(GREEDY, presence_penalty=1.0),
-    "frequency": replace(GREEDY, frequency_penalty=1.0),
-    "repetition": replace(GREEDY, repetition_penalty=1.3),
-    "bias": replace(GREEDY, logit_bias=((5, 100.0),)),
-    "logprobs": replace(GREEDY, logprobs=5),
+    "temperature": row_sampling(temperature=0.8),
+    "top_k": row_sampling(temperature=0.8, top_k=280),
+    "top_p": row_sampling(temperature=0.8, top_p=0.9),
+    "min_p": row_sampling(temperature=0.8, min_p=0.1),
+    "presence": row_sampling(presence_penalty=1.0),
+    "frequency": row_sampling(frequency_penalty=1.0),
+    "repetition": row_sampling(repetition_penalty=1.3),
+    "bias": row_sampling(logit_bias={5: 100.0}),
+    "logprobs": row_sampling(logprobs=5),
 }
 
 
 def test_no_feature_compiles_anything_while_serving(program_cache: str) -> None:
-    """Strict: the first compile would raise. In few places and in many, alone and beside a row without features."""
+    """A strict executor raises at the first compilation. With few rows and many, alone and beside a plain row."""
     executor = make_executor(program_cache, buckets=(100,), strict=True)
     for sampling in FEATURES.values():
         run(executor, plan(first_of(0, sampling)))
         run(executor, plan(next_of(0, 5, 9), first_of(1, GREEDY, [1, 2])))
     run(executor, plan(first_of(0, GREEDY, is_constrained=True), first_of(1, GREEDY)), 1 << 7)
     run(executor, plan(first_of(0, GREEDY, IDS, targets=IDS[1:]), first_of(1, GREEDY)))
-    run(executor, plan(first_of(0, GREEDY, IDS[:4], targets=IDS[1:5], samples=False)))
+    run(executor, plan(first_of(0, GREEDY, IDS[:4], targets=IDS[1:5], is_sampling=False)))
     assert executor.stats.compiles_while_serving == 0
     executor.close()
 
 
 def test_who_uses_no_feature_gets_the_same_tokens_beside_those_who_do(executor: JaxExecutor) -> None:
-    free = replace(GREEDY, temperature=1.0, seed=7)
+    free = row_sampling(temperature=1.0, seed=7)
     alone = [run(executor, plan(first_of(0, free))).token_ids[0], run(executor, plan(first_of(1, GREEDY))).token_ids[0]]
     for name, sampling in FEATURES.items():
         mixed = plan(first_of(2, sampling), first_of(0, free), first_of(1, GREEDY))

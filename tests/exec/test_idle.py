@@ -1,4 +1,4 @@
-"""The device's idle time, by hand: a device is an end time, and the clock stands still until it is told."""
+"""The device's idle time, by hand: a device is an end time, and the clock stands still until it is set."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import pytest
 
 from orca_jax.exec.idle import IdleWatch
 from orca_jax.sim.toy import ToyExecutor
-from orca_jax.step import Member, RowSampling, StepPlan
+from orca_jax.step import Member, StepPlan
+from tests.sampling import row_sampling
 
 
 class Clock:
@@ -17,7 +18,7 @@ class Clock:
 
 
 class Result:
-    """There at a time."""
+    """A result that is ready at a given time."""
 
     def __init__(self, clock: Clock, end: float) -> None:
         self._clock, self._end = clock, end
@@ -61,7 +62,7 @@ def test_a_device_with_more_to_do_is_not_idle() -> None:
 
 @pytest.mark.parametrize(("looks_at", "most"), [(None, 7), (13, 4), (16, 7)])
 def test_who_did_not_wait_knows_a_bound(looks_at: float | None, most: float) -> None:
-    """Done at 15, seen at work at 10 or 13, and used again at 17: 2 idle seconds."""
+    """Done at 15, seen busy at 10 or 13, and used again at 17: 2 idle seconds."""
     clock = Clock()
     watch = IdleWatch(clock)
     first = hand_over(watch, clock, 10)
@@ -91,14 +92,14 @@ def test_the_toy_knows_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("orca_jax.sim.toy.time.perf_counter", clock)
     toy = ToyExecutor(7, num_pages=4, page_size=4, num_rows=1, latency=10.0)
-    sampling = RowSampling(temperature=0, top_k=0, top_p=1, seed=0, num_prompt=1)
-    toy.submit(StepPlan(0, (Member("a", 0, 0, [1], samples=True, new_pages=(0,), sampling=sampling),)))
+    sampling = row_sampling(num_prompt=1)
+    toy.submit(StepPlan(0, (Member("a", 0, 0, [1], is_sampling=True, new_pages=(0,), sampling=sampling),)))
     clock.now = 4  # still at work
-    toy.submit(StepPlan(1, (Member("a", 0, 1, [], samples=True, last_on_device=True, num_old_pages=1),)))
+    toy.submit(StepPlan(1, (Member("a", 0, 1, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     clock.now = 25  # done at 20
-    toy.submit(StepPlan(2, (Member("a", 0, 2, [], samples=True, last_on_device=True, num_old_pages=1),)))
+    toy.submit(StepPlan(2, (Member("a", 0, 2, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     assert toy.stats.idle_seconds == 5
     toy.rest()
     clock.now = 99
-    toy.submit(StepPlan(3, (Member("a", 0, 3, [], samples=True, last_on_device=True, num_old_pages=1),)))
+    toy.submit(StepPlan(3, (Member("a", 0, 3, [], is_sampling=True, last_on_device=True, num_old_pages=1),)))
     assert toy.stats.idle_seconds == 5

@@ -1,4 +1,4 @@
-"""Packing by hand: what stands where in the arrays of a launch."""
+"""Packing by hand: the arrays of a launch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,8 @@ from orca_jax.exec.sampling.pack import (
     pack_masks,
     unpack_draws,
 )
-from orca_jax.step import Member, RowSampling
+from orca_jax.step import Member
+from tests.sampling import row_sampling
 
 
 def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Batch, Kept]:
@@ -36,11 +37,11 @@ def draws_of(kept: Kept, rows: RowTable, num_places: int) -> Draws:
 
 def test_a_mixed_batch() -> None:
     rows = RowTable(num_rows=4, num_pages=3)
-    sampling = RowSampling(temperature=0.5, top_k=7, top_p=0.9, seed=-1, min_p=0.25)
+    sampling = row_sampling(0.5, 7, 0.9, -1, min_p=0.25)
     members = [
-        Member("prompt", 2, 0, [10, 11, 12, 13, 14], samples=True, new_pages=[5, 1], sampling=sampling),
-        Member("increment", 1, 4, [20], samples=True, num_old_pages=1, new_pages=[3]),
-        Member("chunk", 0, 0, [30, 31], samples=False, new_pages=[2]),
+        Member("prompt", 2, 0, [10, 11, 12, 13, 14], is_sampling=True, new_pages=[5, 1], sampling=sampling),
+        Member("increment", 1, 4, [20], is_sampling=True, num_old_pages=1, new_pages=[3]),
+        Member("chunk", 0, 0, [30, 31], is_sampling=False, new_pages=[2]),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=10, num_rows=4, num_pages=3), rows)
 
@@ -69,8 +70,8 @@ def test_a_mixed_batch() -> None:
 def test_an_id_that_is_still_on_the_device() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     members = [
-        Member("waiting", 1, 3, [], samples=True, last_on_device=True, new_pages=[1]),
-        Member("known", 0, 2, [40, 41], samples=True, new_pages=[0]),
+        Member("waiting", 1, 3, [], is_sampling=True, last_on_device=True, new_pages=[1]),
+        Member("known", 0, 2, [40, 41], is_sampling=True, new_pages=[0]),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
     assert kept.members == [0, 1]
@@ -80,9 +81,9 @@ def test_an_id_that_is_still_on_the_device() -> None:
 
 
 def test_known_ids_before_one_on_the_device() -> None:
-    """A recomputed prompt whose last token was never collected."""
+    """A recomputed prompt with a last token that was never collected."""
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("r", 0, 0, [50, 51, 52], samples=True, last_on_device=True, new_pages=[1])]
+    members = [Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_pages=[1])]
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)
     assert batch.ids.tolist() == [50, 51, 52, 0]
     assert batch.on_device.tolist() == [False, False, False, True]
@@ -90,7 +91,7 @@ def test_known_ids_before_one_on_the_device() -> None:
 
 def test_a_cut_member_samples_only_in_its_last_launch() -> None:
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("long", 0, 0, list(range(60, 66)), samples=True, new_pages=[1, 0])]
+    members = [Member("long", 0, 0, list(range(60, 66)), is_sampling=True, new_pages=[1, 0])]
     rows.update(members)
     layout = Layout(num_tokens=4, num_rows=1, num_pages=2)
     first, last = (pack(members, cut, rows, layout) for cut in launches(members, 4, 64))
@@ -104,17 +105,17 @@ def test_a_cut_member_samples_only_in_its_last_launch() -> None:
 
 def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
-    sampling = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=2**40 + 3)
-    rows.update([Member("r", 1, 0, [1, 2, 3, 4], samples=True, new_pages=[7], sampling=sampling)])
-    rows.update([Member("r", 1, 4, [5], samples=True, num_old_pages=1, new_pages=[9])])
+    sampling = row_sampling(1.0, seed=2**40 + 3)
+    rows.update([Member("r", 1, 0, [1, 2, 3, 4], is_sampling=True, new_pages=[7], sampling=sampling)])
+    rows.update([Member("r", 1, 4, [5], is_sampling=True, num_old_pages=1, new_pages=[9])])
     assert rows.page_table[1].tolist() == [7, 9]
-    assert (rows.temperature[1], rows.seed_high[1], rows.seed_low[1]) == (1.0, 256, 3)
+    assert [rows.sampling[name][1] for name in ("temperature", "seed_high", "seed_low")] == [1.0, 256, 3]
 
 
 def test_targets_are_kept_with_the_token_they_follow_and_draw_for_nobody() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     members = [
-        Member("scored", 1, 2, [52, 53, 54], samples=True, targets=[53, 54], num_top_targets=3, new_pages=[1, 0]),
+        Member("scored", 1, 2, [52, 53, 54], is_sampling=True, targets=[53, 54], num_top_targets=3, new_pages=[1, 0]),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
     assert kept.targets == [53, 54, None]
@@ -132,7 +133,7 @@ def test_targets_are_kept_with_the_token_they_follow_and_draw_for_nobody() -> No
 
 def test_a_cut_gives_each_launch_its_targets() -> None:
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("scored", 0, 0, list(range(50, 57)), samples=True, targets=range(51, 57), new_pages=[1, 0])]
+    members = [Member("scored", 0, 0, list(range(50, 57)), is_sampling=True, targets=range(51, 57), new_pages=[1, 0])]
     rows.update(members)
     kept = [pack(members, cut, rows, Layout(4, 1, 2))[1] for cut in launches(members, 4, 4)]
     assert [launch.targets for launch in kept] == [[51, 52, 53, 54], [55, 56, None]]
@@ -140,14 +141,14 @@ def test_a_cut_gives_each_launch_its_targets() -> None:
 
 def test_a_new_holder_loses_the_extras_of_the_one_before() -> None:
     rows = RowTable(num_rows=1, num_pages=1)
-    rich = RowSampling(1.0, 0, 1.0, 0, repetition_penalty=2.0, logit_bias=((7, 1.5), (9, -100.0)), logprobs=0)
+    rich = row_sampling(1.0, repetition_penalty=2.0, logit_bias={7: 1.5, 9: -100.0}, logprobs=0)
     kept = Kept([0], [None], np.zeros(1, np.int32), np.ones(1, np.int32))
     layout = extras_layout(2)
-    rows.update([Member("rich", 0, 0, [1], samples=True, sampling=rich)])
+    rows.update([Member("rich", 0, 0, [1], is_sampling=True, sampling=rich)])
     view = layout.views(pack_extras(kept, rows, layout))
     assert (view["bias_id"][0, :3].tolist(), view["bias"][0, :3].tolist()) == ([7, 9, 0], [1.5, -100.0, 0.0])
     assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (2, 1, True)
-    rows.update([Member("plain", 0, 0, [1], samples=True, sampling=RowSampling(1.0, 0, 1.0, 0))])
+    rows.update([Member("plain", 0, 0, [1], is_sampling=True, sampling=row_sampling(1.0))])
     view = layout.views(pack_extras(kept, rows, layout))
     assert not view["bias"].any()
     assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (1, 0, False)

@@ -1,4 +1,4 @@
-"""How much the server takes on: the queue's bounds, deadlines, and readers that do not read."""
+"""Admission: bounds of the queue, deadlines, and readers that do not read."""
 
 import asyncio
 import collections
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.link.admission import Admission, Deadlines, EngineRequest
-from orca_jax.link.client import EngineClient
-from orca_jax.link.mailbox import MAX_UNREAD
+from orca_jax.link.admission import Admission, Deadlines
+from orca_jax.link.client import MAX_UNREAD, EngineClient
+from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded, TimedOut, Unavailable
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.wire import Abort, Message, Ready, Rejected, Submit, Updates
-from orca_jax.openai.errors import ApiError
+from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.request import RequestUpdate, SamplingParams
 from orca_jax.serve.server import raise_file_limit
 from orca_jax.server_config import ServerConfig
@@ -28,7 +28,7 @@ READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_ro
 
 
 class FakeLink(EngineLink):
-    """No process: what was sent is kept."""
+    """A link without a process; it keeps the messages sent."""
 
     def __init__(self) -> None:
         super().__init__(lambda message: None)
@@ -45,8 +45,13 @@ def serving(**settings: Any) -> tuple[EngineClient, FakeLink]:
     return client, link
 
 
-def asked(*lengths: int) -> list[EngineRequest]:
-    return [EngineRequest([1] * length, SamplingParams(4)) for length in lengths]
+def asked(client: EngineClient, *lengths: int) -> list[Submit]:
+    return [Submit(client.new_request_id(), [1] * length, SamplingParams(4)) for length in lengths]
+
+
+def as_answer(error: LinkError, overload_status: int = 503) -> ApiError:
+    """The answer that an HTTP client gets."""
+    return api_error(error, overload_status)
 
 
 def update(request_id: str, finish: Any = None, ids: tuple[int, ...] = (7,)) -> Updates:
@@ -67,7 +72,7 @@ def aborted(link: FakeLink) -> list[str]:
     st.integers(1, 25),
 )
 def test_admission_counts(events: list[list[int] | int], max_queued: int, max_tokens: int) -> None:
-    """A call is let in exactly where it fits; a number lets a request start, and later leave."""
+    """A call is admitted if and only if it fits. A number makes a request start, or later end."""
     admission = Admission(ServerConfig(max_num_queued_reqs=max_queued, max_num_queued_tokens=max_tokens))
     admission.num_rows = 2
     waiting: list[int] = []
@@ -77,10 +82,12 @@ def test_admission_counts(events: list[list[int] | int], max_queued: int, max_to
             fits = len(waiting) + started + len(event) <= 2 + max_queued and sum(waiting) + sum(event) <= max_tokens
             try:
                 admission.admit(event)
-            except ApiError as error:
+            except LinkError as error:
                 assert not fits
                 never = len(event) > 2 + max_queued or sum(event) > max_tokens
-                assert (error.status, "retry-after" in error.headers) == ((400, False) if never else (503, True))
+                assert isinstance(error, CallTooLarge if never else Overloaded)
+                answer = as_answer(error)
+                assert (answer.status, "retry-after" in answer.headers) == ((400, False) if never else (503, True))
             else:
                 assert fits
                 waiting += event
@@ -99,53 +106,54 @@ def test_admission_counts(events: list[list[int] | int], max_queued: int, max_to
 @pytest.mark.anyio
 async def test_calls_are_admitted_whole_or_not_at_all(status: Any) -> None:
     client, link = serving(max_num_queued_reqs=2, overload_status=status)
-    async with client.open(asked(3, 3, 3)) as first:
-        with pytest.raises(ApiError) as caught:
-            client.open(asked(1, 1))
-        assert (caught.value.status, caught.value.code) == (status, "queue_full")
-        assert int(caught.value.headers["retry-after"]) >= 1
+    async with client.open(asked(client, 3, 3, 3)) as first:
+        with pytest.raises(Overloaded) as caught:
+            client.open(asked(client, 1, 1))
+        answer = as_answer(caught.value, status)
+        assert (answer.status, answer.code) == (status, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
         assert len(submitted(link)) == 3
         client.take(update(submitted(link)[0], "length"))
-        async with client.open(asked(1)) as second:
+        async with client.open(asked(client, 1)) as second:
             assert client.num_calls == 2
-            second.abort(0)
+            second.abort(submitted(link)[3])
             client.take(Rejected(submitted(link)[1], "no", "prompt"))
-            assert [index for index, _ in await first.receive()] == [0, 1]
+            assert [message.request_id for message in await first.receive()] == submitted(link)[:2]
     assert client.num_calls == 0 and client.idle.is_set()
     assert sorted(aborted(link)) == sorted([submitted(link)[2], submitted(link)[3]]), "the open ones, once each"
-    async with client.open(asked(1, 1, 1, 1)):
-        assert client.num_calls == 1, "everything is free again"
+    async with client.open(asked(client, 1, 1, 1, 1)):
+        assert client.num_calls == 1, "rows and queue are free again"
 
 
 @pytest.mark.anyio
 async def test_prompts_wait_within_a_budget_of_tokens() -> None:
     client, link = serving(max_num_queued_tokens=10)
-    async with client.open(asked(6)), client.open(asked(4)):
-        with pytest.raises(ApiError) as caught:
-            client.open(asked(1))
-        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+    async with client.open(asked(client, 6)), client.open(asked(client, 4)):
+        with pytest.raises(Overloaded) as caught:
+            client.open(asked(client, 1))
+        assert (as_answer(caught.value).status, caught.value.code) == (503, "overloaded")
         client.take(update(submitted(link)[1]))
-        async with client.open(asked(4)):
-            with pytest.raises(ApiError, match="too many prompt tokens"):
-                client.open(asked(1))
-    with pytest.raises(ApiError) as caught:
-        client.open(asked(11))
-    assert caught.value.status == 400, "which will never fit"
+        async with client.open(asked(client, 4)):
+            with pytest.raises(Overloaded, match="too many prompt tokens"):
+                client.open(asked(client, 1))
+    with pytest.raises(CallTooLarge) as refused:
+        client.open(asked(client, 11))
+    assert as_answer(refused.value).status == 400, "a call larger than the queue"
 
 
 @pytest.mark.anyio
 async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
     client, link = serving()
-    async with client.open(asked(1, 1)) as mailbox:
+    async with client.open(asked(client, 1, 1)) as call:
         one, other = submitted(link)
         for _ in range(2 * MAX_UNREAD):
             client.take(update(one))
         assert aborted(link) == []
         client.take(update(one))
-        assert sorted(aborted(link)) == [one, other], "the engine is free before the reader wakes up"
+        assert sorted(aborted(link)) == [one, other], "aborts are sent before the reader wakes up"
         client.take(update(other))
-        with pytest.raises(ApiError) as caught:
-            await mailbox.receive()
+        with pytest.raises(TimedOut) as caught:
+            await call.receive()
         assert caught.value.code == "client_too_slow"
 
 
@@ -162,42 +170,42 @@ async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
 @pytest.mark.anyio
 async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[str, Any], code: str) -> None:
     client, link = serving(**limits)
-    async with client.open(asked(1, 1), asked_for) as mailbox:
+    async with client.open(asked(client, 1, 1), asked_for) as call:
         client.take(update(submitted(link)[0]))
-        assert [index for index, _ in await mailbox.receive()] == [0]
-        with pytest.raises(ApiError) as caught:
-            await asyncio.wait_for(mailbox.receive(), 10)
+        assert [message.request_id for message in await call.receive()] == submitted(link)[:1]
+        with pytest.raises(TimedOut) as caught:
+            await asyncio.wait_for(call.receive(), 10)
     assert caught.value.code == code
-    assert ("retry-after" in caught.value.headers) == (code == "queue_timeout")
+    assert ("retry-after" in as_answer(caught.value).headers) == (code == "queue_timeout")
     assert len(aborted(link)) == 2
 
 
 @pytest.mark.anyio
-async def test_who_has_begun_waits_no_more() -> None:
+async def test_a_request_with_an_update_waits_no_more() -> None:
     client, link = serving()
-    async with client.open(asked(1), Deadlines(queue=0.05)) as mailbox:
+    async with client.open(asked(client, 1), Deadlines(queue=0.05)) as call:
         client.take(update(submitted(link)[0]))
-        await mailbox.receive()
+        await call.receive()
         await asyncio.sleep(0.15)
         client.take(update(submitted(link)[0], "stop"))
-        ((_, item),) = await mailbox.receive()
-        assert isinstance(item, RequestUpdate) and item.finish_reason == "stop"
+        (message,) = await call.receive()
+        assert isinstance(message, RequestUpdate) and message.finish_reason == "stop"
 
 
 @pytest.mark.anyio
 async def test_states_and_what_they_refuse() -> None:
     client, link = serving()
-    async with client.open(asked(1)) as mailbox:
+    async with client.open(asked(client, 1)) as call:
         client.drain()
-        with pytest.raises(ApiError, match="shutting down"):
-            client.open(asked(1))
+        with pytest.raises(Unavailable, match="shutting down"):
+            client.open(asked(client, 1))
         client.take(update(submitted(link)[0]))
-        assert len(await mailbox.receive()) == 1, "what is open goes on"
+        assert len(await call.receive()) == 1, "the open call continues"
         client.lose("hung")
-        with pytest.raises(ApiError, match="does not respond"):
-            await mailbox.receive()
+        with pytest.raises(Unavailable, match="does not respond"):
+            await call.receive()
         client.lose("dead")
-        assert state_of(client) == "hung", "the cause, not the burial"
+        assert state_of(client) == "hung", "hung is the cause, dead the consequence"
         client.attach(FakeLink())
         assert state_of(client) == "loading"
     client.stop()
@@ -210,7 +218,7 @@ def state_of(client: EngineClient) -> str:
 
 
 async def one_of_many(server: Server, body: bytes, writers: list[asyncio.StreamWriter]) -> tuple[int, str | None]:
-    """Status and error code, as soon as they are known; the connection stays open."""
+    """Send a call; return status and error code as soon as they arrive. The connection stays open."""
     url = server.http.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writers.append(writer)
@@ -235,7 +243,7 @@ async def _lines(reader: asyncio.StreamReader) -> Any:
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_the_queue_is_exact_under_a_thousand_clients() -> None:
-    """Rows and queue are full to the last place, and everybody else knows so at once."""
+    """Rows and queue are full, and all other calls are refused at once."""
     with running("--max-num-seqs", "4", "--max-num-queued-reqs", "16") as server:
         body = json.dumps({"model": MODEL, "prompt": "hi", "stream": True, "n": 2, **LONG}).encode()
 

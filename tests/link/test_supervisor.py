@@ -1,4 +1,4 @@
-"""When an engine counts as hung, and how often it is started again."""
+"""Detection of hung engines, and the number of restarts."""
 
 import asyncio
 from typing import Any
@@ -21,11 +21,11 @@ READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_ro
     [
         (None, 1, 99, None),
         (None, 1, 101, "--load-timeout"),
-        (None, LOADING_SILENCE + 1, 0, "no sign of life"),
+        (None, LOADING_SILENCE + 1, 0, "no heartbeat"),
         (Heartbeat("compiling", 50), LOADING_SILENCE - 1, 0, None),
         (Heartbeat("compiling", 50), 0, 101, "--load-timeout"),
         (Heartbeat("serving", 0), 2.9, 1000, None),
-        (Heartbeat("serving", 0), 3.1, 0, "no sign of life for 3 s"),
+        (Heartbeat("serving", 0), 3.1, 0, "no heartbeat for 3 s"),
         (Heartbeat("serving", 19), 0, 0, None),
         (Heartbeat("serving", 21), 0, 0, "--step-timeout"),
     ],
@@ -38,14 +38,14 @@ def test_verdicts(beat: Heartbeat | None, silence: float, passed: float, verdict
     assert said is None if verdict is None else said is not None and verdict in said
 
 
-def test_the_greeting_ends_the_patience() -> None:
+def test_the_ready_message_ends_the_limits_of_loading() -> None:
     detector = HangDetector(CONFIG)
     detector.serves()
     assert detector.verdict(3.1, 0) is not None
 
 
 def link_that(*answers: Any) -> type[EngineLink]:
-    """Engines that each say `answers` and end."""
+    """A link class: each engine sends `answers` and ends."""
 
     class Link(EngineLink):
         async def start(self, config: ServerConfig) -> None:
@@ -57,12 +57,12 @@ def link_that(*answers: Any) -> type[EngineLink]:
 
 
 async def supervise(link: type[EngineLink], *, fails: bool = False) -> list[str]:
-    """Run to the end; what happened, in order."""
+    """Run the supervisor to its end; return the events in order."""
     events: list[str] = []
     client = EngineClient(ServerConfig(), on_heartbeat=lambda beat: events.append(beat.phase))
 
     async def on_ready(ready: Ready) -> None:
-        assert client.state != "ready", "nobody is let in before"
+        assert client.state != "ready", "no call is admitted before"
         if fails:
             raise ConfigError("no tokenizer", "tokenizer")
         events.append("ready")

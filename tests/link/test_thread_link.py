@@ -1,4 +1,4 @@
-"""Updates that are joined on their way say what they said one by one."""
+"""Joined updates carry the same content as the single ones."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ METRICS = RequestMetrics(0.0, 0.0, 0.0, 0.0)
 
 
 def updates(name: str, count: int) -> list[RequestUpdate]:
-    """`count` tokens; the first comes with times, the last with a reason."""
+    """Updates with `count` tokens; the first has times, the last a finish reason."""
     between = [RequestUpdate(name, (token,)) for token in range(1, count - 1)]
     return [
         RequestUpdate(name, (0,), metrics=METRICS, num_cached=3),

@@ -1,4 +1,4 @@
-"""Frames, messages and flags."""
+"""Frames and messages of the link, the engine loop, and flags of the engine."""
 
 import argparse
 import dataclasses
@@ -17,7 +17,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.flags import HELP, add_engine_args, engine_config_from_args, human_int
-from orca_jax.link.loop import EngineLoop, Inbox, Pulse
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import (
     MAX_FRAME_BYTES,
     Abort,
@@ -34,9 +34,18 @@ from orca_jax.link.wire import (
     decode_to_engine,
     encode,
 )
-from orca_jax.request import Constraint, RequestMetrics, RequestUpdate, SamplingParams, StructuredOutput, Urgency
+from orca_jax.request import (
+    Constraint,
+    RequestMetrics,
+    RequestUpdate,
+    SamplingParams,
+    StructuredOutput,
+    TokenLogprobs,
+    TokenSet,
+    Urgency,
+)
 from orca_jax.sim.toy import toy_generate
-from orca_jax.step import ExecutorStats, TokenLogprobs, TokenSet
+from orca_jax.step import ExecutorStats
 
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [
@@ -54,7 +63,7 @@ TO_ENGINE = [
             prompt_logprobs=0,
             structured=StructuredOutput("json_schema", "{}"),
         ),
-        Urgency(-3, "somebody", 1.5),
+        Urgency(-3, "a tenant", 1.5),
     ),
     Abort("r1"),
 ]
@@ -96,7 +105,7 @@ def test_unreadable_frames_are_refused() -> None:
         with pytest.raises(msgspec.MsgspecError):
             decode_from_engine(payload)
     bad = SamplingParams(1)
-    object.__setattr__(bad, "temperature", float("nan"))  # what a wrong front end might send
+    object.__setattr__(bad, "temperature", float("nan"))  # as a faulty front end might send it
     with pytest.raises(msgspec.ValidationError, match="temperature"):
         decode_to_engine(encode(Submit("r", [1], bad))[4:])
     never = Urgency()
@@ -106,7 +115,7 @@ def test_unreadable_frames_are_refused() -> None:
 
 
 class Anything:
-    """A constraint that allows what the toy's vocabulary has."""
+    """A constraint that allows all tokens of the toy."""
 
     def allowed(self) -> TokenSet:
         return (1 << 257) - 1
@@ -120,12 +129,12 @@ def constrained(value: str) -> SamplingParams:
 
 
 def test_engine_loop() -> None:
-    """Refuses what cannot run, aborts, ends with the front end, and leaves the engine as it was."""
+    """The loop refuses impossible requests, aborts, ends with the front end, and leaves the engine unchanged."""
     engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2)).engine
     inbox: Inbox = queue.SimpleQueue()
     sent: list[Message] = []
     ends: set[str] = set()
-    pulse = Pulse()
+    status = EngineStatus()
 
     def send(message: Message) -> None:
         sent.append(message)
@@ -156,7 +165,7 @@ def test_engine_loop() -> None:
         Abort("grammar slow"),
     ):
         inbox.put(message)
-    EngineLoop(engine, inbox, send, pulse, compile_grammar).run()
+    EngineLoop(engine, inbox, send, status, compile_grammar).run()
     released.set()
     rejected = {message.request_id: message.param for message in sent if isinstance(message, Rejected)}
     grammar = "structured_outputs"
@@ -167,12 +176,12 @@ def test_engine_loop() -> None:
     last = sent[-1]
     assert isinstance(last, Updates) and (last.running, last.waiting) == (0, 0)
     engine.pool.check_integrity()
-    beat = pulse.beat()
+    beat = status.heartbeat()
     assert (beat.phase, beat.busy_seconds) == ("loading", 0) and beat.engine is not None
     assert beat.engine.free_pages == beat.engine.num_pages
 
 
-def test_the_engine_says_when_the_row_of_an_end_found_late_is_free() -> None:
+def test_the_row_of_a_late_found_end_is_reported_free() -> None:
     engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2, overlap=True)).engine
     (stop, *_) = toy_generate([1], SamplingParams(1, temperature=0), vocab_size=257)
     inbox: Inbox = queue.SimpleQueue()
@@ -185,7 +194,7 @@ def test_the_engine_says_when_the_row_of_an_end_found_late_is_free() -> None:
             inbox.put(None)
 
     inbox.put(Submit("r", [1], SamplingParams(9, temperature=0, stop_token_ids=(stop,))))
-    EngineLoop(engine, inbox, send, Pulse(), lambda _: Anything()).run()
+    EngineLoop(engine, inbox, send, EngineStatus(), lambda _: Anything()).run()
     assert [(len(message.updates), message.running) for message in sent] == [(1, 1), (0, 0)]
 
 

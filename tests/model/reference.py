@@ -1,4 +1,4 @@
-"""Helpers of the model's tests: the models made by scripts/make_reference.py, and a dense attention."""
+"""The common code of the model's tests: the models of scripts/make_reference.py, and attention in five lines."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def mesh_of(size: int) -> Mesh:
 
 
 def dense_causal(layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cache: int) -> tuple[jax.Array, int]:
-    """Attention over all tokens of one request, without a cache."""
+    """Attention over all tokens of one request."""
     tokens, heads, dim = q.shape
     k, v = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
     scores = jnp.einsum("thd,shd->hts", q, k) * dim**-0.5
@@ -47,5 +47,5 @@ def logits(decoder: Decoder, ids: np.ndarray) -> np.ndarray:
 
 
 def copy_of(name: str, directory: Path) -> Path:
-    """A copy for a test to damage."""
+    """A copy of a model, for a test to break."""
     return Path(shutil.copytree(REFERENCE / name, directory / name))

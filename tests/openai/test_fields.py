@@ -34,7 +34,7 @@ CONTRADICTED = {"max_completion_tokens": "max_tokens", "messages": "prompt", "st
 
 def names(path: str) -> list[str]:
     parser, _ = ROUTES[path]
-    return [*parser.kind.__struct_fields__, *parser.neutral]
+    return [*parser.kind.__struct_fields__, *parser.unused]
 
 
 def body_with(path: str, name: str, value: str) -> bytes:
@@ -103,12 +103,12 @@ def test_every_field(idle_server: Server, path: str) -> None:
     long_one.join()
     assert whole(together) == whole(text_of_a_stream())
     assert {"model", *ROUTES[path][1]} - taken <= {"model", "messages", "tokens", "prompt"}
-    assert set(ROUTES[path][0].neutral) <= taken, "null is always taken"
+    assert set(ROUTES[path][0].unused) <= taken, "null is always taken"
 
 
 def test_the_document_and_the_tables_have_the_same_fields(server: Server) -> None:
     schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
     for parser in PARSERS:
         schema = schemas[parser.kind.__name__]
-        assert set(schema["properties"]) == {*parser.kind.__struct_fields__, *parser.neutral}
+        assert set(schema["properties"]) == {*parser.kind.__struct_fields__, *parser.unused}
         assert schema["additionalProperties"] is False

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from orca_jax.link.wire import Submit
 from orca_jax.openai.logprobs import LEAST, CompletionLogprobsWriter, chat_logprobs, prompt_logprobs, token_name
-from orca_jax.step import TokenLogprobs
+from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.serve.played import News, call, chat, events, update
 

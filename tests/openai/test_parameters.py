@@ -11,7 +11,7 @@ import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.openai.schema import chat_parser, completion_parser, tokenize_parser
-from orca_jax.openai.schema.neutral import Neutral
+from orca_jax.openai.schema.unused import UnusedField
 from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tokenizer import ByteTokenizer
@@ -289,10 +289,10 @@ TABLES = {"/v1/completions": completion_parser, "/v1/chat/completions": chat_par
 OF_A_KIND: dict[type | None, tuple[object, ...]] = {None: (), str: ("anything",), dict: ({"any": "thing"},)}
 
 
-def odd_values(neutral: Neutral) -> list[object]:
+def odd_values(field: UnusedField) -> list[object]:
     """Values that ask for something, or are nonsense."""
     candidates: list[object] = [17, "surely not", {"a": 1}, ["b"], True]
-    return [value for value in candidates if not neutral.takes(value)]
+    return [value for value in candidates if not field.takes(value)]
 
 
 @pytest.mark.conforms("completions.use_beam_search")
@@ -304,14 +304,14 @@ def odd_values(neutral: Neutral) -> list[object]:
 @pytest.mark.conforms("chat.service_tier", "chat.modalities", "chat.audio", "chat.prediction", "chat.verbosity")
 @pytest.mark.conforms("chat.reasoning_effort", "chat.web_search_options", "chat.functions", "chat.function_call")
 @pytest.mark.conforms("chat.best_of", "chat.documents", "chat.chat_template", "tokenize.chat_template")
-@pytest.mark.parametrize(("path", "name"), [(path, name) for path, parser in TABLES.items() for name in parser.neutral])
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, parser in TABLES.items() for name in parser.unused])
 def test_taken_where_it_asks_for_nothing(server: Server, path: str, name: str) -> None:
-    neutral = TABLES[path].neutral[name]
+    field = TABLES[path].unused[name]
     body = BODIES[path] if name != "chat_template" or path != "/tokenize" else {"model": MODEL, "messages": [user("x")]}
     send: Callable[[object], httpx.Response] = lambda value: server.http.post(path, json={**body, name: value})  # noqa: E731
-    for value in (None, *neutral.values, *OF_A_KIND[neutral.kind]):
+    for value in (None, *field.values, *OF_A_KIND[field.kind]):
         assert send(value).status_code == 200, value
-    odd = odd_values(neutral)
+    odd = odd_values(field)
     assert odd
     for value in odd:
         error = send(value).json()["error"]

@@ -1,4 +1,4 @@
-"""Run the example notebook; `python -m tests.project.notebook` keeps its outputs, without standard error."""
+"""Runs the example notebook. `python -m tests.project.notebook` saves its outputs, without standard error."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ NOTEBOOK = ROOT / "examples" / "orca_jax_colab.ipynb"
 
 
 def run_notebook(folder: Path, timeout: int = 300) -> Any:
-    """The notebook with its outputs, run from top to bottom in `folder`; a cell that fails raises."""
+    """Run the notebook from top to bottom in `folder`; returns it with its outputs. Raises if a cell fails."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(
         notebook, timeout=timeout, resources={"metadata": {"path": str(folder)}}, record_timing=False
@@ -24,7 +24,7 @@ def run_notebook(folder: Path, timeout: int = 300) -> Any:
 
 
 def tidy(notebook: Any) -> None:
-    """Leave out what differs between machines and says nothing to readers."""
+    """Remove contents that differ between machines and do not help readers."""
     notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
     for cell in notebook.cells:
         if cell.cell_type == "code":

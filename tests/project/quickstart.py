@@ -1,4 +1,4 @@
-"""docs/quickstart.md as data, and a place to run it in: a clone whose pip, git and hf are stand-ins."""
+"""docs/quickstart.md as data, and a machine to run it on: a clone with stand-ins for pip, git and hf."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ERRORS: list[str] = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 SMALL = "--max-num-seqs 4 --max-num-batched-tokens 64"  # few programs to compile
 CLONED = ("orca_jax", "scripts", "checkpoints", "examples", "pyproject.toml", "constraints.txt")
 
-# Python as it is, but for what it would install and which port it takes.
+# The real Python, except for installations and the port.
 PYTHON = """#!/usr/bin/env bash
 case "$1 ${{2:-}}" in
 "-m venv") mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python"; cp {bin}/hf "${{@: -1}}/bin/hf" ;;
@@ -43,7 +43,7 @@ mkdir -p "$2"; cp {model}/* "$2"
 
 
 def small_model(directory: Path) -> Path:
-    """A GPT-2 of a few thousand random weights with the demo's tokenizer, as Hugging Face lays it out."""
+    """Write a GPT-2 of a few thousand random weights with the demo's tokenizer, in Hugging Face's format."""
     directory.mkdir()
     tensors = load_file(REFERENCE / "gpt2-12-heads" / "model.safetensors")
     config = json.loads((REFERENCE / "gpt2-12-heads" / "config.json").read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def small_model(directory: Path) -> Path:
 
 
 class Machine:
-    """A home without anything, in which the page's blocks run one after the other; one server at a time."""
+    """An empty home directory for the blocks of the page, run one after the other; one server at a time."""
 
     def __init__(self, home: Path, port: int) -> None:
         self.bin, self.clone, self.port = home / "bin", home / "orca-jax", port
@@ -74,18 +74,18 @@ class Machine:
         self.server: subprocess.Popen[bytes] | None = None
 
     def run(self, text: str) -> str:
-        """A shell block to its end; its standard output."""
+        """Run a shell block to its end; returns its standard output."""
         done = subprocess.run(self._command(text), cwd=self._folder(), env=self.env, capture_output=True, check=False)
         assert done.returncode == 0, f"{text}\n{done.stderr.decode()}"
         return done.stdout.decode()
 
     def run_python(self, text: str) -> str:
-        """A Python block in the clone."""
+        """Run a Python block in the clone; returns its standard output."""
         (self.clone / "block.py").write_text(text, encoding="utf-8")
         return self.run(".venv/bin/python block.py")
 
     def serve(self, text: str) -> str:
-        """A block whose last line serves; what the model answers."""
+        """Start the server of a block's last line, and request a completion; returns the name of its model."""
         self.stop()
         with (self.home / "server.txt").open("wb") as log:
             self.server = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The project's own source as data, for the tests that judge its shape."""
+"""The project's own source as data, for tests of its shape."""
 
 import ast
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class SourceFile:
 
     @property
     def module(self) -> str:
-        """Dotted name; a package goes by the name of its folder."""
+        """The dotted name; of a package, the name of its folder."""
         parts = self.path.with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -41,7 +41,7 @@ class SourceFile:
 
 
 def python_files(*folders: str) -> list[SourceFile]:
-    """Python files under the folders that hold more than white space, in a stable order."""
+    """The Python files under the folders in a stable order, without empty ones."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     files = (SourceFile(path.relative_to(ROOT)) for path in sorted(paths))
     return [file for file in files if file.text.strip()]

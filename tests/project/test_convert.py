@@ -1,4 +1,4 @@
-"""What `scripts/convert_checkpoint.py` writes is the same model, as Orbax has it."""
+"""`scripts/convert_checkpoint.py` writes the same model as an Orbax checkpoint."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_the_same_model_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureF
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         np.testing.assert_array_equal(np.asarray(value), np.asarray(theirs[name]), err_msg=name)
-    assert main([str(SOURCE), str(out)]) == 2, "it is not written over"
+    assert main([str(SOURCE), str(out)]) == 2, "it is not overwritten"
 
 
 def test_another_type(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_another_type(tmp_path: Path) -> None:
     assert 0 < float(abs(rounded - exact).max()) < 0.01
 
 
-def test_what_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), str(tmp_path / "out")]) == 2
     assert "config.json is missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The bundled demo model: small, whole, readable on any mesh that divides it, and its answers end by themselves."""
+"""The bundled demo model: small, complete, and readable on any mesh that divides it. Its answers end by themselves."""
 
 import json
 from pathlib import Path

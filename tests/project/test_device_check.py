@@ -1,4 +1,4 @@
-"""`scripts/gpu_check` and `scripts/tpu_check` must not be run for the first time where a chip costs by the minute."""
+"""`scripts/gpu_check` and `scripts/tpu_check` as dry runs: they must work before the first run on a rented chip."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def run(kind: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def dry_run(kind: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
-    """Exit status and what became of each part."""
+    """The exit status and the result of each part."""
     done = run(kind, "--dry-run", "--out", str(folder), *flags)
     assert done.returncode in (0, 1), done.stderr
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -38,7 +38,7 @@ def dry_run(kind: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, report["parts"]
 
 
-def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_part_is_reported_and_the_others_still_run(tmp_path: Path) -> None:
     status, parts = dry_run("gpu", tmp_path, "--parts", "serve:orca,machine", "--model", "nonsense")
     assert status == 1
     assert "nonsense is not a directory" in parts["serve:orca"]["error"]
@@ -46,24 +46,24 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> N
     assert parts["machine"]["rows"][-1]["copy_bytes_per_s"] > 0
 
 
-def test_what_cannot_be_done_is_skipped_with_a_reason(tmp_path: Path) -> None:
+def test_an_impossible_part_is_skipped_with_a_reason(tmp_path: Path) -> None:
     status, parts = dry_run("tpu", tmp_path, "--parts", "peer:continuous")
     assert status == 0
     assert "no TPU" in parts["peer:continuous"]["rows"][0]["skipped"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_device_it_says_what_to_do(kind: str, tmp_path: Path) -> None:
+def test_without_a_device_it_prints_instructions(kind: str, tmp_path: Path) -> None:
     done = run(kind, "--out", str(tmp_path))
     assert done.returncode == 2
-    assert f"there is no {kind.upper()} here" in done.stderr
-    assert "--dry-run shows what would be done" in done.stderr
+    assert f"JAX finds no {kind.upper()} on this machine" in done.stderr
+    assert "try --dry-run on a CPU" in done.stderr
 
 
 def test_an_unknown_part_is_named() -> None:
     done = run("tpu", "--parts", "machine,correct:gpu")
     assert done.returncode == 2
-    assert "there is no part 'correct:gpu'; there are machine, correct:tpu" in done.stderr
+    assert "--parts: unknown part 'correct:gpu'; the parts are machine, correct:tpu" in done.stderr
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_every_part(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_model_and_attention_may_be_others(tmp_path: Path) -> None:
+def test_other_models_and_attentions(tmp_path: Path) -> None:
     flags = "--parts", "serve:orca", "--model", "demo", "--attention"
     status, parts = dry_run("tpu", tmp_path, *flags, "xla")
     assert (status, parts["serve:orca"]["rows"][0]["model"]) == (0, "demo")
@@ -89,7 +89,7 @@ def test_model_and_attention_may_be_others(tmp_path: Path) -> None:
     assert "no attention implementation 'nonsense'" in parts["serve:orca"]["error"]
 
 
-def test_a_wrong_kernel_is_found_and_a_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_found_and_a_refusal_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from device_check.correct import compare
     from device_check.part import Skip
@@ -97,7 +97,7 @@ def test_a_wrong_kernel_is_found_and_a_refusal_is_none(monkeypatch: pytest.Monke
     given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(CASES[0], layout="packed")))
 
     def found(change: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
-        """What is said of an attention whose outputs are changed so."""
+        """The result for an attention with changed outputs."""
         right = partial(ragged_attention, **CASES[0].options, implementation="reference")
         return compare(lambda *args: change(right(*args)), CASES[0].options, given, 1e-4)()
 

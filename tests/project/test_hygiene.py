@@ -1,4 +1,4 @@
-"""Promises about the tree as a whole: what code never does, what scripts and the README must be."""
+"""Rules for the tree as a whole: forbidden imports and calls, the form of scripts, the README's tree, links."""
 
 import ast
 import re
@@ -19,19 +19,19 @@ TEXT_FILES = sorted(
     if path.is_file() and "__pycache__" not in path.parts
 )
 
-# Unpickling runs whatever the file says; torch belongs in the environments of peers, not here.
+# Unpickling runs code from the file; torch belongs in the environments of peers, not here.
 FORBIDDEN_IMPORTS = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"})
-OF_EXTRAS = {  # imported only where a flag asks for it
+OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/telemetry/otel.py": {"opentelemetry"},
-    "orca_jax/bench/plot.py": {"matplotlib"},
+    "orca_jax/bench/load_plot.py": {"matplotlib"},
     "orca_jax/timeline/plot.py": {"matplotlib"},
 }
 HOME_OR_SCRATCH = re.compile(r"(?<![\w.~$}])/(home|root|Users|tmp|mnt|opt|work|workspace)/\w")
 
 
 def called_name(node: ast.Call) -> str:
-    """`yaml.load(...)` -> `yaml.load`; an empty string where the callee is no dotted name."""
+    """`yaml.load(...)` -> `yaml.load`; an empty string if the callee is not a dotted name."""
     return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
 
 
@@ -47,9 +47,9 @@ def imported_packages(file: SourceFile) -> set[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_no_forbidden_import(file: SourceFile) -> None:
-    # These run in environments of their own: these ask transformers, the others are the peers.
-    asks = file.path.name in ("make_reference.py", "judge_lm_eval.py", "peer.py")
-    has_torch = asks or file.path.is_relative_to("scripts/peers")
+    # These run in environments of their own: the named ones use transformers, the others are the peers.
+    is_named = file.path.name in ("make_reference.py", "judge_lm_eval.py", "peer.py")
+    has_torch = is_named or file.path.is_relative_to("scripts/peers")
     assert not imported_packages(file) & (FORBIDDEN_IMPORTS - ({"torch"} if has_torch else set()))
 
 
@@ -72,7 +72,7 @@ def test_behaviour_does_not_depend_on_the_environment(file: SourceFile) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_functions_say_what_they_return(file: SourceFile) -> None:
+def test_functions_have_return_types(file: SourceFile) -> None:
     for node in file.functions():
         assert node.returns is not None, f"{file}:{node.lineno}: {node.name}"
 
@@ -84,13 +84,13 @@ def test_no_unfinished_work(file: SourceFile) -> None:
 
 
 @pytest.mark.parametrize("path", TEXT_FILES, ids=str)
-def test_no_path_of_somebodys_machine(path: Path) -> None:
+def test_no_path_of_a_local_machine(path: Path) -> None:
     for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), start=1):
         assert not HOME_OR_SCRATCH.search(line), f"{path}:{number}: {line.strip()}"
 
 
 def test_imports_are_declared() -> None:
-    """What the package imports is a dependency that a bare `pip install` brings, not one of the dev extra."""
+    """Every import of the package is a dependency of a bare `pip install`, not of the dev extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
     imported_as = {"orbax-checkpoint": "orbax", "pyyaml": "yaml"}
@@ -132,7 +132,7 @@ def test_links_inside_the_tree_lead_somewhere(path: Path) -> None:
 
 
 def readme_tree() -> dict[str, str]:
-    """Path -> phrase of the README's file tree: two blanks a level, `names   phrase`, several names share a phrase."""
+    """Path -> phrase of the README's file tree: two blanks per level, `names   phrase`; names may share a phrase."""
     block = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert block, "README.md has no ```text block with the file tree"
     found: dict[str, str] = {}

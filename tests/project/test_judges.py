@@ -1,4 +1,4 @@
-"""What the outside judges' runner adds of its own: the recording proxy and the table. The judges judge themselves."""
+"""The runner of the third-party clients: the recording proxy and the table."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 @contextlib.contextmanager
 def listening(serve: Serve) -> Iterator[int]:
-    """A server whose connections are served by a function, one after the other."""
+    """A server that calls a function with each connection, one after the other."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)
 
@@ -50,7 +50,7 @@ def recording(serve: Serve) -> Iterator[tuple[Recorder, list[Exchange]]]:
 
 
 def answer_all(connection: socket.socket) -> None:
-    """Answers as soon as it has read a head, so that an answer may come before its request has ended."""
+    """Send a response after each head: it may come before its request has ended."""
     while data := connection.recv(65536):
         for _ in range(data.count(b" HTTP/1.1\r\n")):
             connection.sendall(ANSWER)
@@ -129,7 +129,7 @@ def test_a_check_that_fails_is_a_violation() -> None:
     assert recorder.violations == ["GET /a b'': 200 is wrong"]
 
 
-def test_page_keeps_the_lines_of_judges_that_did_not_run(tmp_path: Path) -> None:
+def test_page_keeps_the_rows_of_clients_that_did_not_run(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\n{END}\nafter\n", encoding="utf-8")
     row = ("v 1", "2 of 2 checks", "5 answers, 0 violations", "yes", "today, abc")

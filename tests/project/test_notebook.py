@@ -1,4 +1,4 @@
-"""The example notebook: its cells are programs, what it shows is small and whole, and it runs from top to bottom."""
+"""The example notebook: its cells are programs, its outputs are small and complete, and it runs from top to bottom."""
 
 import ast
 import re
@@ -41,7 +41,7 @@ def test_each_cell_is_a_program_whose_names_exist(cell: Any) -> None:
             assert all(hasattr(module, alias.name) for alias in node.names)
 
 
-def test_what_is_stored_is_small_and_whole() -> None:
+def test_stored_outputs_are_small_and_complete() -> None:
     assert NOTEBOOK.stat().st_size < 200_000
     assert len(pictures(STORED)) == 2 and "orca: 16 requests, 82 iterations" in texts(STORED)
     kinds = {output.get("name", output.output_type) for cell in CELLS for output in cell.outputs}
@@ -49,7 +49,7 @@ def test_what_is_stored_is_small_and_whole() -> None:
     assert not HOME_OR_SCRATCH.search("".join(cell.source for cell in STORED.cells) + texts(STORED))
 
 
-def test_it_installs_extras_that_there_are() -> None:
+def test_it_installs_existing_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     named = re.findall(r'"(\w+),"', CELLS[0].source)
     assert named == ["cuda", "tpu"] and {*named, "plot"} <= set(extras)
@@ -58,10 +58,10 @@ def test_it_installs_extras_that_there_are() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # nothing is compiled yet, and nobody's settings count
+    monkeypatch.setenv("HOME", str(tmp_path))  # without compiled programs, and without a user's settings
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for proxy in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # where nobody listens: a download would fail
+        monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # a closed port: a download would fail
     notebook = run_notebook(tmp_path)
     assert len(pictures(notebook)) == 2
     shown = texts(notebook)

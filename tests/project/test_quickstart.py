@@ -1,8 +1,8 @@
-"""The quick start: its blocks run, its flags and files exist, and the errors that it names are those that come.
+"""The quick start: its blocks run, its flags and files exist, and its error messages are the real ones.
 
-Shell and Python blocks run in a machine of stand-ins (tests/project/quickstart.py): nothing is downloaded, and servers
-compile few shapes. Of the blocks for GPU and TPU machines all lines but the last run, on the CPU; of what they install,
-and of the last line, it is checked that there are such extras and flags.
+Shell and Python blocks run on a machine of stand-ins (tests/project/quickstart.py): nothing is downloaded, and servers
+compile few shapes. Blocks for GPU and TPU machines run on the CPU, without their last lines; for these lines and for
+installations, the tests check that the extras and flags exist.
 """
 
 import ast
@@ -90,7 +90,7 @@ def pickled(model: Path) -> Path:
     return model
 
 
-WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # what of a copy of a whole model gives the message
+WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete model, by the message they cause
     "is not a directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
@@ -105,24 +105,24 @@ WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # what of a copy of a whol
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_errors_are_as_the_page_says(message: str, model: Path, tmp_path: Path) -> None:
+def test_errors_are_those_of_the_page(message: str, model: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(model, tmp_path / "model"))
     with pytest.raises(ConfigError) as caught:
         build_engine(WRONG[message](copy))
     assert re.sub(r"sees 1\b", "sees 8", message) in caught.value.message  # tests have eight devices
 
 
-def test_a_taken_port_is_as_the_page_says() -> None:
+def test_the_error_of_a_used_port_is_that_of_the_page() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as caught, listening(parse_args(["--port", str(port)])):
             pass
-    assert caught.value.message.replace(str(port), "8000").startswith("port 8000 on 127.0.0.1 is taken")
+    assert caught.value.message.replace(str(port), "8000").startswith("port 8000 on 127.0.0.1 is already in use")
 
 
 def test_all_errors_of_the_page_are_tested() -> None:
     elsewhere = {"needs Python 3.12 or newer", "plot needs matplotlib"}  # test_scripts.py, trace/test_plot.py
-    assert set(ERRORS) == set(WRONG) | elsewhere | {"port 8000 on 127.0.0.1 is taken"}
+    assert set(ERRORS) == set(WRONG) | elsewhere | {"port 8000 on 127.0.0.1 is already in use"}
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, port: int) -> None:
     finally:
         machine.stop()
     assert served == ["demo", "smol", "smol"]
-    assert json.loads(said[0])["usage"]["completion_tokens"] > 0, "what the demo answers to curl"
-    assert all(said[:-1]), "each block but the last says something"
+    assert json.loads(said[0])["usage"]["completion_tokens"] > 0, "the demo's answer to curl"
+    assert all(said[:-1]), "each block except the last has output"
     assert (machine.clone / "models" / "smol-orbax" / "params").is_dir()
     answers = (machine.clone / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(answers) == 2 and all(json.loads(answer)["error"] is None for answer in answers)

@@ -19,7 +19,7 @@ FILES = python_files("orca_jax", "scripts")
 
 
 def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from `def` to the end, less the docstring, which nobody should shorten for this test."""
+    """Lines from `def` to the end, less the docstring: this test is no reason to shorten it."""
     total = (node.end_lineno or node.lineno) - node.lineno + 1
     first = node.body[0]
     if ast.get_docstring(node) is not None and len(node.body) > 1:

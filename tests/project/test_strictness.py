@@ -1,4 +1,4 @@
-"""The suite's own strictness: were one of these settings lost, all other tests would pass and say less."""
+"""The suite's own strictness: without one of these settings all other tests would still pass, and prove less."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from orca_jax.kernels.kv_write import write_kv
 
 def test_fake_devices() -> None:
     if jax.default_backend() != "cpu":
-        pytest.skip("on an accelerator its own devices count")
+        pytest.skip("on an accelerator, tests use its own devices")
     assert jax.device_count() == 8
 
 

@@ -1,4 +1,4 @@
-"""The demo's training: what a row of packed tokens holds, and a whole run in miniature."""
+"""The demo's training: the rows of packed tokens, and a complete run in miniature."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def test_a_run_ends_resumes_and_is_bundled(data: tuple[Path, Path], tmp_path: Pa
 
     first = run("--minutes=0.001")
     assert (first["step"], len(first["history"])) == (1, 1)
-    # The clock of a run goes on where it stood, compilation included.
+    # A resumed run continues its clock, compilation included.
     second = run("--resume", f"--minutes={first['seconds'] / 60 + 0.1}")
     assert second["step"] > 1 and second["seconds"] >= first["seconds"] + 6
     losses = [record["answer_loss"] + record["text_loss"] for record in second["history"]]

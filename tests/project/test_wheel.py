@@ -1,4 +1,4 @@
-"""A wheel holds all that the package needs, and works where there is no source tree."""
+"""A wheel holds everything that the package needs, and works without the source tree."""
 
 import subprocess
 import sys

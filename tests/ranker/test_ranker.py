@@ -1,4 +1,4 @@
-"""The learned ranker: its loss and its calibration by hand, one score in both forms, the disk, and that it learns."""
+"""The learned ranker: loss and calibration by hand, equal scores in both forms, checkpoints, and training."""
 
 import json
 import math
@@ -18,10 +18,10 @@ from orca_jax.bundled import demo_directory, ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
+from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.ranker import Ranker, list_mle
-from orca_jax.ranker.saved import PARAMS, load_scorer, save_scorer, scorer_of
 from orca_jax.ranker.scorer import Calibration, Scorer, calibrate
-from orca_jax.ranker.tau import kendall_tau
+from orca_jax.ranker.storage import PARAMS, load_scorer, save_scorer, scorer_of
 from orca_jax.sim.toy import TOY_MODEL
 
 VOCAB = 20
@@ -39,7 +39,7 @@ def make_scorer() -> Scorer:
 
 
 def padded(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [N, T], with nonsense where there is no token, and where there is one."""
+    """Ids [N, T], with random ids as padding, and the mask of tokens."""
     is_token = np.arange(max(map(len, prompts)))[None, :] < np.array([len(prompt) for prompt in prompts])[:, None]
     ids = np.full(is_token.shape, VOCAB - 1, np.int32)
     ids[is_token] = np.concatenate(prompts)
@@ -71,7 +71,7 @@ def test_host_and_model_say_the_same() -> None:
     assert [scorer.score(prompt) for prompt in prompts] == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)
 
 
-# Scores, lengths and how many groups -> tokens at the groups' middles.
+# Scores, lengths and number of groups -> tokens at the middles of the groups.
 CALIBRATIONS = {
     "one group": ([1, 2, 3], [4, 5, 9], 1, [6]),
     "as they are": ([3, 1, 2], [30, 10, 20], 3, [10, 20, 30]),
@@ -115,10 +115,10 @@ def test_on_disk_and_back(tmp_path: Path) -> None:
 
 
 def test_what_is_no_ranker(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no length ranker") as error:
+    with pytest.raises(ConfigError, match="is not a length ranker") as error:
         load_scorer(tmp_path)
     assert error.value.param == "length_predictor"
-    with pytest.raises(ConfigError, match="holds no length ranker"):
+    with pytest.raises(ConfigError, match="is not a length ranker"):
         load_scorer(demo_directory())
     broken = make_scorer()
     object.__setattr__(broken, "queries", np.full((3, 2), np.nan, np.float32))
@@ -128,7 +128,7 @@ def test_what_is_no_ranker(tmp_path: Path) -> None:
 
 
 def test_settings_that_name_one(tmp_path: Path) -> None:
-    """The bundled one serves the demo; another vocabulary is refused, and so is a directory that is not there."""
+    """The bundled ranker fits the demo model. Another vocabulary and a missing directory are errors."""
     model, cache = read_model_config(str(demo_directory())), CacheConfig(64, 16, "float32")
     config = EngineConfig(scheduler="chunked", scheduling_policy="shortest", length_predictor="demo")
     _, pool = build_scheduling(config, model, 256, cache, 64)
@@ -148,7 +148,7 @@ def test_the_bundled_one_is_small() -> None:
 
 
 def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are as long as the prompt holds sevens, and nothing else; a log that says so is enough."""
+    """The length of an answer is the number of sevens in its prompt, and training on a log is enough to learn this."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     from length_ranker.log import read_log
     from length_ranker.training import Settings, scores_of, train

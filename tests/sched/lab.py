@@ -1,11 +1,11 @@
-"""An engine on the toy model that writes down every batch, for tests of schedulers."""
+"""An engine on the toy model with a record of every batch, for tests of schedulers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import USUAL, Request, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -13,33 +13,33 @@ from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler, Selection
 from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
-from orca_jax.step import Handle, StepPlan, TokenLogprobs
+from orca_jax.step import Handle, StepPlan
 
 VOCAB = 61
 SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}
 
 
 class Shape(NamedTuple):
-    """What `chunked` needs beside `max_bs`."""
+    """The settings of `chunked` beside `max_bs`."""
 
     budget: int = 16
     depth: int = 2
     watermark: int = 0
-    num_pages: int | None = None  # None: enough for everybody
+    num_pages: int | None = None  # None: enough for all rows
     reuses_prefixes: bool = True
     ordering: Callable[[], Ordering] = FirstComeFirstServed
     intervals: tuple[int, int] | None = None  # of check-ins, with a depth of 1
 
 
 class RecordingScheduler:
-    """Does what another one decides, and keeps it."""
+    """Delegates to another scheduler, and records its decisions."""
 
     def __init__(self, inner: Scheduler) -> None:
         self.inner = inner
-        self.name = inner.name
         self.n_workers = inner.n_workers
         self.seen: list[Sequence[Choice]] = []
 
@@ -56,7 +56,7 @@ class RecordingScheduler:
 
 
 class RecordingExecutor(ToyExecutor):
-    """Keeps every plan."""
+    """A toy executor with a record of every plan."""
 
     def __init__(self, num_rows: int, kv: KVManager, override: Override | None) -> None:
         super().__init__(VOCAB, kv.num_pages, kv.page_size, num_rows, override=override)
@@ -68,7 +68,7 @@ class RecordingExecutor(ToyExecutor):
 
 
 class Lab:
-    """Everything below the faces, with as few pages as `n_slots` allows, and a clock that counts its readings."""
+    """Engine, scheduler and pool, with as few pages as `n_slots` allows, and a clock that counts its readings."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class Lab:
         self.now += 1.0
         return self.now
 
-    def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = USUAL) -> None:
-        """A greedy request with the prompt 1, 2, 3, ..."""
+    def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = DEFAULT_URGENCY) -> None:
+        """Add a greedy request with the prompt 1, 2, 3, ..."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         self.engine.add(request_id, list(range(1, num_prompt + 1)), params, urgency=urgency)
 
     def step(self) -> list[RequestUpdate]:
-        """One step with every check there is; an update after the last one fails."""
+        """Run one step with all checks; an update after a request's last one fails."""
         updates = self.engine.step()
         self.pool.check_integrity()
         for update in updates:
@@ -143,7 +143,7 @@ class Lab:
         return updates
 
     def run(self, limit: int = 1000) -> None:
-        """Step until nothing is left, and check that everything was given back."""
+        """Step until no request is left, and check that all pages, rows and slots are free."""
         for _ in range(limit):
             if not self.engine.has_work:
                 break
@@ -155,19 +155,22 @@ class Lab:
 
     @property
     def batches(self) -> list[str]:
-        """Each plan as `A5 B1`: who ran and how many tokens; `-` where it did not sample.
+        """Each plan as `A5 B1`: the members and their numbers of tokens; `-` marks a member that does not sample.
 
-        One that repeats begins with `4x`, at most so often, or `4!x` where it yields; `~` is a member that is not told.
+        A multi-step plan begins with its largest number of steps, `4x`, or `4!x` if it stops early. `~` marks a member
+        without a report of its tokens.
         """
         return [" ".join(_shown(plan)) for plan in self.executor.plans]
 
     def expected(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """What a request generates alone; its seed is in `params` or does not matter."""
+        """The tokens of a request that runs alone; its seed is in `params` or has no effect."""
         return toy_generate(prompt, params, vocab_size=VOCAB, eos_token_ids=self.eos)
 
 
 def _shown(plan: StepPlan) -> Iterable[str]:
-    if plan.repeats:
-        yield f"{plan.num_steps}{'!' if plan.yields else ''}x"
-    for member in plan.members:
-        yield f"{member.request_id}{member.num_tokens}{'' if member.samples else '-'}{'' if member.told else '~'}"
+    many = plan.multi_step
+    if many is not None:
+        yield f"{many.num_steps}{'!' if many.stops_early else ''}x"
+    reports = [True] * len(plan.members) if many is None else [limit.report for limit in many.limits]
+    for member, report in zip(plan.members, reports, strict=True):
+        yield f"{member.request_id}{member.num_tokens}{'' if member.is_sampling else '-'}{'' if report else '~'}"

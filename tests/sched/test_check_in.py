@@ -1,4 +1,4 @@
-"""Check-in intervals by hand: what is repeated, who is told, and who is let in."""
+"""Check-in intervals by hand: the repeated steps, the reported tokens, and the admitted requests."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_by_hand(case: str) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_whoever_ends_first_lets_the_next_one_in(waits: bool) -> None:
-    """Where nobody waits, the others go on without it; where somebody does, the device stops."""
+    """If no request waits, the other members continue without the ended one; otherwise the device stops."""
 
     def ends_at_third(request_id: str, length: int, token: int) -> int:
         return EOS if (request_id, length) == ("B", 5) else 1
@@ -89,9 +89,9 @@ def test_what_the_device_cannot_do_alone_is_not_repeated(params: SamplingParams)
     lab.add("B", 2, 40)
     while "A" not in lab.ends:
         lab.step()
-    assert not any(plan.repeats for plan in lab.executor.plans)
+    assert not any(plan.multi_step is not None for plan in lab.executor.plans)
     lab.run()
-    assert any(plan.repeats for plan in lab.executor.plans)
+    assert any(plan.multi_step is not None for plan in lab.executor.plans)
 
 
 def test_what_was_not_told_is_drawn_again_after_a_preemption() -> None:
@@ -109,7 +109,7 @@ def test_what_was_not_told_is_drawn_again_after_a_preemption() -> None:
 
 
 def test_no_further_than_pages_reach() -> None:
-    """Ten pages of two. After 9 and 8 tokens both could be repeated twice, which would take eleven."""
+    """Ten pages of two tokens. After 9 and 8 tokens, two more steps of both would take eleven pages."""
     lab = Lab(max_bs=2, page_size=2, max_model_len=20, shape=STEPPED._replace(num_pages=10))
     lab.add("A", 3, 17)
     lab.add("B", 2, 17)

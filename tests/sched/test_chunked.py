@@ -1,4 +1,4 @@
-"""The chunked scheduler by hand, and what holds whatever arrives."""
+"""The chunked scheduler by hand, and its invariants under any arrivals."""
 
 import pytest
 from hypothesis import given, settings
@@ -65,7 +65,7 @@ def test_by_hand(case: str) -> None:
 
 
 def test_a_token_past_the_end_is_dropped() -> None:
-    """The second iteration is in flight before the first one's end token is seen."""
+    """The second iteration is in flight before the host sees the first one's end token."""
     params = SamplingParams(max_tokens=5, temperature=0)
     first = Lab().expected([1, 2, 3], params)[0]
     lab = Lab(max_bs=1, eos=[first], shape=shaped(depth=2))
@@ -78,7 +78,7 @@ def test_a_token_past_the_end_is_dropped() -> None:
 
 
 def test_the_most_urgent_keeps_its_pages_while_increments_take_the_last() -> None:
-    """In the fourth iteration B's increment takes the last page before A's chunk is looked at; A waits, and wins."""
+    """In the fourth iteration B's increment takes the last page before A's chunk; A waits, and gets B's pages later."""
     lab = Lab(max_bs=2, page_size=2, shape=shaped(budget=3, num_pages=5, ordering=Priority))
     lab.add("B", 2, 6)
     lab.step()
@@ -89,7 +89,7 @@ def test_the_most_urgent_keeps_its_pages_while_increments_take_the_last() -> Non
 
 
 def test_preempted_in_flight() -> None:
-    """With two iterations in flight a request loses its pages while its token is still on the device."""
+    """With two iterations in flight, a request loses its pages while its token is still on the device."""
     lab = Lab(max_bs=2, page_size=2, shape=shaped(depth=2, num_pages=4))
     lab.add("A", 3, 5)
     lab.add("B", 3, 5)

@@ -1,4 +1,4 @@
-"""What parameters forbid: by hand, and against a look at all that was generated."""
+"""Ids forbidden by parameters: by hand, and against a search of all generated tokens."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def test_token_set(ids: list[int], tokens: int) -> None:
     ],
 )
 def test_by_hand(fields: dict, generated: list[int], allowed: list[int]) -> None:
-    """The end tokens are 4 and 5."""
+    """Ids 4 and 5 are end tokens."""
     constraint = build_constraint(SamplingParams(**fields), {4, 5}, VOCAB)
     assert constraint is not None
     for token in generated:

@@ -1,21 +1,22 @@
-"""What a selection costs does not depend on how many wait: counted in requests that are looked at, not in time."""
+"""The cost of a selection does not depend on the number of waiting requests. Counts reads of requests, not time."""
 
 from collections import Counter
 
 import pytest
 
 from orca_jax.build.scheduler import ORDERINGS
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 
 LOOKED_AT = ("row", "in_flight", "state", "arrival_index")
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int) -> int:
-    """Reads of requests' fields in three selections over a batch of 4, after the arrivals were taken in."""
+    """The number of reads of requests' fields in three selections over a batch of 4, after all arrivals."""
     pool = RequestPool(KVManager(num_pages, 16, num_rows), vocab_size=9, max_model_len=64)
     scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), depth=2)
     for n in range(4 + num_waiting):

@@ -119,7 +119,7 @@ def test_check_integrity_sees(damage: str) -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Every verb in every order, against a model that only counts."""
+    """All verbs in any order, compared with a model of counters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,11 @@
-"""Submit, abort, step, preempt and reuse in any order: the pool and the K/V manager stay whole after each."""
+"""Submit, abort, step, preempt and reuse in any order: the pool and the KV cache's manager stay consistent."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
+from orca_jax.sched.request import Request
 from tests.sched.lab import VOCAB, Lab, Shape
 
 EOS = 7
@@ -79,7 +80,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self._running())
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        """Whenever it pleases somebody, also in flight."""
+        """Preempt at any time, also in flight."""
         self.lab.pool.preempt(data.draw(st.sampled_from(self._running())))
 
     @rule(count=st.integers(1, 4))

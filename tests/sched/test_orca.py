@@ -1,14 +1,15 @@
-"""Iteration-level scheduling by table: who runs in which iteration."""
+"""Iteration-level scheduling by table: the members of each iteration."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from orca_jax.engine import Engine
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 from orca_jax.sim.toy import ToyExecutor
 from tests.sched.lab import Lab
 
@@ -64,7 +65,7 @@ def test_pipeline_takes_newcomers_where_others_left() -> None:
 
 
 def test_an_idle_pipeline_waits_for_what_is_in_flight() -> None:
-    """With nothing to select the step collects, instead of submitting an empty batch."""
+    """Without a selection the step collects, instead of submitting an empty batch."""
     lab = Lab(max_bs=2, n_workers=3)
     lab.add("A", 2, 3)
     lab.run()
@@ -121,7 +122,7 @@ def test_reservation_returns_with_the_last_token() -> None:
 
 
 def test_cohorts_of_a_pipeline_never_merge() -> None:
-    """Noted in the fact sheet as a property of Algorithm 1: A and C could share a batch, and do not."""
+    """A property of Algorithm 1: A and C could share a batch, and do not."""
     lab = Lab(max_bs=2, n_workers=2)
     lab.add("A", 1, 4)
     lab.add("B", 1, 1)
@@ -132,7 +133,7 @@ def test_cohorts_of_a_pipeline_never_merge() -> None:
 
 
 class CountingPool(RequestPool):
-    """Counts how many requests schedulers look at."""
+    """Counts the requests read by schedulers."""
 
     looked_at = 0
 

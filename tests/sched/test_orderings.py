@@ -1,4 +1,4 @@
-"""Who comes first under each ordering, by hand; and that nobody waits longer than the ordering says, whatever arrives.
+"""The first requests under each ordering, by hand; and its bound on waiting, under any arrivals.
 
 The lab's clock counts its readings: the first three requests arrive at 1, 2 and 3 seconds.
 """
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.errors import RequestError
-from orca_jax.request import MAX_PRIORITY, Request, SamplingParams, Urgency
+from orca_jax.request import MAX_PRIORITY, SamplingParams, Urgency
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.deadline import PATIENCE, EarliestDeadline
 from orca_jax.sched.orderings.fair import FairShare
@@ -23,6 +23,7 @@ from orca_jax.sched.orderings.priority import SECONDS_PER_STEP, Priority
 from orca_jax.sched.orderings.shortest import SECONDS_PER_TOKEN, ShortestFirst
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import ClientBound
+from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve
@@ -104,7 +105,7 @@ KEYS: dict[str, Callable[[Request], tuple[float, int]]] = {
 
 
 class Watched(Lab):
-    """Holds every decision to a key, while the pool is as the scheduler saw it."""
+    """Checks every decision against a key, with the pool as at the decision."""
 
     def __init__(self, name: str, max_bs: int, page_size: int, shape: Shape) -> None:
         shape = shape._replace(ordering=ORDERINGS[name], num_pages=-(-(shape.num_pages or 0) // page_size))
@@ -148,7 +149,7 @@ SIZES = {"max_bs": st.integers(1, 5), "page_size": st.integers(1, 4), "shape": S
 @MANY
 @given(arrivals=PLAIN_ARRIVALS, **SIZES)
 def test_nobody_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
-    """Every newcomer is the first of those that wait, and pages go from the last to the first; same tokens, too."""
+    """Every newcomer is the first waiting request; the last running one is preempted first; tokens are the same."""
     serve(Watched(name, max_bs, page_size, shape), arrivals)
 
 
@@ -163,7 +164,7 @@ def test_nobody_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, s
     ],
 )
 def test_nobody_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bound: float) -> None:
-    """One row, and more that are in a hurry than it can serve: who arrives after the bound comes later."""
+    """One row, and more urgent requests than it can serve: those that arrive after the bound are served later."""
     lab = Lab(max_bs=1, shape=ONE._replace(ordering=ordering))
     lab.add("patient", 1, 1, patient)
     arrival, arrivals = lab.now, {}
@@ -181,7 +182,7 @@ def test_nobody_waits_for_ever(ordering, patient: Urgency, hurried: Urgency, bou
 
 
 class Said(ClientBound):
-    """Guesses that no bound keeps, so that a request of one token can be thought a long one."""
+    """Predictions without a bound: a request of one token can have a long prediction."""
 
     def __init__(self, lengths: dict[str, int]) -> None:
         self.lengths = lengths
@@ -193,7 +194,7 @@ class Said(ClientBound):
 @settings(max_examples=60, deadline=None)
 @given(wishes=st.lists(st.tuples(st.floats(0, 9), st.integers(1, 60), st.integers(0, 3)), min_size=2, max_size=16))
 def test_the_longest_waits_for_few(wishes: list[tuple[float, int, int]]) -> None:
-    """Whoever comes and goes meanwhile, nobody is overtaken by one that came later than the bound says."""
+    """Under any arrivals and ends, no request is overtaken by one that arrived after the bound."""
     lab = Lab(max_bs=1, shape=ONE._replace(ordering=ShortestFirst))
     lengths = {str(number): length for number, (_, length, _) in enumerate(wishes)}
     lab.pool.predictor = Said(lengths)
@@ -217,7 +218,7 @@ def test_the_longest_waits_for_few(wishes: list[tuple[float, int, int]]) -> None
 
 
 class Measured(FairShare):
-    """Adds up what each pair of tenants was served while both could have had a row."""
+    """Sums the service of each pair of tenants while both could have had a row."""
 
     def __init__(self) -> None:
         super().__init__(max_idle=1)
@@ -255,7 +256,7 @@ def test_shares_are_equal_within_the_bound(arrivals, max_bs: int, page_size: int
 
 
 def served(lab: Lab, tenants: dict[str, str]) -> Iterator[tuple[int, int]]:
-    """What ann and bob were served so far, after each iteration."""
+    """The service of ann and bob so far, after each iteration."""
     counts = Counter[str]()
     for plan in lab.executor.plans:
         for member in plan.members:
@@ -280,7 +281,7 @@ def test_a_flood_does_not_drown_others() -> None:
 
 
 def test_idling_saves_nothing_up() -> None:
-    """Bob comes when ann has been served a lot: from then on they take turns, and she need not wait until he has."""
+    """Bob arrives after much service of ann's requests. From then on they take turns; ann need not wait."""
     lab = Lab(max_bs=1, shape=ONE._replace(ordering=FairShare))
     tenants = {}
     for number in range(60):
@@ -305,7 +306,7 @@ def test_names_that_nobody_uses_again_are_forgotten() -> None:
 
 @pytest.mark.parametrize("name", ORDERINGS)
 def test_thousands_wait(name: str) -> None:
-    """A selection looks at few of them; those that give up leave nothing behind."""
+    """A selection reads few of the requests; aborted ones leave nothing behind."""
     ordering = ORDERINGS[name]()
     pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
@@ -325,7 +326,7 @@ def test_thousands_wait(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["priority", "deadline", "fair"])
 def test_who_gives_up_at_the_end_of_the_line_is_dropped(name: str) -> None:
-    """Under load the end of the line may never be reached, and holds prompts."""
+    """Under load the end of the queue may never be reached, and its requests hold prompts."""
     ordering = ORDERINGS[name]()
     pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
@@ -340,6 +341,6 @@ def test_who_gives_up_at_the_end_of_the_line_is_dropped(name: str) -> None:
 
 
 def num_requests() -> int:
-    """Those that somebody still holds."""
+    """The number of requests that are still referenced."""
     gc.collect()
     return sum(isinstance(one, Request) for one in gc.get_objects())

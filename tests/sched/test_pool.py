@@ -1,14 +1,15 @@
-"""Requests at the door, and their ends."""
+"""Admission of requests, their results, and their ends."""
 
 import pytest
 
 from orca_jax.errors import RequestError
-from orca_jax.request import Request, SamplingParams, State, StructuredOutput
+from orca_jax.request import SamplingParams, StructuredOutput, TokenLogprobs
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request, State
 from orca_jax.sched.scheduler import Choice, Selection
-from orca_jax.step import RowSampling, StepPlan, StepResult, TokenLogprobs
+from orca_jax.step import RowSampling, StepPlan, StepResult
 
 EOS = 9
 
@@ -190,7 +191,7 @@ def test_results_must_fit_the_plan() -> None:
 
 
 def test_plan_of_a_chunked_prompt() -> None:
-    """No scheduler here cuts prompts freely yet, but plans can say it."""
+    """A plan may cut a prompt anywhere, also if no scheduler does so."""
     pool = pool_of()
     request = add(pool, prompt=[1, 2, 3, 4, 5], max_tokens=3, temperature=0.5, top_k=-1, top_p=0.9)
     plans, tokens = [], []
@@ -198,19 +199,18 @@ def test_plan_of_a_chunked_prompt() -> None:
         plan = make_plan(iteration, Selection([Choice(request, count)]), pool, now=2.0)
         assert request.state is State.RUNNING
         plans.append(plan.members[0])
-        sampled = [6 + iteration] if plan.members[0].samples else []
+        sampled = [6 + iteration] if plan.members[0].is_sampling else []
         pool.record(plan, StepResult(iteration, sampled, [True] * len(sampled)))
         tokens.append((request.state, list(request.generated_ids)))
     assert tokens == [(State.INITIATION, []), (State.INCREMENT, [7]), (State.INCREMENT, [7, 8])]
-    assert [(m.start, list(m.ids), m.samples) for m in plans] == [
+    assert [(m.start, list(m.ids), m.is_sampling) for m in plans] == [
         (0, [1, 2], False),
         (2, [3, 4, 5], True),
         (5, [7], True),
     ]
     assert [(m.num_old_pages, len(m.new_pages)) for m in plans] == [(0, 1), (1, 1), (2, 0)]
-    assert [m.sampling for m in plans] == [RowSampling(0.5, 0, 0.9, 5, num_prompt=5, stop_ids=(EOS,)), None, None], (
-        "told once, -1 as 0"
-    )
+    sampling = RowSampling(request.params, 5, num_prompt=5, stop_ids=(EOS,))
+    assert [m.sampling for m in plans] == [sampling, None, None], "sent once"
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_plan_of_a_request_with_everything() -> None:
     }
     request = add(pool, temperature=0.5, **fields)
     sampling = make_plan(0, Selection([Choice(request, 3)]), pool, now=2.0).members[0].sampling
-    expected = {**fields, "logit_bias": ((3, 2.0),), "num_prompt": 3, "stop_ids": (EOS,)}
-    assert sampling == RowSampling(0.5, 0, 1.0, 5, **expected)
+    assert sampling == RowSampling(request.params, 5, num_prompt=3, stop_ids=(EOS,))
+    assert {name: getattr(request.params, name) for name in fields} == fields
     assert sampling is not None and sampling.has_extras
 
 
@@ -302,7 +302,7 @@ def score(pool: RequestPool, request: Request, iteration: int, count: int) -> li
     plan = make_plan(iteration, Selection([Choice(request, count)]), pool, now=2.0)
     [member] = plan.members
     scores = [score_of(member.start + 1 + n) for n in range(len(member.targets))]
-    sampled = [4] if member.samples else []
+    sampled = [4] if member.is_sampling else []
     pool.record(plan, StepResult(iteration, sampled, [True] * len(sampled), (), [scores] if member.targets else []))
     return list(member.targets)
 
@@ -322,7 +322,7 @@ def test_a_prompt_is_scored_once_in_any_chunks(chunks: list[int]) -> None:
 
 @pytest.mark.parametrize("before", [[2], [2, 2], [4, 1], [5, 1]])
 def test_a_prompt_computed_again_is_not_scored_again(before: list[int]) -> None:
-    """As after preemption: from position 0, with what was generated as if it were prompt."""
+    """The recomputation after preemption: from position 0, with generated tokens as part of the prompt."""
     pool = pool_of()
     request = add(pool, prompt=[5, 6, 7, 8, 9], prompt_logprobs=0, max_tokens=4)
     for n, count in enumerate(before):

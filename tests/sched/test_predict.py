@@ -1,11 +1,12 @@
-"""Guesses of lengths, by hand."""
+"""Predictions of lengths, by hand."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_jax.request import Request, SamplingParams
+from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
+from orca_jax.sched.request import Request
 from tests.sched.lab import Lab, Shape
 
 
@@ -16,7 +17,7 @@ def request(num_prompt: int = 5, *, max_tokens: int = 100, generated: int = 0, n
     return one
 
 
-# Lengths of prompts of five tokens that ended -> what a newcomer is thought to generate; window 4, two are enough.
+# Output lengths of ended requests with prompts of five tokens -> the prediction for a newcomer; window 4, two suffice.
 BY_HAND = {
     "nothing is known": (0.5, [], 100),
     "one is not enough": (0.5, [7], 100),
@@ -41,7 +42,7 @@ def test_quantiles_by_hand(case: str) -> None:
 
 
 def test_classes_are_powers_of_two() -> None:
-    """4 to 7 tokens are one class; 3 and 8 belong to its neighbours, of which nothing is known."""
+    """4 to 7 tokens are one class; 3 and 8 belong to its neighbours without observations."""
     predictor = RunningQuantiles(window=4, enough=1)
     predictor.observe(request(5, generated=11))
     assert [predictor.predict(request(length)) for length in (3, 4, 7, 8)] == [100, 11, 11, 100]
@@ -79,7 +80,7 @@ def test_some_learn_nothing(predictor: Predictor) -> None:
 
 
 def test_the_pool_asks_once_and_tells_of_ends() -> None:
-    """A is cut off after four tokens and B after two; C was aborted, and nobody is told of it."""
+    """A is cut off after four tokens and B after two. C was aborted: the predictor does not observe it."""
     lab = Lab(max_bs=2, shape=Shape(reuses_prefixes=False))
     lab.pool.predictor = RunningQuantiles(enough=2)
     for name, max_tokens in (("A", 4), ("B", 2), ("C", 9)):

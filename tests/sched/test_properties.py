@@ -1,4 +1,4 @@
-"""What holds whatever arrives, however long it is, and whoever gives up: the invariants of docs/architecture.md."""
+"""The invariants of docs/architecture.md, under any arrivals, lengths and aborts."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.config import SchedulerName
-from orca_jax.request import MAX_PRIORITY, USUAL, Request, SamplingParams, State, Urgency
+from orca_jax.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
+from orca_jax.sched.request import Request, State
 from orca_jax.sim.toy import toy_score
 from tests.sched.lab import VOCAB, Lab
 
@@ -16,13 +17,13 @@ EOS = 7
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, the step before which it arrives, and how many steps later its client gives up."""
+    """A request, the step of its arrival, and the number of steps until its client aborts it."""
 
     step: int
     prompt: list[int]
     params: SamplingParams
     patience: int | None
-    urgency: Urgency = USUAL
+    urgency: Urgency = DEFAULT_URGENCY
 
 
 PARAMS = st.builds(
@@ -39,7 +40,7 @@ IDS = st.integers(0, VOCAB - 1)
 
 @st.composite
 def rich_params(draw: st.DrawFn) -> SamplingParams:
-    """Everything that a request may ask of the engine, in any mix."""
+    """All parameters of a request, in any combination."""
     plain = draw(PARAMS)
     fields = {
         "min_tokens": st.integers(0, plain.max_tokens),
@@ -71,7 +72,7 @@ def arrivals_with(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrateg
         prompt=st.lists(IDS, min_size=1, max_size=14),
         params=params,
         patience=st.none() | st.integers(0, 12),
-        urgency=st.just(USUAL) | URGENCIES,
+        urgency=st.just(DEFAULT_URGENCY) | URGENCIES,
     )
     return st.lists(arrival, min_size=1, max_size=12)
 
@@ -133,7 +134,7 @@ def stop_ids(params: SamplingParams) -> set[int]:
 
 
 def check_rules(tokens: list[int], params: SamplingParams) -> None:
-    """What parameters promise, whatever the oracle says."""
+    """Check the promises of parameters, independent of the oracle."""
     assert not stop_ids(params) & set(tokens[: params.min_tokens]), "an end before min_tokens"
     assert params.allowed_token_ids is None or set(tokens) <= set(params.allowed_token_ids)
     for bad in params.bad_token_ids:
@@ -141,7 +142,7 @@ def check_rules(tokens: list[int], params: SamplingParams) -> None:
 
 
 def check_logprobs(lab: Lab, request_id: str, arrival: Arrival) -> None:
-    """Both kinds, against the scores of the text as a whole: chunks, batches and seeds leave no trace in them."""
+    """Check both kinds against the scores of the whole text: they do not depend on chunks, batches or seeds."""
     tokens, params = lab.tokens[request_id], arrival.params
     whole, num_prompt = [*arrival.prompt, *tokens], len(arrival.prompt)
     told, told_of_prompt = lab.logprobs[request_id], lab.prompt_logprobs.get(request_id, [])
@@ -160,20 +161,20 @@ def in_order_of_arrival(lab: Lab) -> list[Request]:
 
 
 def check_orca(lab: Lab) -> None:
-    """Algorithm 1's promises, after each step."""
+    """Check the invariants of Algorithm 1, after each step."""
     live = in_order_of_arrival(lab)
     started = [request.num_iterations + request.in_flight for request in live]
     assert started == sorted(started, reverse=True), "a later request has run more iterations"
     admitted = [request.row is not None for request in live]
     assert admitted == sorted(admitted, reverse=True), "the admitted are a prefix of the order of arrival"
     assert lab.kv.reserved_slots <= lab.n_slots
-    in_flight = [member.request_id for plan, _ in lab.engine._in_flight for member in plan.members]
+    in_flight = [member.request_id for each in lab.engine._in_flight for member in each.plan.members]
     assert len(set(in_flight)) == len(in_flight), "a request in two plans"
     assert {request.request_id for request in live if request.state is State.RUNNING} == set(in_flight)
 
 
 class NeverHeldBack(Lab):
-    """Looks at each decision of `orca` while the pool is as the scheduler saw it."""
+    """Checks each decision of `orca`, with the pool as at the decision."""
 
     def __init__(self, **settings: int) -> None:
         super().__init__("orca", eos=[EOS], **settings)
@@ -206,7 +207,7 @@ def test_orca(arrivals: list[Arrival], n_workers: int, max_bs: int, n_slots: int
 
 
 def check_request_level(lab: Lab) -> None:
-    """Members of one batch only, and all the same, until it ends."""
+    """Check that plans hold members of one batch only, and no new ones until it ends."""
     for before, after in zip(lab.executor.plans, lab.executor.plans[1:], strict=False):
         old = {member.request_id for member in before.members}
         new = {member.request_id for member in after.members}
@@ -225,7 +226,7 @@ def test_request_level(arrivals: list[Arrival], max_bs: int, n_slots: int, page_
 @settings(max_examples=60, deadline=None)
 @given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 4))
 def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs: int) -> None:
-    """All at once and nobody gives up: the number of iterations follows from the lengths alone."""
+    """With all requests at once and no aborts, the number of iterations follows from the lengths."""
     lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])
     lengths = []
     for number, arrival in enumerate(arrivals):

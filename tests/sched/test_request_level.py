@@ -1,4 +1,4 @@
-"""Request-level scheduling by table: what the paper's baseline costs."""
+"""Request-level scheduling by table: the costs of the paper's baseline."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def lab_of(max_bs: int = 2, **settings: int) -> Lab:
 
 
 def test_early_finished_and_late_joining() -> None:
-    """The paper's Figure 3: B ended after two iterations, is computed on, and comes back with A; C waits for both."""
+    """The paper's Figure 3: B ends after two iterations, is still computed, and returns with A; C waits for both."""
     lab = lab_of()
     lab.add("A", 2, 4)
     lab.add("B", 2, 2)
@@ -24,7 +24,7 @@ def test_early_finished_and_late_joining() -> None:
 
 
 def test_longer_prompts_are_forced_token_by_token() -> None:
-    """Section 6.2: the first iteration takes the shortest input; A generates while B's prompt trickles in."""
+    """Section 6.2: the first iteration takes the shortest input; A generates while B's prompt is forced by tokens."""
     lab = lab_of()
     lab.add("A", 2, 3)
     lab.add("B", 5, 2)
@@ -53,7 +53,7 @@ def test_nothing_is_handed_out_before_the_batch_ends() -> None:
 
 
 def test_repeating_needs_no_pages() -> None:
-    """A fills its page exactly; kept for four more iterations it must not ask for another."""
+    """A fills its page exactly; kept for four more iterations, it must not take another."""
     lab = lab_of(page_size=4)
     lab.add("A", 2, 2)
     lab.add("B", 2, 6)
@@ -93,7 +93,7 @@ def test_aborted_members_leave_at_once() -> None:
 
 
 def test_when_the_longest_member_is_aborted_the_others_come_back() -> None:
-    """B ended and is only kept for A: without A there is nothing to wait for, and no iteration to run."""
+    """B has ended and is kept only for A: without A there is no iteration to run."""
     lab = lab_of()
     lab.add("A", 2, 9)
     lab.add("B", 2, 1)

@@ -1,4 +1,4 @@
-"""Calls an ASGI application as an HTTP server would, with paths that no client library would leave alone."""
+"""Calls an ASGI application as an HTTP server does, with paths that client libraries would normalise."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ class Answer(NamedTuple):
     body: bytes
 
     def header(self, name: str) -> str | None:
-        """The only value of a header, None without one."""
+        """The only value of a header; None if the header is missing."""
         values = [value.decode() for key, value in self.headers if key.decode().lower() == name]
         assert len(values) <= 1, f"{name} is there twice"
         return values[0] if values else None
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
 
 def http_scope(target: str, method: str = "GET", headers: Pairs | None = None, root_path: str = "") -> dict[str, Any]:
-    """What uvicorn makes of a request line: `target` is the path as it came over the wire."""
+    """The scope that uvicorn makes of a request line; `target` is the raw path."""
     raw, _, query = target.partition("?")
     return {
         "type": "http",
@@ -51,7 +51,7 @@ def http_scope(target: str, method: str = "GET", headers: Pairs | None = None, r
 def call(
     app: ASGIApp, target: str, method: str = "GET", headers: Pairs | None = None, *, root_path: str = ""
 ) -> Answer:
-    """One call and its whole answer."""
+    """Make one call; return its whole answer."""
     sent: list[Message] = []
 
     async def receive() -> Message:

@@ -1,9 +1,9 @@
-"""The table of fields and routes in docs/conformance.md, from the server's own tables and from marks on tests.
+"""The table of fields and routes in docs/conformance.md, made of the server's own tables and of marks on tests.
 
     python -m tests.serve.conformance       writes the page
 
-A test says what it checks by `@pytest.mark.conforms("completions.temperature", ...)`. Marks are read from the source,
-so that nothing has to be imported or run; hence their arguments are plain strings.
+A test names the items it checks by `@pytest.mark.conforms("completions.temperature", ...)`. Marks are read from the
+source without importing it, so their arguments must be plain strings.
 """
 
 import ast
@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from orca_jax.openai.schema import chat_parser, completion_parser, detokenize_parser, tokenize_parser
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
 
 PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
-BODIES: Mapping[str, tuple[str, Parser]] = {
+BODIES: Mapping[str, tuple[str, BodyParser]] = {
     "completions": ("POST /v1/completions", completion_parser),
     "chat": ("POST /v1/chat/completions", chat_parser),
     "tokenize": ("POST /tokenize", tokenize_parser),
@@ -32,22 +32,22 @@ METHODS = ("get", "post")
 
 
 def routes() -> dict[str, str]:
-    """Every route of the server's own document, and what it does."""
+    """Every route of the server's own document, with its summary."""
     paths = openapi_document(["model"], {}, has_keys=True)["paths"]
     found = ((path, method, paths[path].get(method)) for path in paths for method in METHODS)
     return {f"{method.upper()} {path}": str(one["summary"]) for path, method, one in found if one}
 
 
-def descriptions(parser: Parser) -> dict[str, str]:
-    """Every field that a body may have, and what it does here."""
+def descriptions(parser: BodyParser) -> dict[str, str]:
+    """Every field of a body, with its description."""
     _, components = msgspec.json.schema_components([parser.kind])
     properties = components[parser.kind.__name__]["properties"]
     fields = {name: str(field.get("description", "")) for name, field in properties.items()}
-    return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.neutral.items()}}
+    return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.unused.items()}}
 
 
 def items() -> dict[str, str]:
-    """Every row: `chat.seed` or a route, and what it does here."""
+    """Every row: `chat.seed` or a route, with its description."""
     found = routes()
     for prefix, (_, parser) in BODIES.items():
         found |= {f"{prefix}.{name}": text for name, text in descriptions(parser).items()}
@@ -55,7 +55,7 @@ def items() -> dict[str, str]:
 
 
 def marks() -> dict[str, list[str]]:
-    """Item -> the tests that are marked with it, in a stable order."""
+    """The tests marked with each item, in a stable order."""
     found: dict[str, list[str]] = defaultdict(list)
     for file in python_files("tests"):
         for item, test in marks_of(file):
@@ -65,7 +65,7 @@ def marks() -> dict[str, list[str]]:
 
 
 def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:
-    """(item, test) of one file. A mark of the module, or in a table, counts for the file."""
+    """Pairs (item, test) of one file. A mark of the module or in a table counts for the file."""
     for node in ast.walk(file.tree):
         if isinstance(node, ast.FunctionDef):
             for decorator in node.decorator_list:
@@ -76,7 +76,7 @@ def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:
 
 
 def marked(node: ast.AST, file: SourceFile) -> Iterator[str]:
-    """What a mark names; nothing where this is none. Raises AssertionError where it is not made of plain strings."""
+    """The items of a mark; nothing if the node is not a mark. Raises AssertionError for anything but plain strings."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.conforms"):
         for argument in node.args:
             plain = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
@@ -95,7 +95,7 @@ def rows(prefix: str, found: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def tables() -> str:
-    """What stands between the marks of the page."""
+    """The text between the marks of the page."""
     found = marks()
     head = "| {} | what it does here | tested by, under `tests/` |\n|---|---|---|\n"
     parts = ["### Routes\n\n", head.format("route"), *rows("", found)]
@@ -105,7 +105,7 @@ def tables() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its tables as they should be."""
+    """The page with current tables."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert begin and end, f"the page has no {BEGIN} and {END}"
@@ -113,7 +113,7 @@ def page(text: str) -> str:
 
 
 def main(path: Path = PAGE) -> int:
-    """Write the page; 1 if a row has no test."""
+    """Write the page; return 1 if a row has no test."""
     path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
     untested = sorted(set(items()) - set(marks()))
     for item in untested:

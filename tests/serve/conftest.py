@@ -1,4 +1,4 @@
-"""One server for the tests that leave it as they found it."""
+"""Fixtures: one server shared by tests that leave it idle."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def idle_server(server: Server) -> Iterator[Server]:
-    """The shared server, which must be without work before and after."""
+    """The shared server, idle before and after the test."""
     server.wait_idle()
     yield server
     server.wait_idle()
@@ -23,5 +23,5 @@ def idle_server(server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What `pytest.mark.anyio` runs tests on."""
+    """The event loop for `pytest.mark.anyio`."""
     return "asyncio"

@@ -1,4 +1,4 @@
-"""The whole application over an engine that a test plays: what a healthy toy never does, or says."""
+"""The whole application over a scripted engine, for behaviour that a healthy toy never shows."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from orca_jax.openai.model import Model, Service
 from orca_jax.request import RequestUpdate
 from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.tokenizer import load_tokenizer
 
 READY = Ready("", "byte", vocab_size=257, max_model_len=2048, n_slots=1024, num_rows=64)
@@ -26,7 +26,7 @@ Script = Callable[[Submit], Sequence[News]]
 
 
 class PlayedLink:
-    """Answers every `Submit` with what the script says, soon."""
+    """Answers every `Submit` with the messages of the script, soon."""
 
     def __init__(self, client: EngineClient, script: Script) -> None:
         self._client = client
@@ -44,11 +44,11 @@ class PlayedLink:
 
 
 class Stage:
-    """A server whose engine is played."""
+    """A server over a scripted engine."""
 
     def __init__(self, script: Script, config: ServerConfig | None = None) -> None:
         self.config = config or ServerConfig(EngineConfig(model="m"))
-        self.observer = Observer(self.config)
+        self.observer = ServerObserver(self.config)
         self.client = EngineClient(self.config, self.observer.heartbeat)
         self.observer.follow(self.client)
         self.link = PlayedLink(self.client, script)
@@ -57,7 +57,7 @@ class Stage:
         self.client.attach(self.link)  # type: ignore[arg-type]
 
     async def start(self, chats: bool) -> None:
-        """Serve. A chat template is a process of its own, which takes a while to start."""
+        """Begin to serve. With `chats` the process of the chat template is started, which takes a while."""
         self.client.serve(READY)
         if chats:
             await self.service.set_ready(READY)
@@ -69,7 +69,7 @@ class Stage:
         return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=10)
 
     def ends(self) -> dict[str, float]:
-        """Finished requests by reason, as Prometheus reads them."""
+        """Finished requests by reason, from the metrics."""
         text = self.observer.render().decode()
         found = re.findall(r'^\S*request_success_total\{.*finished_reason="(\w+)".*\} (\S+)$', text, re.MULTILINE)
         return {reason: float(count) for reason, count in found if float(count)}
@@ -83,7 +83,7 @@ def on_stage[T](
     is_ready: bool = True,
     chats: bool = False,
 ) -> T:
-    """Play one scene; `chats` where it needs a chat template."""
+    """Run `act` on a new stage; `chats` adds a chat template."""
 
     async def run() -> T:
         stage = Stage(script, config)
@@ -100,7 +100,7 @@ def on_stage[T](
 def call(
     script: Script, path: str = "/v1/completions", config: ServerConfig | None = None, **fields: Any
 ) -> tuple[httpx.Response, PlayedLink]:
-    """The answer to one call, and what the engine was told."""
+    """The answer to one call, and the link with the messages to the engine."""
     body = {"model": "m", **({"messages": [user("x")]} if "chat" in path else {"prompt": "x"}), **fields}
 
     async def act(stage: Stage) -> tuple[httpx.Response, PlayedLink]:
@@ -123,7 +123,7 @@ def update(submit: Submit, *ids: int, **fields: Any) -> Updates:
 
 
 def saying(*texts: str, reason: Any = "stop") -> Script:
-    """An engine that generates these texts, an update each, and ends; "stop" is by the end token."""
+    """An engine that generates these texts, one update each, and ends; "stop" ends by the end token."""
 
     def script(submit: Submit) -> list[News]:
         news: list[News] = [update(submit, *text.encode()) for text in texts]
@@ -134,7 +134,7 @@ def saying(*texts: str, reason: Any = "stop") -> Script:
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    """A stream's events, which must end as OpenAI's do."""
+    """The events of a stream, which must end with `[DONE]`."""
     *parts, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(part.removeprefix("data: ")) for part in parts if not part.startswith(":")]

@@ -1,4 +1,4 @@
-"""A real server in processes of its own, on the toy model and a free port."""
+"""A real server in its own processes, with the toy model and a free port."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ EOS = 256
 
 @dataclass
 class Server:
-    """A started server. `lines` holds what it printed so far."""
+    """A started server. `lines` holds its output so far."""
 
     process: subprocess.Popen[str]
     http: httpx.Client
@@ -36,12 +36,12 @@ class Server:
         return str(self.http.base_url).rstrip("/")
 
     def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
-        """`POST /v1/completions`."""
+        """Call `POST /v1/completions`."""
         return self.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
 
     @contextlib.contextmanager
     def stream(self, prompt: Any = "hi", **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
-        """A stream's parsed events, without the last `[DONE]`, which must be there unless an error ended it."""
+        """The parsed events of a stream, without the final `[DONE]`, which only a stream with an error may lack."""
         body = {"model": MODEL, "prompt": prompt, "stream": True, **fields}
         with self.http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
@@ -52,16 +52,16 @@ class Server:
         return self.http.get("/health")
 
     def wait_idle(self, timeout: float = 5.0) -> None:
-        """Until the engine says that no request is left."""
+        """Wait until the engine reports no request."""
         wait_until(lambda: self.health().json() == {"status": "ready", "running": 0, "waiting": 0}, timeout)
 
     def engine(self) -> psutil.Process:
-        """The engine's process, which changes where the server starts it again."""
+        """The engine process; it changes when the server restarts the engine."""
         return engine_of(self.process.pid)
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Server-sent events, held to OpenAI's framing."""
+    """Parse server-sent events, and check OpenAI's framing."""
     for line in lines:
         if not line:
             continue
@@ -80,7 +80,7 @@ def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 def wait_until(holds: Any, timeout: float = 5.0) -> None:
     deadline = time.monotonic() + timeout
     while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 
@@ -91,7 +91,7 @@ def engine_of(pid: int) -> psutil.Process:
 
 
 def engines_of(pid: int) -> list[psutil.Process]:
-    """None at first, and where it has ended."""
+    """The child process of the engine; None before it starts and after it ended."""
     children = psutil.Process(pid).children()
     return [child for child in children if "orca_jax.link.process" in child.cmdline()]
 
@@ -115,13 +115,13 @@ def running(
     tls: ssl.SSLContext | None = None,
     api_key: str | None = None,
 ) -> Iterator[Server]:
-    """Start a server, wait until it is ready, and make sure that nothing is left of it.
+    """Start a server and wait until it is ready; afterwards check that none of its processes is left.
 
     Args:
-        flags: of the server; they win over those that are given here.
-        model: what it serves.
-        uds: where it listens instead of a free port.
-        tls: for a client of a server that got a certificate by `flags`.
+        flags: flags of the server; they override the ones added here.
+        model: the model to serve.
+        uds: Unix socket to listen on instead of a free port.
+        tls: for clients of a server with a certificate in `flags`.
         api_key: one of the keys in `flags`, for `Server.http`.
     """
     place = ("--uds", str(uds)) if uds is not None else ("--port", "0")
@@ -131,7 +131,7 @@ def running(
     try:
         lines = [process.stdout.readline().rstrip("\n")]
         found = re.search(r"https?://\S+$", lines[0])
-        assert found, f"it did not start: {process.stderr.read()}"
+        assert found, f"the server did not start: {process.stderr.read()}"
         lines.append(process.stdout.readline().rstrip("\n"))
         family = psutil.Process(process.pid).children(recursive=True)
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -153,4 +153,4 @@ def running(
         for stream in (process.stdout, process.stderr):
             stream.close()
     _, left = psutil.wait_procs(family, timeout=5)
-    assert not left, "a process of the server is still there"
+    assert not left, "a process of the server is left"

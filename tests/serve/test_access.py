@@ -1,4 +1,4 @@
-"""Keys: everything but two routes is closed, however it is spelled."""
+"""API keys guard every route but two, in every spelling of the path; CORS."""
 
 import asyncio
 import hmac
@@ -42,7 +42,7 @@ OPEN = {"/live", "/health"}
 
 
 def router() -> ASGIApp:
-    """Answers with the template of the route that was taken."""
+    """Answers with the path of the route taken."""
 
     async def handle(request: Request) -> Response:
         return PlainTextResponse(request.scope["route"].path)
@@ -198,7 +198,7 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (*KEYS, "wrong", ""):
         compared.clear()
         call(app, "/metrics", headers=bearer(key))
-        assert compared == [(32, 32)] * len(KEYS), "the time would tell which key it is, or how long"
+        assert compared == [(32, 32)] * len(KEYS), "otherwise the time would reveal which key matches, or its length"
 
 
 def test_websockets_are_refused_and_lifespan_passes() -> None:
@@ -273,9 +273,9 @@ def test_no_keys() -> None:
         (b"\n# only words\n\r\n", "holds no key"),
         (b"hunter2 words\n", "printable ASCII"),
         ("schlüssel".encode(), "printable ASCII"),
-        (b"hunter2\xff", "not UTF-8"),
+        (b"hunter2\xff", "not valid UTF-8"),
     ],
-    ids=range(5),  # the directory has the test's name, and must not show keys either
+    ids=range(5),  # the test's name is part of the directory's name, and must not show keys either
 )
 def test_bad_key_file(tmp_path: Path, content: bytes, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as raised:
@@ -339,7 +339,7 @@ def test_preflight() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE", "nonsense"])
 def test_preflight_reaches_no_route(method: str) -> None:
-    """It is answered without a key, so it must not answer for the application."""
+    """Preflight calls are answered without a key, so the answer must not come from the application."""
     answer = call(with_pages("*"), "/metrics", "OPTIONS", from_page(method=method))
     assert answer.body.decode() not in ROUTES
 

@@ -22,7 +22,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="open
 
 
 def test_unix_socket(tmp_path: Path) -> None:
-    """Only its owner can open it, nothing else listens, and it goes with the server."""
+    """Only the owner can open the socket, nothing else listens, and the file is removed with the server."""
     path = tmp_path / "server.sock"
     with running(uds=path) as server:
         assert stat.S_ISSOCK(path.stat().st_mode) and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -30,7 +30,7 @@ def test_unix_socket(tmp_path: Path) -> None:
         assert server.complete("hi", max_tokens=3).status_code == 200
         for process in (psutil.Process(server.process.pid), server.engine()):
             assert process.net_connections("inet") == []
-        assert main(["--model", "preset:toy", "--uds", str(path)]) == 2, "it is taken"
+        assert main(["--model", "preset:toy", "--uds", str(path)]) == 2, "the path is in use"
         assert server.health().status_code == 200
     assert not path.exists() and server.process.returncode == 0
 
@@ -66,7 +66,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[Path], s
         made.close()
 
 
-def test_somebody_elses_socket_is_not_removed_at_the_end(tmp_path: Path) -> None:
+def test_a_foreign_socket_is_not_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with listening(ServerConfig(uds=str(path))):
         path.unlink()
@@ -82,7 +82,7 @@ def test_paths_that_cannot_be(tmp_path: Path, name: str) -> None:
 
 
 def make_certificate(directory: Path, name: str, *options: str) -> tuple[str, str]:
-    """Paths of a certificate for this machine that signs itself, and of its key."""
+    """Paths of a self-signed certificate for this machine, and of its key."""
     certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
     subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
     command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2")
@@ -107,7 +107,7 @@ def test_tls(certificates: dict[str, tuple[str, str]]) -> None:
             *_, last = events
         assert last["choices"][0]["finish_reason"] == "length"
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/live")  # nobody told this client to trust it
+            httpx.get(f"{server.url}/live")  # this client does not trust the certificate
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{server.url}/live".replace("https", "http"))
 

@@ -1,4 +1,4 @@
-"""The front end against an engine that these tests play: what a healthy toy never does."""
+"""The front end over a scripted engine, for behaviour that a healthy toy never shows."""
 
 import asyncio
 import dataclasses
@@ -192,7 +192,7 @@ def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
 
         scope = http_scope("/v1/completions", "POST", [(b"content-type", b"application/json")])
         await stage.app(scope, receive, send)
-        assert sent == [], "an answer to nobody"
+        assert sent == [], "the client has gone"
         return len(stage.link.submitted), stage.link.aborted, stage.client.num_calls, stage.ends()
 
     count, aborted, open_calls, ends = on_stage(silent, act)
@@ -276,7 +276,7 @@ def test_defaults_of_the_model_directory() -> None:
 
 def test_texts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(self: ByteTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
-        raise AssertionError("nobody should spend time on it")
+        raise AssertionError("the text must not be tokenized")
 
     monkeypatch.setattr(ByteTokenizer, "encode", encode)
     for path, fields in (

@@ -1,4 +1,4 @@
-"""Flags of the server, and the file that may hold them."""
+"""Flags of the server, and the file of `--config`."""
 
 import dataclasses
 from pathlib import Path
@@ -139,8 +139,8 @@ def test_a_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
         ("config: x", "config", "no setting 'config'"),
         ("engine: {}", "config", "no setting 'engine'"),
         ("- port", "config", "must hold flags"),
-        ("port: [", "config", "no YAML"),
-        ("a: !!python/object/apply:os.system [x]", "config", "no YAML"),
+        ("port: [", "config", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [x]", "config", "not valid YAML"),
         ("api-key: x\napi_key: y", "config", "twice"),
         ("port: {a: 1}", "port", "plain value"),
         ("api-key: []", "api_key", "list of plain values"),

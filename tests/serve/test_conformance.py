@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the server does, and every row of it has a test."""
+"""The tables of docs/conformance.md are current, and every row has a test."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Peers that send or take too slowly, and what is no HTTP, on the bare connection."""
+"""Slow peers and invalid HTTP, on raw connections."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Server]:
-    """A server without patience."""
+    """A server with short timeouts."""
     with running("--max-num-seqs", "4", "--read-timeout", "1", "--write-timeout", "1") as server:
         yield server
 
@@ -44,7 +44,7 @@ def read_all(raw: socket.socket) -> bytes:
 
 
 def read_answers(raw: socket.socket, count: int) -> bytes:
-    """So many answers of `/live`."""
+    """`count` answers of `/live`."""
     data = b""
     while data.count(b'{"status":"live"}') < count:
         piece = raw.recv(1 << 16)
@@ -54,7 +54,7 @@ def read_answers(raw: socket.socket, count: int) -> bytes:
 
 
 def refusal(answer: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and error of an answer after which the connection closes."""
+    """Status and error of an answer; then the connection must close."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"connection: close" in head.lower() and b"content-type: application/json" in head.lower()
     error = json.loads(body)["error"]
@@ -72,7 +72,7 @@ def test_half_a_request_is_not_waited_for(strict: Server, sent: bytes) -> None:
 
 @pytest.mark.parametrize("start", [b"GET /live HTTP/1.1\r\nx-slow: ", HEAD + b"content-length: 1000\r\n\r\n"])
 def test_trickling_does_not_help(strict: Server, start: bytes) -> None:
-    """The limit is on the whole request, and not on the time between two bytes."""
+    """The limit is for the whole request, not for the time between two bytes."""
     begin = time.monotonic()
     with connected(strict) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         raw.sendall(start)
@@ -88,10 +88,10 @@ def test_silence_is_closed_without_a_word(strict: Server) -> None:
 
 
 def test_time_between_requests_is_another_matter(strict: Server) -> None:
-    """A kept connection may rest, and its next request has all its time."""
+    """A kept connection may be idle, and its next request has the full time."""
     ask = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
     with connected(strict) as raw:
-        for _ in range(2):  # each pause alone is within the limit, and all of them are not
+        for _ in range(2):  # each pause is within the limit, their sum is not
             raw.sendall(ask[:9])
             time.sleep(0.4)
             raw.sendall(ask[9:])
@@ -102,14 +102,14 @@ def test_time_between_requests_is_another_matter(strict: Server) -> None:
 
 
 def test_a_long_answer_is_not_cut(strict: Server) -> None:
-    """The limits are on a peer's slowness, not on the length of a call."""
+    """The limits apply to slow peers, not to long calls."""
     with strict.stream("hi", max_tokens=1300, ignore_eos=True) as events:
         *_, last = events
     assert last["choices"][0]["finish_reason"] == "length"
 
 
 def test_who_takes_nothing_is_cut_off(strict: Server) -> None:
-    """The stream of eight seconds ends after the few that fit into the kernel's buffers and the limit."""
+    """The stream of eight seconds ends early: after the kernel's buffers are full and the limit has passed."""
     begin = time.monotonic()
     with connected(strict, receive_buffer=4096) as raw:
         raw.sendall(WHOLE)
@@ -122,7 +122,7 @@ def test_who_takes_nothing_is_cut_off(strict: Server) -> None:
 
 
 def peers(server: Server, port: int) -> list[Any]:
-    """The server's side of a connection from `port`."""
+    """The server's side of the connection from `port`."""
     connections = psutil.Process(server.process.pid).net_connections("tcp")
     return [c for c in connections if c.raddr and c.raddr.port == port]
 
@@ -133,7 +133,7 @@ def test_headers_have_a_limit(strict: Server, size: int) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             raw.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * size + b"\r\n\r\n")
         answer = read_all(raw)
-    if answer or size < 100_000:  # where more was on its way, the answer may be lost in the reset
+    if answer or size < 100_000:  # with more bytes in transit, the answer may be lost in the reset
         status, error = refusal(answer)
         assert (status, error["code"]) == (431, "headers_too_large")
     assert strict.http.get("/live").status_code == 200

@@ -1,4 +1,4 @@
-"""What operators copy fits the server: metrics in queries exist, and the tables of docs/operations.md are true."""
+"""The files of deploy/ fit the server: their metrics exist, and the tables of docs/operations.md are current."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from orca_jax.serve.connection import MAX_HEADER_BYTES
 from orca_jax.serve.server import MAX_OPEN_FILES
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -32,8 +32,8 @@ LABEL = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')
 
 @functools.cache
 def published() -> dict[str, set[str]]:
-    """Sample name -> its label names, of a server that was used."""
-    observer = Observer(ServerConfig())
+    """The label names of each sample of a server after some use."""
+    observer = ServerObserver(ServerConfig())
     observer.call_ended("GET", "/x", 200, 0.1)
     observer.render()
     found = {sample.name: set(sample.labels) for family in observer.metrics.collect() for sample in family.samples}
@@ -75,7 +75,7 @@ def test_query_asks_for_what_there_is(query: str) -> None:
     known = published()
     names = NAME.findall(query)
     assert set(names) <= set(known), "no such metric"
-    assert names or query.startswith("up{"), "it asks for nothing of ours"
+    assert names or query.startswith("up{"), "the query uses no metric of this server"
     labels = set(LABEL.findall(query))
     for inside in re.findall(r"\bby\s*\(([^)]*)\)", query):
         labels |= {label.strip() for label in inside.split(",")}
@@ -86,7 +86,7 @@ def test_query_asks_for_what_there_is(query: str) -> None:
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_counters_are_asked_for_growth(query: str) -> None:
-    """The height of a counter says when a server was started, and nothing else."""
+    """Queries use the growth of a counter, since its value depends on the start of the server."""
     for name in NAME.findall(query):
         if name.endswith(("_total", "_bucket", "_count", "_sum")):
             assert re.search(rf"\b(?:rate|increase)\({re.escape(name)}(?:{{[^}}]*}})?\[", query), name
@@ -104,7 +104,7 @@ def test_dashboard_is_whole() -> None:
     for one, other in itertools.combinations([panel["gridPos"] for panel in panels], 2):
         apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert apart_x or apart_y, "two panels lie over each other"
+        assert apart_x or apart_y, "two panels overlap"
     variables = {variable["name"] for variable in dashboard()["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(panels)))
     assert used - {"__rate_interval", "__range"} == variables
@@ -151,7 +151,7 @@ def test_kubernetes_asks_open_routes_and_known_flags() -> None:
 
 
 def rows(of: str) -> list[list[str]]:
-    """Cells of the table rows whose first cell matches."""
+    """The cells of the table rows with a matching first cell."""
     lines = [line for line in OPERATIONS.splitlines() if re.match(rf"\| `{of}", line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

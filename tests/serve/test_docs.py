@@ -1,10 +1,10 @@
-"""The pages about the API say what the code does."""
+"""The pages about the API are current."""
 
 import re
 from pathlib import Path
 
 from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.reference import reference
+from orca_jax.openai.schema.api_page import api_page
 from tests.serve.played import on_stage, saying
 from tests.serve.test_openapi import routes_of
 
@@ -13,16 +13,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_reference_is_current() -> None:
     written = (DOCS / "api.md").read_text(encoding="utf-8")
-    assert written == reference(), "run: python -m orca_jax.openai.schema.reference > docs/api.md"
+    assert written == api_page(), "run: python -m orca_jax.openai.schema.api_page > docs/api.md"
 
 
 def test_the_reference_has_every_field() -> None:
-    text = reference()
+    text = api_page()
     for parser in PARSERS:
-        for name in (*parser.kind.__struct_fields__, *parser.neutral):
+        for name in (*parser.kind.__struct_fields__, *parser.unused):
             assert f"| `{name}` |" in text, name
     for target in re.findall(r"\]\(#(\w+)\)", text):
-        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), f"a link to nowhere: {target}"
+        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), f"a link without a target: {target}"
 
 
 def test_routes_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""What probes are told."""
+"""Answers of the health checks."""
 
 import httpx
 import pytest
@@ -23,7 +23,7 @@ def test_a_server_that_works(idle_server: Server) -> None:
 
 @pytest.mark.conforms("GET /health_generate")
 def test_generating_is_more_than_answering() -> None:
-    """A full engine answers probes, and generates nothing for those who come last."""
+    """A full engine answers probes, but generates nothing for new calls."""
     with running("--max-num-seqs", "1", "--max-num-queued-reqs", "0") as server:
         with server.stream("x", max_tokens=8000, ignore_eos=True) as events:
             next(events)
@@ -50,7 +50,7 @@ def test_probes_only_read(server: Server, path: str) -> None:
 
 
 def test_root_path() -> None:
-    """A proxy may leave the prefix or take it away; keys guard both."""
+    """A proxy may keep or strip the prefix; keys guard both forms."""
     with running("--root-path", "/llm", "--api-key", "secret", api_key="secret") as server:
         for prefix in ("", "/llm"):
             assert server.http.get(f"{prefix}/v1/models").json()["data"][0]["id"] == "preset:toy"

@@ -34,7 +34,7 @@ def busy(server: Server) -> bool:
 
 @contextlib.contextmanager
 def asking(server: Server, **body: Any) -> Iterator[socket.socket]:
-    """A connection that has asked for a completion, and hangs up at the end of the block."""
+    """A connection with an open completion; it hangs up at the end of the block."""
     url = server.http.base_url
     request = httpx.Request("POST", f"{server.url}/v1/completions", json={"model": MODEL, **body})
     with socket.create_connection((url.host, url.port or 80)) as raw:
@@ -55,7 +55,7 @@ def test_hanging_up_frees_the_engine(idle_server: Server, stream: bool, prompt: 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_hanging_up_in_the_queue(idle_server: Server, stream: bool) -> None:
-    """A request that waits for a row leaves as well."""
+    """A request waiting for a row is removed as well."""
 
     def counts() -> tuple[int, int]:
         health = idle_server.health().json()
@@ -78,12 +78,12 @@ def test_only_the_http_port_listens(server: Server) -> None:
     assert listening.laddr.port == server.http.base_url.port
     assert server.engine() in front_end.children()
     for child in front_end.children(recursive=True):
-        assert open_connections(child) == [], "the parts talk over inherited socket pairs"
+        assert open_connections(child) == [], "the processes communicate over inherited socket pairs"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=heavy)])
 def test_engine_killed_or_stopped(number: signal.Signals) -> None:
-    """Whoever waits gets an error within five seconds, and so does whoever comes later."""
+    """Open calls and later ones get an error within five seconds."""
     with running() as server:
         waiting: list[httpx.Response] = []
         plain = threading.Thread(target=lambda: waiting.append(server.complete("plain", **LONG)))
@@ -103,7 +103,7 @@ def test_engine_killed_or_stopped(number: signal.Signals) -> None:
         check_error(waiting[0], 503)
         check_error(server.complete("late"), 503)
         assert server.process.wait(10) == 1
-    word = "SIGKILL" if number == signal.SIGKILL else "no sign of life"
+    word = "SIGKILL" if number == signal.SIGKILL else "no heartbeat"
     assert any(word in line for line in server.errors)
 
 
@@ -143,7 +143,7 @@ def status(http: httpx.Client) -> str:
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_engine_is_started_again() -> None:
-    """The same server goes on with another process, as often as it takes."""
+    """The server continues with a new engine process, several times."""
     with running("--restart-engine") as server:
         for number in (signal.SIGKILL, signal.SIGSTOP):
             engine = server.engine()
@@ -173,7 +173,7 @@ def test_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     with running() as server:
         with server.stream("x", max_tokens=1500, ignore_eos=True) as events:
             next(events)
-            server.engine().terminate()  # as sent to a whole group: the engine leaves its end to the front end
+            server.engine().terminate()  # as for a whole process group: the engine ignores it
             server.process.send_signal(number)
             wait_until(lambda: server.health().json()["status"] == "draining")
             assert (server.health().status_code, server.http.get("/ready").status_code) == (503, 503)
@@ -220,7 +220,7 @@ def test_second_signal_ends_at_once() -> None:
     assert server.errors == []
 
 
-def test_signal_while_nobody_is_there() -> None:
+def test_signal_without_open_calls() -> None:
     with running() as server:
         assert server.health().status_code == 200  # on a connection that the client keeps
         start = time.monotonic()
@@ -233,7 +233,7 @@ def test_signal_while_nobody_is_there() -> None:
 
 @contextlib.contextmanager
 def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server that need not be ready, and a client for it."""
+    """Start a server without waiting for it to be ready; yield it and a client."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -248,7 +248,7 @@ def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]
 
 @contextlib.contextmanager
 def hanging_while_it_loads(*flags: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server whose engine is stopped before it can have loaded."""
+    """Start a server and stop its engine before the engine has loaded."""
     with started("--model", MODEL, *flags) as (process, http):
         wait_until(lambda: engines_of(process.pid))
         engine = engine_of(process.pid)
@@ -260,7 +260,7 @@ def hanging_while_it_loads(*flags: str) -> Iterator[tuple[subprocess.Popen[str],
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_signal_while_the_engine_loads_and_hangs() -> None:
-    """An engine that does not react is killed, and the wait for that has a limit."""
+    """An engine that does not react is killed after a limited wait."""
     with hanging_while_it_loads() as (process, http):
         health = http.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")
@@ -285,7 +285,7 @@ def test_front_end_needs_no_jax() -> None:
 
 
 def fails(*flags: str) -> str:
-    """What a start that cannot succeed says on standard error, with code 2 and nothing else."""
+    """The standard error of a start that must fail with code 2, and without other output."""
     process = spawn(*flags)
     try:
         out, errors = process.communicate(timeout=30)
@@ -299,7 +299,7 @@ def fails(*flags: str) -> str:
 
 def test_port_taken(server: Server) -> None:
     errors = fails("--model", MODEL, "--port", str(server.http.base_url.port))
-    assert re.fullmatch(r"error: --port: port \d+ on 127\.0\.0\.1 is taken; .*\n", errors)
+    assert re.fullmatch(r"error: --port: port \d+ on 127\.0\.0\.1 is already in use; .*\n", errors)
 
 
 def test_wrong_settings_name_their_flag(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_wrong_flags_are_named(wrong: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_stream_parser_notices_a_cut_stream() -> None:
-    """The helper that all tests above lean on."""
+    """Check a helper used by all tests above."""
     with pytest.raises(AssertionError, match="without"):
         list(parse_events(iter(['data: {"choices": []}', ""])))
 
@@ -334,7 +334,7 @@ def test_stream_parser_notices_a_cut_stream() -> None:
 def test_texts_of_a_model_are_read_before_anything_is_compiled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There are no weights, so that whoever looked at these first would say so."""
+    """The directory has no weights: an error about weights would mean that they were read first."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((demo_directory() / name).read_bytes())
     (tmp_path / "generation_config.json").write_text('{"temperature": -5}')

@@ -1,4 +1,4 @@
-"""`/openapi.json` is complete, says what this server does, and its examples work."""
+"""`/openapi.json` is complete and correct, and its examples work."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +41,7 @@ def test_every_route_is_documented(document: dict[str, Any]) -> None:
 
 
 async def routes_of(stage: Stage) -> set[str]:
-    """The paths of the application, as they are written in documents."""
+    """The paths of the application, spelt as in OpenAPI documents."""
     app: Any = stage.app
     while not hasattr(app, "routes"):
         app = getattr(app, "_app", None) or app.app

@@ -1,4 +1,4 @@
-"""A real server, seen by those who run it: keys on every route, metrics that count what was sent, lines in its log."""
+"""A real server in operation: keys on every route, metrics, and log lines."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def metrics(server: Server) -> dict[str, float]:
-    """Sample with its labels -> value."""
+    """The value of each sample, by name with labels."""
     answer = server.http.get("/metrics")
     assert answer.status_code == 200
     return {
@@ -46,7 +46,7 @@ def log(server: Server) -> list[dict[str, Any]]:
 
 
 def raw(server: Server, method: str, target: str) -> int:
-    """The status of a request line that is sent as it stands, without a key."""
+    """Send a raw request line without a key; return the status."""
     address = httpx.URL(server.url)
     connection = http.client.HTTPConnection(address.host, address.port or 80, timeout=10)
     try:
@@ -58,7 +58,7 @@ def raw(server: Server, method: str, target: str) -> int:
 
 
 def documented_routes(server: Server) -> list[tuple[str, str]]:
-    """(method, path) of all that the OpenAPI document names."""
+    """Pairs (method, path) of the OpenAPI document."""
     paths = server.http.get("/openapi.json").json()["paths"]
     return [(method.upper(), re.sub(r"{.*?}", "x", path)) for path, methods in paths.items() for method in methods]
 

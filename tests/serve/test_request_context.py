@@ -16,12 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orca_jax.serve.access import Access
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from tests.serve.asgi import bearer, call, http_scope
 from tests.telemetry.test_observer import samples
 
 
-def application(observer: Observer) -> ASGIApp:
+def application(observer: ServerObserver) -> ASGIApp:
     async def item(request: Request) -> Response:
         return PlainTextResponse(request.scope["state"]["request_id"])
 
@@ -48,7 +48,7 @@ def application(observer: Observer) -> ASGIApp:
 
 @pytest.mark.parametrize("sent", ["a", "req_1.2-3", "x" * 128, "0"])
 def test_clients_id_is_kept(sent: str) -> None:
-    answer = call(application(Observer(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent.encode())])
+    answer = call(application(ServerObserver(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent.encode())])
     assert answer.header("x-request-id") == answer.body.decode() == sent
 
 
@@ -56,19 +56,19 @@ def test_clients_id_is_kept(sent: str) -> None:
     "sent", [b"", b"x" * 129, b"a b", b"a\nlevel=error", b"\xff", b"a;b", b"<script>", b"a\r\nset-cookie: x"]
 )
 def test_odd_id_is_replaced(sent: bytes) -> None:
-    answer = call(application(Observer(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent)])
+    answer = call(application(ServerObserver(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent)])
     made = answer.header("x-request-id")
     assert made is not None and made.startswith("req_") and made == answer.body.decode()
 
 
 def test_ids_differ() -> None:
-    app = application(Observer(ServerConfig()))
+    app = application(ServerObserver(ServerConfig()))
     ids = {call(app, path).header("x-request-id") for path in ("/items/1", "/items/1", "/nowhere", "/crash")}
     assert len(ids) == 4 and None not in ids
 
 
 def test_crash_is_answered_and_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
 
     async def crash(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("the secret of the house")
@@ -89,7 +89,7 @@ def test_crash_is_answered_and_logged_with_its_id(caplog: pytest.LogCaptureFixtu
 
 
 def test_crash_after_the_answer_began() -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
 
     async def crash(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"X-Request-Id", b"inner")]})
@@ -102,7 +102,7 @@ def test_crash_after_the_answer_began() -> None:
 
 
 def test_calls_are_counted_by_route() -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
     app = application(observer)
     for target in ("/items/a", "/items/b/c", "/items/%0a", "/nowhere", "/other?x=1", "/live", "/crash"):
         call(app, target)
@@ -126,7 +126,7 @@ def test_calls_are_counted_by_route() -> None:
 
 
 def test_hung_up_call_is_counted() -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
 
     async def forever(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.Event().wait()
@@ -154,7 +154,7 @@ async def _drop(message: Any) -> None:
 
 
 def test_probes_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    app = application(Observer(ServerConfig()))
+    app = application(ServerObserver(ServerConfig()))
     with caplog.at_level(logging.INFO):
         for target in ("/live", "/metrics", "/items/x"):
             call(app, target)
@@ -164,7 +164,7 @@ def test_probes_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.conforms("GET /metrics")
 def test_metrics_route() -> None:
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(application(Observer(ServerConfig())))
+        transport = httpx.ASGITransport(application(ServerObserver(ServerConfig())))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return await http.get("/metrics")
 
@@ -175,7 +175,7 @@ def test_metrics_route() -> None:
 
 
 def test_keys_stay_out_of_metrics_and_logs(caplog: pytest.LogCaptureFixture) -> None:
-    observer = Observer(ServerConfig(api_key=("hunter2",)))
+    observer = ServerObserver(ServerConfig(api_key=("hunter2",)))
     app = RequestContext(Access(application(observer), ("hunter2",)), observer)
     with caplog.at_level(logging.DEBUG):
         for key in ("hunter2", "hunter2x"):

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shapes."""
+"""`/tokenize` and `/detokenize`, in vLLM's format."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The clock model: what it tells, from where, and what is refused."""
+"""The clock model: its text, the start of its groups, and the refused settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The toy model by hand, and the plans that its executor refuses."""
+"""The toy model by hand, and the plans refused by its executor."""
 
 import time
 
@@ -7,10 +7,11 @@ import pytest
 from orca_jax.request import SamplingParams
 from orca_jax.sim.toy import ToyExecutor, toy_generate
 from orca_jax.sim.toy_logits import toy_logprobs
-from orca_jax.step import Member, RowSampling, StepPlan, StepResult
+from orca_jax.step import Member, StepPlan, StepResult
+from tests.sampling import row_sampling
 
-GREEDY = RowSampling(0.0, 0, 1.0, 3)
-FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], samples=True, new_pages=[4, 2], sampling=GREEDY)
+GREEDY = row_sampling(seed=3)
+FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_pages=[4, 2], sampling=GREEDY)
 
 
 def toy(**options) -> ToyExecutor:
@@ -34,7 +35,7 @@ def test_sampling_by_hand() -> None:
     """20 + seed 3 + 3 tokens + top_k 5 = 31."""
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=5)
     assert toy_generate([1, 2, 3], params, vocab_size=10, seed=3) == [1]
-    assert run(toy(), FIRST._replace(sampling=RowSampling(1.0, 5, 1.0, 3))).token_ids == [1]
+    assert run(toy(), FIRST._replace(sampling=row_sampling(1.0, 5, 1.0, 3))).token_ids == [1]
 
 
 def test_the_oracle_stops() -> None:
@@ -53,7 +54,7 @@ def test_chunks_and_ids_on_the_device() -> None:
 
 
 def test_going_back_is_computed_again() -> None:
-    """A member that repeats its last token, or starts afresh after preemption."""
+    """A member may repeat its last token, or start again after preemption."""
     executor = toy()
     run(executor, FIRST)
     assert run(executor, Member("a", 0, 2, [3], True, num_old_pages=2)).token_ids == [0]
@@ -132,20 +133,20 @@ def test_wrong_sets_are_refused(sets: list[int], message: str) -> None:
 def test_sets_out_of_turn_are_refused() -> None:
     executor = toy()
     handle = executor.submit(StepPlan(0, (FIRST._replace(is_constrained=True),)))
-    with pytest.raises(AssertionError, match="submit where"):
+    with pytest.raises(AssertionError, match="submit while"):
         executor.submit(StepPlan(1, (NEXT,)))
     with pytest.raises(AssertionError, match="another iteration"):
         executor.constrain(object(), [1])
     executor.constrain(handle, [1])
-    with pytest.raises(AssertionError, match="nothing awaits"):
+    with pytest.raises(AssertionError, match="no iteration waits"):
         executor.constrain(handle, [1])
     with pytest.raises(AssertionError, match="does not sample"):
-        executor.submit(StepPlan(1, (NEXT._replace(samples=False, is_constrained=True),)))
+        executor.submit(StepPlan(1, (NEXT._replace(is_sampling=False, is_constrained=True),)))
 
 
 def test_penalties_count_what_was_generated() -> None:
     """The first three ids are the prompt; 0 and 4 are generated: 9 would be next, 49, and all others are behind."""
-    sampling = RowSampling(0.0, 0, 1.0, 3, num_prompt=3, frequency_penalty=1.0, logit_bias=((0, 1.0), (4, 1.0)))
+    sampling = row_sampling(0.0, 0, 1.0, 3, num_prompt=3, frequency_penalty=1.0, logit_bias={0: 1.0, 4: 1.0})
     executor = toy()
     run(executor, FIRST._replace(sampling=sampling))
     assert run(executor, NEXT).token_ids == [4], "-6/8 + 1 - 1 for 0 and 0 + 1 for 4"
@@ -155,14 +156,14 @@ def test_penalties_count_what_was_generated() -> None:
 
 @pytest.mark.parametrize(("num_prompt", "expected"), [(3, 2), (1, 0)])
 def test_penalties_leave_the_prompt_alone(num_prompt: int, expected: int) -> None:
-    """2 has -2/8 + 1, before the favourite's 0; where it counts as generated, it loses two."""
-    sampling = RowSampling(0.0, 0, 1.0, 3, num_prompt=num_prompt, frequency_penalty=2.0, logit_bias=((2, 1.0),))
+    """2 has -2/8 + 1, ahead of the favourite's 0; if it counts as generated, it loses two."""
+    sampling = row_sampling(0.0, 0, 1.0, 3, num_prompt=num_prompt, frequency_penalty=2.0, logit_bias={2: 1.0})
     assert run(toy(), FIRST._replace(sampling=sampling)).token_ids == [expected]
 
 
 def test_logprobs_and_scores() -> None:
     """The next id has its rank in the model's own order: 2 is two behind 0. Scores are those of ids 2 and 3."""
-    sampling = RowSampling(0.0, 0, 1.0, 3, logprobs=1, logit_bias=((2, 5.0),))
+    sampling = row_sampling(0.0, 0, 1.0, 3, logprobs=1, logit_bias={2: 5.0})
     executor = toy()
     result = run(executor, FIRST._replace(sampling=sampling, targets=[2, 3], num_top_targets=2))
     assert result.token_ids == [2]
@@ -173,13 +174,13 @@ def test_logprobs_and_scores() -> None:
 
 
 def test_sampling_leaves_log_probabilities_alone() -> None:
-    sampling = RowSampling(1.0, 0, 1.0, 3, logprobs=0)
+    sampling = row_sampling(1.0, 0, 1.0, 3, logprobs=0)
     result = run(toy(), FIRST._replace(sampling=sampling))
     assert (result.token_ids, result.logprobs) == ([6], [toy_logprobs(0, 6, 0, 10)])
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"), [([2], "1 targets for 3"), ([2, 4], "what follows"), ([2, 3, 11], "3 targets")]
+    ("targets", "message"), [([2], "1 targets for 3"), ([2, 4], "the following ids"), ([2, 3, 11], "3 targets")]
 )
 def test_wrong_targets_are_refused(targets: list[int], message: str) -> None:
     with pytest.raises(AssertionError, match=message):

@@ -7,9 +7,8 @@ import pytest
 from orca_jax.request import SamplingParams
 from orca_jax.sim.toy import toy_generate, toy_score
 from orca_jax.sim.toy_logits import best_of, first_allowed, toy_adjusted, toy_logprobs
-from orca_jax.step import RowSampling
 
-PLAIN = RowSampling(0.0, 0, 1.0, 0)
+PLAIN = SamplingParams(temperature=0.0)
 NORM = math.log(sum(math.exp(-n / 8) for n in range(10)))
 
 
@@ -31,9 +30,9 @@ def test_log_probabilities_sum_to_one_and_tops_end_with_the_vocabulary() -> None
 @pytest.mark.parametrize(
     ("fields", "prompt", "counts", "expected"),
     [
-        ({"logit_bias": ((5, 1.0),)}, (), {}, {3: 0.0, 5: -2 / 8 + 1}),
+        ({"logit_bias": {5: 1.0}}, (), {}, {3: 0.0, 5: -2 / 8 + 1}),
         ({"repetition_penalty": 2.0}, (4,), {5: 3}, {3: 0.0, 4: -2 / 8, 5: -4 / 8}),
-        ({"repetition_penalty": 2.0, "logit_bias": ((4, 1.0),)}, (4,), {}, {4: (-1 / 8 + 1) / 2}),
+        ({"repetition_penalty": 2.0, "logit_bias": {4: 1.0}}, (4,), {}, {4: (-1 / 8 + 1) / 2}),
         ({"presence_penalty": 0.5}, (4,), {5: 3}, {4: -1 / 8, 5: -2 / 8 - 0.5}),
         ({"frequency_penalty": 0.5}, (4,), {5: 3}, {4: -1 / 8, 5: -2 / 8 - 1.5}),
         ({"frequency_penalty": -0.5, "presence_penalty": 0.25}, (), {5: 2}, {5: -2 / 8 - 0.25 + 1}),
@@ -41,7 +40,7 @@ def test_log_probabilities_sum_to_one_and_tops_end_with_the_vocabulary() -> None
     ],
 )
 def test_adjusted_logits(fields: dict, prompt: tuple, counts: dict, expected: dict) -> None:
-    logits = toy_adjusted(3, RowSampling(0.0, 0, 1.0, 0, **fields), prompt, counts, 10)
+    logits = toy_adjusted(3, SamplingParams(temperature=0.0, **fields), prompt, counts, 10)
     assert {token: logits[token] for token in expected} == pytest.approx(expected)
     untouched = set(range(10)) - set(expected) - {*prompt, *counts}
     assert all(logits[token] == -((token - 3) % 10) / 8 for token in untouched)
@@ -54,7 +53,7 @@ def test_masks(allowed: int, expected: int) -> None:
 
 
 def test_equal_logits_are_the_lowest_ids() -> None:
-    logits = toy_adjusted(3, RowSampling(0.0, 0, 1.0, 0, logit_bias=((9, 6 / 8), (0, 7 / 8))), (), {}, 10)
+    logits = toy_adjusted(3, SamplingParams(temperature=0.0, logit_bias={9: 6 / 8, 0: 7 / 8}), (), {}, 10)
     assert best_of(logits, (1 << 10) - 1) == 0
 
 

@@ -1,4 +1,4 @@
-"""Metrics and log lines of requests and of the engine, by a clock that the test moves."""
+"""Metrics and log lines of requests and of the engine, with a clock moved by the test."""
 
 import dataclasses
 import logging
@@ -16,7 +16,7 @@ from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.step import ExecutorStats
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Distribution
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 
 STATS = EngineStats(
     iterations=0,
@@ -51,8 +51,8 @@ class PlayedClient:
     waiting: int = 0
 
 
-def samples(observer: Observer) -> dict[str, float]:
-    """What a scrape reads: `name{label=value}` -> value."""
+def samples(observer: ServerObserver) -> dict[str, float]:
+    """The values of a scrape, by `name{label=value}`."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(observer.render().decode()):
         for sample in family.samples:
@@ -78,7 +78,7 @@ def beat(phase: Any = "serving", executor: dict[str, Any] | None = None, **engin
 
 def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    observer = Observer(ServerConfig(), clock=clock)
+    observer = ServerObserver(ServerConfig(), clock=clock)
     record = observer.begin("req_a", "/v1/completions", 7)
     clock.now += 0.3
     record.take(tokens(1))
@@ -106,8 +106,8 @@ def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_line_of_a_choice_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever has the `x-request-id` of an answer finds all its lines."""
-    observer = Observer(ServerConfig())
+    """All log lines of a call carry its `x-request-id`."""
+    observer = ServerObserver(ServerConfig())
     with caplog.at_level(logging.INFO):
         with structlog.contextvars.bound_contextvars(request_id="call"):
             records = [observer.begin(name, "/v1/completions", 1) for name in ("call", "call-0")]
@@ -121,7 +121,7 @@ def test_line_of_a_choice_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("reason", END_REASONS)
 def test_ends_count_once(reason: str) -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
     record = observer.begin("req_a", "/v1/completions", 7)
     record.end(reason)
     record.end("stop")
@@ -133,16 +133,16 @@ def test_ends_count_once(reason: str) -> None:
     }
     complete = reason in ("stop", "length", "tool_calls")
     assert found["orca_jax_e2e_request_latency_seconds_count"] == complete
-    assert found["orca_jax_prompt_tokens_total"] == 0, "it never got a token"
+    assert found["orca_jax_prompt_tokens_total"] == 0, "the request never got a token"
 
 
 def test_unknown_reason_is_a_defect() -> None:
-    with pytest.raises(AssertionError, match="no reason to end"):
-        Observer(ServerConfig()).begin("a", "/v1/completions", 1).end("whatever the client says")
+    with pytest.raises(AssertionError, match="is not one of"):
+        ServerObserver(ServerConfig()).begin("a", "/v1/completions", 1).end("anything else")
 
 
 def test_log_line_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    observer = Observer(ServerConfig(log_requests=False))
+    observer = ServerObserver(ServerConfig(log_requests=False))
     with caplog.at_level(logging.INFO):
         observer.begin("req_a", "/v1/completions", 7).end("stop")
     assert not caplog.records
@@ -150,7 +150,7 @@ def test_log_line_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_updates_without_tokens_are_no_tokens() -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
     record = observer.begin("a", "/v1/completions", 7)
     record.take(RequestUpdate("r0", ()))
     record.take(RequestUpdate("r0", (), "error", "no finite logits"))
@@ -179,7 +179,7 @@ def test_distribution_counts_as_prometheus_defines(values: list[tuple[float, int
 
 
 def test_heartbeats() -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
     engine = {"running": 3, "waiting": 2, "free_pages": 75, "preemptions": 4, "iterations": 10}
     engine |= {"cache_queries": 50, "cache_hits": 20}
     seconds = {"schedule_seconds": 0.1, "update_seconds": 0.2}
@@ -203,7 +203,7 @@ def test_heartbeats() -> None:
 
 
 def test_gateway_finds_its_names() -> None:
-    observer = Observer(ServerConfig(served_model_name=("m", "alias")))
+    observer = ServerObserver(ServerConfig(served_model_name=("m", "alias")))
     observer.heartbeat(beat(running=3, waiting=2, free_pages=50))
     found = samples(observer)
     named = {key: value for key, value in found.items() if key.startswith("vllm:")}
@@ -216,7 +216,7 @@ def test_gateway_finds_its_names() -> None:
 
 def test_client_knows_better_than_an_old_heartbeat() -> None:
     clock, client = Clock(), PlayedClient()
-    observer = Observer(ServerConfig(), clock=clock)
+    observer = ServerObserver(ServerConfig(), clock=clock)
     observer.follow(client)
     observer.heartbeat(beat(running=1, waiting=1, free_pages=50))
     client.running, client.waiting, client.state = 5, 6, "hung"
@@ -231,7 +231,7 @@ def test_client_knows_better_than_an_old_heartbeat() -> None:
 
 
 def test_totals_go_on_over_restarts() -> None:
-    observer = Observer(ServerConfig())
+    observer = ServerObserver(ServerConfig())
     for message in (
         beat("loading"),
         beat("compiling"),
@@ -252,8 +252,8 @@ def test_totals_go_on_over_restarts() -> None:
 @settings(deadline=None)
 @given(st.lists(st.none() | st.integers(0, 9), max_size=20))
 def test_totals_never_fall(steps: list[int | None]) -> None:
-    """None: the engine died and another one starts."""
-    observer, total, before, expected = Observer(ServerConfig()), 0, 0.0, 0
+    """In `steps`, None means that the engine died and another one starts."""
+    observer, total, before, expected = ServerObserver(ServerConfig()), 0, 0.0, 0
     for step in steps:
         if step is None:
             total = 0
@@ -261,7 +261,7 @@ def test_totals_never_fall(steps: list[int | None]) -> None:
         else:
             total, expected = total + step, expected + step
             observer.heartbeat(beat(iterations=total, executor={"tokens": total}))
-        (sample,) = observer.metrics.engine.iterations.family().samples
+        (sample,) = observer.metrics.engine.totals["iterations"].family().samples
         now = sample.value
         assert before <= now == expected
         before = now

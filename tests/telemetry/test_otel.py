@@ -1,4 +1,4 @@
-"""Spans, in memory and over HTTP to a collector that the test plays."""
+"""Spans, in memory and over HTTP to a collector of the test."""
 
 import http.server
 import subprocess
@@ -20,7 +20,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import Observer
+from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing, trace_to
 from tests.serve.asgi import Pairs, call
 from tests.serve.running import MODEL, running
@@ -31,11 +31,11 @@ CONFIG = ServerConfig(served_model_name=("m",))
 
 
 class Traced:
-    """An observer whose spans stay in memory, and an application that runs one request of the engine."""
+    """An observer with spans in memory, and an application that runs one request of the engine."""
 
     def __init__(self, reason: str = "stop") -> None:
         self.exporter = InMemorySpanExporter()
-        self.observer = Observer(CONFIG, trace_to(SimpleSpanProcessor(self.exporter), "m"))
+        self.observer = ServerObserver(CONFIG, trace_to(SimpleSpanProcessor(self.exporter), "m"))
         self.reason = reason
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +48,7 @@ class Traced:
         await PlainTextResponse("done")(scope, receive, send)
 
     def call(self, path: str = "/v1/chat/completions", headers: Pairs | None = None) -> ReadableSpan:
-        """The span of one call."""
+        """Make one call; return its span."""
         self.exporter.clear()
         sent = [*(headers or []), (b"x-request-id", b"req_1")]
         assert call(RequestContext(self.app, self.observer), path, "POST", sent).status == 200
@@ -114,7 +114,7 @@ def test_off_loads_nothing() -> None:
     program = (
         "import sys, orca_jax.serve.request_context as context, orca_jax.telemetry.otel as tracing\n"
         "from orca_jax.server_config import ServerConfig\n"
-        "context.Observer(ServerConfig(), tracing.start_tracing(ServerConfig())).begin('a', 'b', 1).end('stop')\n"
+        "context.ServerObserver(ServerConfig(), tracing.start_tracing(ServerConfig())).begin('a', 'b', 1).end('stop')\n"
         "print(sum(name.startswith('opentelemetry') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -137,7 +137,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Keeps what it is sent."""
+    """A collector that keeps the spans it receives."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -176,7 +176,7 @@ def collector() -> Iterator[Collector]:
 def test_collector_has_every_span_after_close(collector: Collector) -> None:
     tracing = start_tracing(ServerConfig(served_model_name=("m",), otlp_traces_endpoint=collector.endpoint))
     assert tracing is not None
-    observer = Observer(CONFIG, tracing)
+    observer = ServerObserver(CONFIG, tracing)
     for number in range(3):
         observer.begin(f"req_{number}", "/v1/completions", 7).end("stop")
     tracing.close()
@@ -212,7 +212,7 @@ def test_server_sends_its_spans_before_it_ends(collector: Collector) -> None:
 
 
 class StuckExporter(InMemorySpanExporter):
-    """Waits until the test lets go."""
+    """A collector that blocks until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()

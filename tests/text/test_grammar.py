@@ -1,4 +1,4 @@
-"""Structured output: whatever is drawn from what is allowed matches in the end, and bombs do not go off."""
+"""Structured outputs: texts drawn from the allowed ids match, and malicious grammars are harmless."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def ids_of(tokens: int) -> list[int]:
 
 
 def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, end: int, seed: int, limit: int = 300) -> bytes | None:
-    """A text drawn by chance, which likes to come to an end; None if it did not."""
+    """A randomly drawn text with a preference for ends; None if it did not end."""
     chance, text = random.Random(seed), b""
     for _ in range(limit):
         ids = ids_of(constraint.allowed())
@@ -51,7 +51,7 @@ def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, end: int, seed: in
 
 
 def follow(constraint: GrammarConstraint, ids: Sequence[int]) -> int:
-    """How many of the ids are allowed one after another."""
+    """The number of ids allowed one after another."""
     for count, token in enumerate(ids):
         if not constraint.allowed() >> token & 1:
             return count
@@ -143,7 +143,7 @@ def test_after_the_end_only_the_end() -> None:
     constraint = BYTES.compile(StructuredOutput("regex", "ab"))
     assert [ids_of(constraint.allowed())] == [[ord("a")]]
     assert follow(constraint, b"ab") == 2
-    for _ in range(3):  # also where the request goes on, with ignore_eos
+    for _ in range(3):  # also if the request continues, with ignore_eos
         assert ids_of(constraint.allowed()) == [END]
         constraint.accept(END)
 
@@ -188,33 +188,33 @@ def nested(levels: int) -> str:
     ("kind", "value", "message"),
     [
         ("regex", "(ab", "unclosed group"),
-        ("regex", r"(a)\1", "neither look-around nor references back"),
+        ("regex", r"(a)\1", "without look-around and backreferences"),
         ("regex", "a(?=b)", "look-ahead"),
         ("regex", "\ud800", "half of a surrogate pair"),
         ("regex", "a" * (MAX_SOURCE + 1), f"at most {MAX_SOURCE}"),
         ("json_schema", "{", "not JSON"),
         ("json_schema", '{"a": NaN}', "NaN"),
-        ("json_schema", "[]", "a schema is a JSON object"),
+        ("json_schema", "[]", "a schema must be a JSON object"),
         ("json_schema", "[" * 50_000, "not JSON"),
         ("json_schema", nested(MAX_NESTING // 2), f"more than {MAX_NESTING} levels"),
         ("json_schema", '{"type": "objec"}', "objec"),
         ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "uniqueItems"),
-        ("json_schema", '{"$ref": "file:///etc/passwd"}', "leave out what cannot be enforced"),
-        ("json_schema", '{"$ref": "http://127.0.0.1/"}', "leave out what cannot be enforced"),
+        ("json_schema", '{"$ref": "file:///etc/passwd"}', "leave out unsupported keywords"),
+        ("json_schema", '{"$ref": "http://127.0.0.1/"}', "leave out unsupported keywords"),
         ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "no text can match"),
         ("json_schema", '{"type": "string", "enum": ["\\ud800"]}', "surrogate"),
         ("choice", "yes", "not JSON"),
         ("choice", '"yes"', "a list of at least one"),
         ("choice", "[]", "a list of at least one"),
-        ("choice", '["a", ""]', "not empty"),
+        ("choice", '["a", ""]', "non-empty"),
         ("choice", '["a", 5]', "strings"),
         ("grammar", "start: other", "unknown name"),
         ("grammar", "", "Empty grammar"),
-        ("grammar", "][", "llguidance's variety of Lark"),
+        ("grammar", "][", "the Lark syntax of llguidance"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_reason(kind, value: str, message: str) -> None:
+def test_wrong_structures_are_rejected_with_a_reason(kind, value: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         BYTES.compile(StructuredOutput(kind, value))
     assert caught.value.param == "structured_outputs"

@@ -1,4 +1,4 @@
-"""Chat templates: the prompts that transformers makes, and templates that mean harm."""
+"""Chat templates: the prompts of transformers, and malicious templates."""
 
 import json
 import subprocess
@@ -203,7 +203,7 @@ def test_a_constant_that_takes_for_ever_fails_at_load() -> None:
 
 @pytest.fixture
 def slow() -> Iterator[ChatTemplate]:
-    """Takes for ever for a message that says so."""
+    """A template that never ends for certain messages."""
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     source = f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}{{{{ messages[0].content }}}}"
     with ChatTemplate({"default": source}, {}, render_seconds=3.0) as template:
@@ -223,7 +223,7 @@ def test_others_go_on_beside_a_slow_one(slow: ChatTemplate) -> None:
     thread.start()
     for number in range(20):
         assert slow.render([{"role": "user", "content": str(number)}]) == str(number)
-    assert problems == [], "the slow one is still at it"
+    assert problems == [], "the slow conversation is still running"
     thread.join(10)
     assert [error.param for error in problems] == ["messages"]
     results: list[str] = []
@@ -274,7 +274,7 @@ os._exit(0)
 
 
 def test_the_process_cannot_open_files() -> None:
-    """Also where a template would get out of Jinja's sandbox."""
+    """This holds even for a template outside of Jinja's sandbox."""
     program = f"""
 import runpy, sys
 worker = runpy.run_path({str(template_worker.__file__)!r})

@@ -1,4 +1,4 @@
-"""Text: exact byte decoding, pieces that join to the whole, and stop strings across any border."""
+"""Text: exact byte decoding, pieces that join to the whole text, and stop strings across borders."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def _check_stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int]) -> None
         at = min(at + cut, len(ids))
     whole = tokenizer.decode(ids)
     assert "".join(pieces) + decoder.finish() == whole
-    # Half a character would have gone out as U+FFFD: what is out must be a beginning of the whole at every moment.
+    # Half a character would be U+FFFD, so the pieces so far must always be a beginning of the whole text.
     assert all(whole.startswith("".join(pieces[:n])) for n in range(len(pieces) + 1))
 
 
@@ -119,11 +119,11 @@ def test_unusable_tokenizers_are_config_errors(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "missing"))
     assert caught.value.param == "tokenizer"
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no readable tokenizer"):
+    with pytest.raises(ConfigError, match="not a tokenizer that can be read"):
         load_tokenizer(str(tmp_path))
     _byte_level(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="must hold an object"):
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
         load_tokenizer(str(tmp_path))
     tokenizer = HFTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     tokenizer.decoder = decoders.WordPiece()
@@ -134,7 +134,7 @@ def test_unusable_tokenizers_are_config_errors(tmp_path: Path) -> None:
 
 
 def _cut(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The oracle: look again after every character."""
+    """The oracle: search again after every character."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -179,7 +179,7 @@ def test_included_stop_strings_end_the_text(stops: list[str], pieces: list[str])
 
 @pytest.mark.parametrize(("min_tokens", "end"), [(0, 2), (1, 2), (2, 5), (3, 5), (4, 5), (5, 8), (8, 11)])
 def test_stop_strings_wait_for_min_tokens(min_tokens: int, end: int) -> None:
-    """ "ab" ends at tokens 2, 5, 8, 11; one that ends within `min_tokens` does not count, and is text."""
+    """ "ab" ends at tokens 2, 5, 8 and 11; an occurrence that ends within `min_tokens` is text."""
     stream = OutputStream(ByteTokenizer(), ["ab"], min_tokens=min_tokens)
     out = "".join(stream.push([token]) for token in b"abcabcabcab")
     assert (out, stream.num_tokens, stream.stop_reason) == ("abcabcabcab"[: end - 2], end, "ab")
@@ -231,7 +231,7 @@ def test_bad_words_as_they_begin_a_text_and_after_a_blank(bpe: FileTokenizer) ->
     found = bad_word_ids(bpe, ["cat", " cat", "déjà"])
     assert [bpe.decode(ids) for ids in found] == ["cat", " cat", "déjà"], "after a blank déjà has the same ids"
     assert len(set(found)) == len(found), "each once"
-    assert bad_word_ids(ByteTokenizer(), [" ab"]) == ((97, 98),), "after a blank it is the same ids"
+    assert bad_word_ids(ByteTokenizer(), [" ab"]) == ((97, 98),), "after a blank the ids are the same"
 
 
 @pytest.mark.parametrize("word", [" ", "\n", "half \ud800"])

@@ -1,4 +1,4 @@
-"""Tool calls: found in any pieces, no word lost, and a bounded amount of work for each character."""
+"""Tool calls: found in all divisions into pieces, without loss of text, with bounded work per character."""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ TABLE = [
         '{"arguments": {}, "name": "get-weather_2"}\n</tool_call>\nDone.',
         ["Let me see.\n", A, B, "\nDone."],
     ),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', [A]),  # the end came before the closing tag
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', [A]),  # the text ends before the closing tag
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool', ...),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}', ...),
     ("hermes", '<tool_call>{"name": "g", "arguments": {"x": 1}}</tool_call>', ...),
@@ -83,7 +83,7 @@ TABLE = [
 
 
 def parse(parser: ToolParser, text: str, cuts: Sequence[int] = ()) -> list[str | ToolCall]:
-    """What comes out of the text in pieces, adjacent texts joined."""
+    """The output for a text in pieces, with adjacent texts joined."""
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(bounds)]
     out: list[str | ToolCall] = []
@@ -125,7 +125,7 @@ def make(kind: str) -> ToolParser:
 @given(kind=st.sampled_from(MAKERS), text=texts, cuts=st.lists(st.integers(0, 300), max_size=40))
 @example(kind="hermes", text='<tool_call>{"name": "f", "arguments": {}}<tool_call>x', cuts=range(60))
 def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: list[int]) -> None:
-    """Without the calls and their syntax, what comes out is what went in; and pieces make no difference."""
+    """The output is the input without calls and their syntax, for all divisions into pieces."""
     out = parse(make(kind), text, cuts)
     assert out == parse(make(kind), text)
     at = 0
@@ -137,14 +137,14 @@ def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: lis
             rest = text[at:start]
             for syntax in [*SYNTAX, '"name"', '"f"', '"arguments"', '"parameters"']:
                 rest = rest.replace(syntax, "")
-            assert not rest.strip(" \t\r\n[]{},;:"), "only syntax stands between what came out"
+            assert not rest.strip(" \t\r\n[]{},;:"), "only syntax is left between the outputs"
             at = start + len(item.arguments)
         else:
             start = text.index(item, at)
             between = text[at:start]
             for syntax in SYNTAX:
                 between = between.replace(syntax, "")
-            assert number == 0 or not between.strip(" \t\r\n]}"), "only the end of a call stands before a text"
+            assert number == 0 or not between.strip(" \t\r\n]}"), "only the end of a call is left before a text"
             assert number > 0 or start == 0
             at = start + len(item)
     if not any(isinstance(item, ToolCall) for item in out):
@@ -184,7 +184,7 @@ ADVERSARIAL = [
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("unit", ADVERSARIAL)
 def test_a_megabyte_of_almost_calls_is_linear_work(kind: str, unit: str) -> None:
-    """A quadratic parser would need hours for these."""
+    """A quadratic parser would need hours for these texts."""
     text = unit * (400_000 // len(unit))
     for step in (len(text), 5000):
         parser = make(kind)
@@ -259,7 +259,7 @@ CLEAR = {"type": "function", "function": {"name": "clear"}}
 
 
 def takes(schema: str, text: str) -> bool:
-    """Whether a grammar made of the schema takes all of the text."""
+    """True if a grammar of the schema accepts the whole text."""
     matcher = LLMatcher(LLTokenizer("byte"), JsonCompiler().compile(schema))
     return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
 
@@ -309,7 +309,7 @@ def test_references_into_two_schemas_do_not_meet() -> None:
     ("choice", "words"),
     [
         ("auto", "must be"),
-        ({"function": {"name": "h"}}, "'h', which is not among"),
+        ({"function": {"name": "h"}}, "'h', which is not one of"),
         ({"function": 1}, "must be"),
         ({}, "must be"),
     ],
@@ -344,10 +344,10 @@ def nested(depth: int) -> dict[str, object]:
         ([tool(name="a b")], "1 to 64 letters"),
         ([tool(name="f\n")], "1 to 64 letters"),
         ([tool(name=None)], "1 to 64 letters"),
-        ([tool(), tool()], "f is there twice"),
+        ([tool(), tool()], "f is used twice"),
         ([tool(parameters=[])], "must be a JSON schema"),
         ([tool(parameters={"type": "string"})], "must be a JSON schema"),
-        ([tool(parameters=nested(64))], "64 deep"),
+        ([tool(parameters=nested(64))], "64 levels deep"),
     ],
 )
 def test_tools_that_cannot_be_meant(tools: list[dict[str, object]], words: str) -> None:
@@ -362,5 +362,5 @@ def test_tools_that_can() -> None:
     deep: dict[str, object] = {}
     for _ in range(100_000):
         deep = {"not": deep}
-    with pytest.raises(RequestError, match="64 deep"):
+    with pytest.raises(RequestError, match="64 levels deep"):
         check_tools([tool(parameters=deep)])

@@ -1,4 +1,4 @@
-"""Pictures, by what stands in them; and the burst that the README's is made of."""
+"""The content of the pictures, and the burst of the picture in the README."""
 
 import itertools
 import json
@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
+from orca_jax.bench.__main__ import main
 from orca_jax.bench.burst import mixed_burst, run_burst
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
-from orca_jax.timeline.__main__ import main
 from orca_jax.timeline.plot import draw_latencies, draw_timelines, save_figure, title
-from orca_jax.timeline.read import Run, members
+from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.record import record
 from orca_jax.timeline.spans import COLORS
 from tests.timeline.traced import TracedLab
@@ -26,17 +26,17 @@ TOY = EngineConfig(model="preset:toy", max_num_seqs=2, progress=False)
 
 
 @pytest.fixture
-def batch() -> Run:
-    """Request-level: A of 2 + 1 tokens is kept until B of 2 + 3 has ended, and C waits for both."""
+def batch() -> Timeline:
+    """Request-level: A with 2 + 1 tokens is kept until B with 2 + 3 has ended, and C waits for both."""
     lab = TracedLab("request_level", max_bs=2)
     for request_id, generated in (("A", 1), ("B", 3), ("C", 1)):
         lab.add(request_id, 2, generated)
     lab.run()
-    return lab.trace
+    return lab.timeline
 
 
 def boxes(axes: Axes) -> dict[str, list[tuple[int, float, float]]]:
-    """Colour -> (row, left, right) of what is drawn in it."""
+    """Colour -> (row, left, right) of its boxes."""
     drawn = [each for each in axes.collections if isinstance(each, PolyCollection)]
     return {
         to_hex(each.get_facecolor()[0]): [
@@ -47,7 +47,7 @@ def boxes(axes: Axes) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-def test_a_timeline_by_hand(batch: Run) -> None:
+def test_a_timeline_by_hand(batch: Timeline) -> None:
     (axes,) = draw_timelines({title(batch): batch}).axes
     assert boxes(axes) == {
         COLORS["chunk"]: [(1, 0, 1), (2, 0, 1), (3, 3, 4)],
@@ -56,11 +56,11 @@ def test_a_timeline_by_hand(batch: Run) -> None:
         COLORS["waiting"]: [(3, 0, 3)],
     }
     (ends,) = axes.lines
-    assert ends.get_xydata().tolist() == [[3, 1], [3, 2], [4, 3]], "A is handed out with B"
+    assert ends.get_xydata().tolist() == [[3, 1], [3, 2], [4, 3]], "A is delivered with B"
     assert axes.get_title(loc="left").startswith("request_level: 3 requests, 4 iterations, ")
 
 
-def test_seconds(batch: Run) -> None:
+def test_seconds(batch: Timeline) -> None:
     (axes,) = draw_timelines({"": batch}, "seconds").axes
     origin, last = batch.arrivals[0].at, batch.iterations[-1]
     (chunk,) = [box for box in boxes(axes)[COLORS["chunk"]] if box[0] == 3]
@@ -69,11 +69,11 @@ def test_seconds(batch: Run) -> None:
     assert ends.get_xdata().tolist() == pytest.approx([batch.ends[n].at - origin for n in batch.arrivals])
 
 
-def test_the_legend_names_what_is_drawn_and_no_more(batch: Run) -> None:
+def test_the_legend_has_exactly_the_drawn_kinds(batch: Timeline) -> None:
     (legend,) = draw_timelines({"": batch}).legends
     texts = [text.get_text() for text in legend.get_texts()]
-    assert "ended, kept in its batch" in texts and "the answer is handed out" in texts
-    assert len(texts) == 5, "nobody was preempted, and nobody idle"
+    assert "ended, kept in its batch" in texts and "the answer is delivered" in texts
+    assert len(texts) == 5, "no request was preempted or idle"
 
 
 @pytest.mark.parametrize("num_requests", [8, 64])
@@ -88,7 +88,7 @@ def test_no_two_texts_touch(num_requests: int, tmp_path: Path) -> None:
     assert (tmp_path / "out.svg").read_text().startswith("<?xml")
 
 
-def test_latencies_by_hand(batch: Run) -> None:
+def test_latencies_by_hand(batch: Timeline) -> None:
     (axes,) = draw_latencies({"one": batch, "another": batch}).axes
     expected = [[row, batch.ends[n].at - batch.arrivals[n].at] for row, n in enumerate(batch.arrivals, 1)]
     assert [line.get_xydata().tolist() for line in axes.lines] == [expected, expected]
@@ -96,11 +96,11 @@ def test_latencies_by_hand(batch: Run) -> None:
     assert axes.get_legend().get_texts()[0].get_text() == f"one (mean {mean:.2f} s)"
 
 
-def test_what_cannot_be_drawn(batch: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs a run"):
+def test_wrong_arguments(batch: Timeline, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one iteration"):
         draw_timelines({})
-    with pytest.raises(ConfigError, match="needs a run"):
-        draw_latencies({"": Run(batch.head)})
+    with pytest.raises(ConfigError, match="at least one iteration"):
+        draw_latencies({"": Timeline(batch.head)})
     with pytest.raises(ConfigError, match="unit must be one of"):
         draw_timelines({"": batch}, "hours")
     with pytest.raises(ConfigError, match=r"ends in \.png or \.svg"):
@@ -127,19 +127,19 @@ def test_a_recording_begins_and_ends_with_its_block() -> None:
     llm.generate(["before"], params, use_tqdm=False)
     with record(llm) as recording:
         llm.generate(["a", "b"], params, use_tqdm=False)
-        assert len(recording.run.ends) == 2, "it can be read while it goes on"
+        assert len(recording.timeline.ends) == 2, "it can be read during the recording"
     llm.generate(["after"], params, use_tqdm=False)
-    assert llm.engine.observer is before and len(recording.run.arrivals) == 2
+    assert llm.engine.observer is before and len(recording.timeline.arrivals) == 2
 
 
-def test_recordings_that_would_know_half(tmp_path: Path) -> None:
+def test_recordings_that_would_be_incomplete(tmp_path: Path) -> None:
     llm = LLM("preset:toy", progress=False)
     outputs = llm.stream(["a"], SamplingParams(max_tokens=3, ignore_eos=True))
     with pytest.raises(ConfigError, match="while the engine is idle"), record(llm):
         pass
     assert len(list(outputs)) == 1
     traced = LLM("preset:toy", progress=False, trace_file=str(tmp_path / "trace"))
-    with pytest.raises(ConfigError, match="load_run"), record(traced):
+    with pytest.raises(ConfigError, match="load_timeline"), record(traced):
         pass
 
 
@@ -151,7 +151,7 @@ def test_recordings_that_would_know_half(tmp_path: Path) -> None:
         ({"output_tokens": (4, 3)}, "output_tokens"),
     ],
 )
-def test_bursts_that_cannot_be(given: dict, param: str) -> None:
+def test_wrong_bursts(given: dict, param: str) -> None:
     with pytest.raises(ConfigError) as caught:
         mixed_burst(**{"num_requests": 1, **given})
     assert caught.value.param == param

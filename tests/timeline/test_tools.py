@@ -1,4 +1,4 @@
-"""The pictures and the command line."""
+"""The views of a timeline, and the command line."""
 
 import json
 from html.parser import HTMLParser
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.bench.__main__ import main as bench
 from orca_jax.timeline.__main__ import main
-from orca_jax.timeline.html import page
+from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import request_spans
 from tests.timeline.traced import ONE, TracedLab
 
@@ -18,7 +19,7 @@ HOSTILE = "<script>alert('B')</script>"
 
 @pytest.fixture
 def lab() -> TracedLab:
-    """A, a request with a hostile name, which is preempted, and C, which waits."""
+    """Three requests: A, a preempted one with a malicious name, and a waiting C."""
     lab = TracedLab(max_bs=2, page_size=2, shape=ONE._replace(budget=8, num_pages=4))
     for request_id in ("A", HOSTILE, "C"):
         lab.add(request_id, 3, 4)
@@ -27,8 +28,8 @@ def lab() -> TracedLab:
 
 
 @pytest.fixture
-def run(lab: TracedLab) -> Run:
-    return lab.trace
+def run(lab: TracedLab) -> Timeline:
+    return lab.timeline
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def file(lab: TracedLab, tmp_path: Path) -> Path:
 
 
 class Reader(HTMLParser):
-    """Fails where tags do not match; keeps what is shown, and the attributes of groups and cells."""
+    """Fails if tags do not match; collects the shown texts and the attributes of the rows."""
 
     VOID = frozenset({"meta", "br"})
 
@@ -67,7 +68,7 @@ class Reader(HTMLParser):
         self.shown.append(data)
 
 
-def test_spans_by_hand(run: Run) -> None:
+def test_spans_by_hand(run: Timeline) -> None:
     shown = {n: [(s.kind, s.first, s.last, s.tokens) for s in spans] for n, spans in request_spans(run).items()}
     assert shown[0] == [("chunk", 0, 0, 3), ("increment", 1, 3, 3)]
     assert shown[1] == [
@@ -81,21 +82,19 @@ def test_spans_by_hand(run: Run) -> None:
     assert [span.held for span in request_spans(run)[2]] == ["rows", "pages", None, None]
 
 
-def test_the_page(run: Run) -> None:
-    text = page(run)
+def test_the_page(run: Timeline) -> None:
+    text = html_page(run)
     reader = Reader()
     reader.feed(text)
     assert not reader.open and reader.rows == ["0", "1", "2"]
     assert "script" not in reader.tags and f"1: {HOSTILE}" in reader.shown
     tips = " ".join(reader.shown)
-    assert (
-        "A, iteration 0: initiation: a chunk of the prompt, or tokens computed anew, 3 tokens from position 0" in tips
-    )
-    assert "iterations 2 to 3: preempted, and waiting again; the first in line lacks pages" in tips
+    assert "A, iteration 0: initiation: a chunk of the prompt, or recomputed tokens, 3 tokens from position 0" in tips
+    assert "iterations 2 to 3: preempted, and waiting again; the first waiting request lacks pages" in tips
     assert text.count("<rect") >= sum(len(spans) for spans in request_spans(run).values()) + len(run.iterations)
 
 
-def test_perfetto(run: Run) -> None:
+def test_perfetto(run: Timeline) -> None:
     events = json.loads(json.dumps(perfetto(run)))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"0: A", f"1: {HOSTILE}", "2: C", "host", "device"} <= names
@@ -120,7 +119,7 @@ def test_show(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html = tmp_path / "out.html"
     words = ["replay", str(file), "--scheduler", "orca", "--scheduling-policy", "fcfs", "--n-slots", "7"]
-    assert main([*words, "--num-pages", "8", "--html", str(html)]) == 0
+    assert bench([*words, "--num-pages", "8", "--html", str(html)]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["replayed"]["requests"] == line["recorded"]["requests"] == 3
     assert line["replayed"]["preemptions"] == 0 < line["recorded"]["preemptions"]
@@ -131,9 +130,9 @@ def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 WRONG = {
     "no file": (None, "cannot be read"),
-    "empty": (b"", "holds no trace"),
+    "empty": (b"", "holds no timeline"),
     "no JSON": (b"hello\n", "line 1"),
-    "no head": (b'{"iteration": null}\n', "before the engine's head"),
+    "no head": (b'{"iteration": null}\n', "not the head of a timeline"),
     "no request": ("head", "nothing to measure"),
 }
 
@@ -154,12 +153,12 @@ def test_another_version(file: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "version 99" in capsys.readouterr().err
 
 
-def test_an_unfinished_last_line_is_left_out(file: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_last_line_is_left_out(file: Path, run: Timeline, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_bytes(file.read_bytes() + b'{"iteration":{"iterat')
     assert main([str(file)]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["iterations"] == len(run.iterations)
 
 
-def test_a_setting_that_cannot_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(file), "--max-num-seqs", "0"]) == 2
+def test_a_wrong_setting(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["replay", str(file), "--max-num-seqs", "0"]) == 2
     assert "max_num_seqs must be at least 1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the engine writes down, by hand."""
+"""Timelines of an engine, by hand."""
 
 import json
 from pathlib import Path
@@ -9,18 +9,18 @@ from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams, Urgency
-from orca_jax.timeline.read import load_run
+from orca_jax.timeline.read import load_timeline
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab
 
 
 def test_iterations_by_hand() -> None:
-    """The first row of the table of `tests/sched/test_chunked.py`."""
+    """The first row of the table in `tests/sched/test_chunked.py`."""
     lab = TracedLab(max_bs=2, shape=ONE._replace(budget=4))
     lab.add("A", 3, 4)
     lab.add("B", 7, 2)
     lab.run()
-    run = lab.trace
+    run = lab.timeline
     assert [(a.n, a.request_id, a.prompt, a.max_tokens) for a in run.arrivals.values()] == [
         (0, "A", 3, 4),
         (1, "B", 7, 2),
@@ -36,11 +36,11 @@ def test_iterations_by_hand() -> None:
 
 
 def test_times_by_hand() -> None:
-    """The clock is read at the start, for arrival, selecting, the plan, planned, submitted, collected, twice after."""
+    """The clock is read at start, arrival, selecting, plan, planned, submitted, collected, and twice more."""
     lab = TracedLab(max_bs=1, shape=ONE)
     lab.add("A", 3, 2)
     lab.run()
-    first, second = lab.trace.iterations
+    first, second = lab.timeline.iterations
     assert (first.selected, first.planned, first.submitted, first.collected) == (0.03, 0.05, 0.06, 0.07)
     assert first.device == pytest.approx(0.02) and first.update == pytest.approx(0.02)
     assert second.device == pytest.approx(second.collected - second.planned)
@@ -50,7 +50,7 @@ def test_overlapping_iterations_share_no_device_time() -> None:
     lab = TracedLab(max_bs=1, shape=ONE._replace(depth=2))
     lab.add("A", 3, 6)
     lab.run()
-    iterations = lab.trace.iterations
+    iterations = lab.timeline.iterations
     assert iterations[1].planned < iterations[0].collected, "there is no overlap to test"
     assert iterations[1].device == pytest.approx(iterations[1].collected - iterations[0].collected)
 
@@ -68,23 +68,23 @@ HELD = {
 
 
 @pytest.mark.parametrize("case", HELD)
-def test_why_somebody_waits(case: str) -> None:
+def test_the_reason_of_waiting(case: str) -> None:
     sizes, requests, held = HELD[case]
     lab = TracedLab(**sizes)
     for request in requests:
         lab.add(*request)
     lab.run()
-    assert [iteration.held for iteration in lab.trace.iterations] == held
+    assert [iteration.held for iteration in lab.timeline.iterations] == held
 
 
-def test_a_batch_admits_nobody() -> None:
+def test_a_running_batch_admits_no_request() -> None:
     lab = TracedLab("request_level", max_bs=3)
     lab.add("A", 2, 3)
     lab.add("B", 2, 1)
     lab.step()
     lab.add("C", 2, 1)
     lab.run()
-    run = lab.trace
+    run = lab.timeline
     assert [iteration.held for iteration in run.iterations] == [None, "batch", "batch", None]
     assert [iteration.repeats for iteration in run.iterations[1:3]] == [[(1, 1, 1)], [(1, 1, 1)]]
 
@@ -94,10 +94,10 @@ def test_preemption() -> None:
     lab.add("A", 3, 4)
     lab.add("B", 3, 4)
     lab.run()
-    run = lab.trace
+    run = lab.timeline
     assert [iteration.preempted for iteration in run.iterations] == [[], [], [1], [], [], []]
     assert run.iterations[2].held == "pages"
-    assert run.iterations[4].chunks == [(1, 0, 5, True)], "its tokens are computed anew"
+    assert run.iterations[4].chunks == [(1, 0, 5, True)], "its tokens are recomputed"
 
 
 def test_aborts() -> None:
@@ -108,7 +108,10 @@ def test_aborts() -> None:
     lab.engine.abort("A")
     lab.engine.abort("B")
     lab.run()
-    assert {n: (end.reason, end.generated) for n, end in lab.trace.ends.items()} == {0: ("abort", 1), 1: ("abort", 0)}
+    assert {n: (end.reason, end.generated) for n, end in lab.timeline.ends.items()} == {
+        0: ("abort", 1),
+        1: ("abort", 0),
+    }
 
 
 def test_shared_pages_have_equal_numbers() -> None:
@@ -117,9 +120,9 @@ def test_shared_pages_have_equal_numbers() -> None:
     for request_id, prompt in {"A": [1, 2, 3, 4, 5], "B": [1, 2, 3, 4, 9], "C": [1, 2, 9, 9, 9]}.items():
         lab.engine.add(request_id, prompt, params)
         lab.run()
-    a, b, c = (lab.trace.ends[n].pages for n in range(3))
+    a, b, c = (lab.timeline.ends[n].pages for n in range(3))
     assert a == b and a[0] == c[0] and a[1] != c[1]
-    assert [lab.trace.ends[n].cached for n in range(3)] == [0, 4, 2]
+    assert [lab.timeline.ends[n].cached for n in range(3)] == [0, 4, 2]
 
 
 def traced_toy(path: Path, **settings) -> None:
@@ -135,12 +138,12 @@ def traced_toy(path: Path, **settings) -> None:
 def test_everything_is_in_the_file_when_the_engine_is_idle(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     traced_toy(path)
-    run = load_run(str(path))
+    run = load_timeline(str(path))
     assert [arrival.priority for arrival in run.arrivals.values()] == [3, 0]
     assert len(run.ends) == 2 and sum(len(each.increments) for each in run.iterations) == 4
 
 
-def test_neither_ids_nor_names_of_tenants_are_told(tmp_path: Path) -> None:
+def test_the_file_has_neither_ids_nor_names_of_tenants(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     traced_toy(path)
     text = path.read_text()
@@ -158,7 +161,7 @@ def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> Non
     traced_toy(path, max_num_seqs=8)
     traced_toy(path, max_num_seqs=9)
     assert path.read_text().count('"head"') == 2
-    run = load_run(str(path))
+    run = load_timeline(str(path))
     assert run.head.config.max_num_seqs == 9 and len(run.arrivals) == 2
 
 
@@ -178,4 +181,4 @@ def test_a_disk_that_fails_later_costs_no_request(tmp_path: Path, caplog: pytest
     ends = []
     while engine.has_work:
         ends += [update.finish_reason for update in engine.step()]
-    assert ends[-1] in ("length", "stop") and "trace are lost" in caplog.text
+    assert ends[-1] in ("length", "stop") and "timeline are lost" in caplog.text

@@ -1,17 +1,17 @@
-"""The lab of scheduler tests with a trace writer in it."""
+"""The lab of scheduler tests, with a timeline writer."""
 
 import msgspec
 
 from orca_jax.config import CacheConfig, EngineConfig, SchedulerName
-from orca_jax.timeline.read import Run, members, parse_run
-from orca_jax.timeline.writer import TRACE_VERSION, Head, TraceWriter
+from orca_jax.timeline.read import Timeline, members, parse_timeline
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 from tests.sched.lab import Lab, Shape
 
 ONE = Shape(depth=1, reuses_prefixes=False)
 
 
 class TracedLab(Lab):
-    """Writes its trace to memory; a reading of its clock, by the engine or the writer, is a hundredth of a second."""
+    """Writes its timeline to memory. Each reading of its clock, by the engine or the writer, takes 0.01 s."""
 
     def __init__(self, name: SchedulerName = "orca", *, shape: Shape | None = None, **sizes) -> None:
         super().__init__(name, shape=shape, **sizes)
@@ -27,9 +27,9 @@ class TracedLab(Lab):
         )
         cache = CacheConfig(self.kv.num_pages, self.kv.page_size, "float32")
         budget = shape.budget if shape else 1000
-        head = Head(TRACE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
+        head = TimelineHeader(TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
         self.parts: list[bytes] = []
-        self.writer = TraceWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
+        self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
         self.engine.observer = self.writer
 
     def _tick(self) -> float:
@@ -37,11 +37,11 @@ class TracedLab(Lab):
         return self.now
 
     @property
-    def trace(self) -> Run:
+    def timeline(self) -> Timeline:
         self.writer.flush()
-        return parse_run(b"".join(self.parts))
+        return parse_timeline(b"".join(self.parts))
 
 
-def batches(run: Run) -> list[list[tuple[int, int, int]]]:
-    """(request, position, tokens) of everyone in each iteration."""
+def batches(run: Timeline) -> list[list[tuple[int, int, int]]]:
+    """(request, position, tokens) of the members of each iteration."""
     return [sorted(members(iteration)) for iteration in run.iterations]

@@ -1,11 +1,10 @@
-"""Many streaming clients against the server: tokens a second through HTTP, the front end's time for a token, and how
-much later than its birth a token is read.
+"""Measure the server with many streaming clients: tokens per second, front-end time per token, and token age.
 
-The model is `preset:clock-<ms>`, whose text tells when it was made (`sim/clock.py`). The front end has a core of its
-own; engine and clients share the others. A token's age at the client is all of: what is left of the engine's turn over
-the batch, the socket between the processes, the front end, HTTP, and the client's own queue. So it is an upper bound
-of what the front end adds, and grows where the pace is faster than the front end: such a pass measures throughput, a
-slower one latency.
+The model is `preset:clock-<ms>`, and its text holds the time of its generation (`sim/clock.py`). The front end has a
+core of its own; engine and clients share the others. The age of a token at the client includes the rest of the engine's
+loop over the batch, the socket between the processes, the front end, HTTP, and the queue of the client. So it is an
+upper bound of the delay by the front end. If the pace is faster than the front end, ages grow: such a pass measures
+throughput, and a slower one measures latency.
 """
 
 import argparse
@@ -28,13 +27,13 @@ from orca_jax.reporting import hardware, percentile, print_table
 from orca_jax.sim.clock import CLOCK_PREFIX
 
 HELP = "many streaming clients against the server"
-SAMPLE_SECONDS = 0.1  # between looks at the processes' clocks
-PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: whole groups of the clock
+SAMPLE_SECONDS = 0.1  # between samples of processor time
+PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: a multiple of the groups of the clock
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server. `front_end` and `engine` are process ids; 0 where it is somebody else's."""
+    """A server. `front_end` and `engine` are process ids, or 0 for a server started elsewhere."""
 
     url: str
     model: str
@@ -44,7 +43,7 @@ class Target:
 
 @dataclass
 class Clocks:
-    """Processor seconds used so far by front end, engine and clients, from time to time."""
+    """Samples of the processor seconds used by front end, engine and clients."""
 
     target: Target
     samples: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -56,23 +55,25 @@ class Clocks:
         self.samples.append((time.monotonic(), *used))
 
     async def keep_looking(self) -> None:
-        """Until cancelled."""
+        """Take samples until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark."""
-    parser.add_argument("--clients", type=int, default=1000, metavar="N", help="streams at once (default: 1000)")
-    parser.add_argument("--tokens", type=int, default=400, metavar="N", help="of every stream (default: 400)")
+    """Add the flags of this benchmark."""
+    parser.add_argument("--clients", type=int, default=1000, metavar="N", help="concurrent streams (default: 1000)")
+    parser.add_argument("--tokens", type=int, default=400, metavar="N", help="tokens of every stream (default: 400)")
     parser.add_argument(
         "--pace", type=int, nargs="+", default=[1, 100], metavar="MS",
-        help="milliseconds of an iteration; each is a pass of its own (default: 1 100)",
+        help="milliseconds per iteration; one pass for each (default: 1 100)",
     )  # fmt: skip
-    parser.add_argument("--base-url", metavar="URL", help="a server that runs already, in one pass; needs --model")
-    parser.add_argument("--model", metavar="NAME", help="the model of --base-url")
-    parser.add_argument("--server-flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to the server")
+    parser.add_argument("--base-url", metavar="URL", help="measure a running server in one pass; needs --model")
+    parser.add_argument("--model", metavar="NAME", help="model name at --base-url")
+    parser.add_argument(
+        "--server-flags", nargs=argparse.REMAINDER, default=[], help="all further flags are passed to the server"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     if args.clients < 1 or args.tokens < 16:
         raise ConfigError("clients must be at least 1, and tokens at least 16", param="clients")
     if (args.base_url is None) != (args.model is None):
-        raise ConfigError("base_url and model go together", param="base_url")
+        raise ConfigError("base_url and model must be given together", param="base_url")
     passes = []
     if args.base_url is not None:
         passes.append(_measure(Target(args.base_url.rstrip("/"), args.model), args))
@@ -118,16 +119,16 @@ def _measure(target: Target, args: argparse.Namespace) -> dict[str, float | str]
 
 
 def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
-    """Figures of the steady part: from the last stream's first event to the first stream's last one.
+    """Compute the figures of the steady part, from the begin of the last stream to the end of the first one.
 
     Raises:
-        OrcaError: there is no such part.
+        OrcaError: the steady part is too short.
     """
     start = max(stream.times[0] for stream in streams)
     end = min(stream.times[-1] for stream in streams)
     steady = [sample for sample in clocks.samples if start <= sample[0] <= end]
     if len(steady) < 2:
-        raise OrcaError("the streams did not overlap for long enough: ask for more tokens or a slower pace")
+        raise OrcaError("the streams did not overlap for long enough; raise --tokens or --pace")
     start, end = steady[0][0], steady[-1][0]
     tokens = sum(len(t) for s in streams for at, t in zip(s.times, s.texts, strict=True) if start < at <= end)
     reads = sum(len({at for at in stream.times if start < at <= end}) for stream in streams)
@@ -135,7 +136,7 @@ def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
     front_end, engine, client = (after - before for before, after in zip(steady[0][1:], steady[-1][1:], strict=True))
     result = {
         "tokens_per_s": tokens / (end - start),
-        "reads_per_s": reads / (end - start),  # fewer than tokens where the front end joined several
+        "reads_per_s": reads / (end - start),  # fewer than tokens if the front end joins several
         "clients_us_per_token": 1e6 * client / tokens,
         "steady_s": end - start,
     }
@@ -152,7 +153,7 @@ def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
-    """A server of our own on a free port, its front end alone on the first core."""
+    """Start a server on a free port, with the front end alone on the first core."""
     flags = ["--model", model, "--port", "0", "--max-num-seqs", str(args.clients), "--max-model-len", "4096"]
     command = [sys.executable, "-m", "orca_jax.serve", *flags, *args.server_flags]
     allowed = set(cores())
@@ -161,7 +162,7 @@ def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
         try:
             found = re.search(r"http://\S+", process.stdout.readline())
             if found is None:
-                raise OrcaError(f"the server did not start; try it: {' '.join(command)}")
+                raise OrcaError(f"the server did not start; run it alone to see the error: {' '.join(command)}")
             engine = max(children(process.pid), key=cpu_seconds, default=0)
             first, *others = cores()
             if others and engine:

@@ -1,4 +1,4 @@
-"""Many streaming clients in one thread. What comes is kept with its time and read only when nothing is measured."""
+"""Runs many streaming clients in one thread. Received bytes are stored with their times, and parsed afterwards."""
 
 import asyncio
 import functools
@@ -16,14 +16,14 @@ from orca_jax.sim.clock import NUM_DIGITS, age_of
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer: its events' times (seconds, monotonic) and texts, and why it ended."""
+    """One answer: the times (seconds, monotonic) and texts of its events, and its finish reason."""
 
     times: Sequence[float]
     texts: Sequence[str]
     finish_reason: str | None
 
     def ages(self) -> Iterator[tuple[float, float]]:
-        """Of the clock model's groups: when each began to be seen, and how old it was then; both seconds."""
+        """Yield for each group of the clock model the time of its first byte, and its age then, both in seconds."""
         ends = list(itertools.accumulate(map(len, self.texts)))
         text = "".join(self.texts)
         at = text.find(" ")
@@ -34,7 +34,7 @@ class Stream:
 
 
 class _Client(asyncio.Protocol):
-    """One connection and one request, which asks the server to close afterwards."""
+    """One connection with one request; the server closes it after the answer."""
 
     def __init__(self, request: bytes) -> None:
         self.arrivals: list[tuple[float, bytes]] = []
@@ -42,22 +42,19 @@ class _Client(asyncio.Protocol):
         self._request = request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio's."""
         assert isinstance(transport, asyncio.WriteTransport)
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's."""
         self.arrivals.append((time.monotonic(), data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's."""
         if not self.closed.done():
             self.closed.set_result(None)
 
 
 async def run_streams(url: str, bodies: Sequence[dict[str, object]]) -> list[list[tuple[float, bytes]]]:
-    """Post every body to `/v1/completions` at once; returns the bytes that came for each, with their times."""
+    """Post all bodies to `/v1/completions` at once. Return the received bytes of each, with their times."""
     address = urlsplit(url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
     loop = asyncio.get_running_loop()
@@ -71,10 +68,10 @@ async def run_streams(url: str, bodies: Sequence[dict[str, object]]) -> list[lis
 
 
 def read_stream(arrivals: Sequence[tuple[float, bytes]]) -> Stream:
-    """Parse what one client received.
+    """Parse the bytes received by one client.
 
     Raises:
-        OrcaError: the answer is no complete stream of events.
+        OrcaError: they are not a complete stream of events.
     """
     times, texts, reason = [], [], None
     done = False
@@ -90,7 +87,7 @@ def read_stream(arrivals: Sequence[tuple[float, bytes]]) -> Stream:
         texts.append(choice["text"])
         reason = choice["finish_reason"] or reason
     if not done:
-        raise OrcaError("a stream broke off")
+        raise OrcaError("a stream ended without [DONE]")
     return Stream(times, texts, reason)
 
 
@@ -104,17 +101,17 @@ def _request(netloc: str, body: dict[str, object]) -> bytes:
 
 
 def _events(arrivals: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of every event, with the time at which its last byte came."""
+    """Yield the data of every event, with the time of its last byte."""
     rest = b""
     for moment, body in _body(arrivals):
         *events, rest = (rest + body).split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: "):  # else a comment, which keeps the connection alive
+            if event.startswith(b"data: "):  # others are comments that keep the connection alive
                 yield moment, event.removeprefix(b"data: ")
 
 
 def _body(arrivals: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The chunks of a chunked answer, with the time at which each was complete."""
+    """Yield the chunks of a chunked answer, with the time of the last byte of each."""
     raw = b"".join(data for _, data in arrivals)
     ends = list(itertools.accumulate(len(data) for _, data in arrivals))
     head, separator, _ = raw.partition(b"\r\n\r\n")

@@ -1,1 +1,1 @@
-"""Workloads: arrivals and lengths of requests, from a file or drawn at random."""
+"""Workloads: arrivals and lengths of requests, from a public trace or drawn at random."""

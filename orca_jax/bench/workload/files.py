@@ -1,9 +1,9 @@
-"""Files of public traces, as they are published: who came when, how long it was, and what it shared with others.
+"""Reads files of public traces: arrivals and lengths of requests, and the prefixes that they share.
 
-- Azure's LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset, CC-BY 4.0): a CSV with a line for
-  each request.
-- Mooncake's (github.com/kvcache-ai/Mooncake, Apache-2.0): a line of JSON for each request. `hash_ids` names its blocks
-  of 512 tokens, the last one perhaps partly filled, so that requests with equal ids begin alike.
+- Azure's LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset, CC-BY 4.0): a CSV file with a
+  line per request.
+- Mooncake's traces (github.com/kvcache-ai/Mooncake, Apache-2.0): a line of JSON per request. `hash_ids` names the
+  blocks of 512 tokens of the prompt; the last block may be partly filled. Equal ids mean equal beginnings.
 """
 
 import csv
@@ -22,26 +22,28 @@ MOONCAKE_BLOCK = 512  # tokens
 
 
 @dataclass(frozen=True)
-class Record:
-    """One request of a file, its lengths scaled."""
+class RecordedRequest:
+    """One request of a file, with scaled lengths."""
 
-    arrival: float  # seconds, since any moment
+    arrival: float  # seconds since an arbitrary moment
     num_input: int
     num_output: int
-    blocks: tuple[int, ...] = ()  # equal names from the first on: equal tokens; empty: shares nothing
+    blocks: tuple[int, ...] = ()  # two requests share the tokens of their equal first blocks; empty: shares nothing
     block_size: int = 0  # tokens of a block
 
 
-def read_azure(path: str, num_requests: int, scale: float) -> list[Record]:
-    """The first requests of Azure's CSV.
+def read_azure(path: str, num_requests: int, scale: float) -> list[RecordedRequest]:
+    """Read the first requests of a CSV file of Azure.
 
     Raises:
-        ConfigError: the file cannot be read, has another form, or fewer requests.
+        ConfigError: the file cannot be read, is in another format, or has fewer requests.
     """
 
-    def read(line: dict[str, str]) -> Record:
+    def read(line: dict[str, str]) -> RecordedRequest:
         arrival = datetime.fromisoformat(line["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
-        return Record(arrival, _scaled(int(line["ContextTokens"]), scale), _scaled(int(line["GeneratedTokens"]), scale))
+        return RecordedRequest(
+            arrival, _scaled(int(line["ContextTokens"]), scale), _scaled(int(line["GeneratedTokens"]), scale)
+        )
 
     with _opened(path) as lines:
         rows = csv.DictReader(lines)
@@ -50,21 +52,21 @@ def read_azure(path: str, num_requests: int, scale: float) -> list[Record]:
         return _first(path, map(read, rows), num_requests, first_line=2)
 
 
-def read_mooncake(path: str, num_requests: int, scale: float) -> list[Record]:
-    """The first requests of Mooncake's JSON lines; blocks become `512 * scale` tokens, which must be whole.
+def read_mooncake(path: str, num_requests: int, scale: float) -> list[RecordedRequest]:
+    """Read the first requests of a file of Mooncake. Blocks get `512 * scale` tokens, which must be an integer.
 
     Raises:
-        ConfigError: the file cannot be read, has another form, or fewer requests, or blocks would not be whole.
+        ConfigError: the file cannot be read, is in another format or has fewer requests, or the scale does not fit.
     """
     block = round(MOONCAKE_BLOCK * scale)
     if block < 1 or not math.isclose(block, MOONCAKE_BLOCK * scale):
         raise ConfigError(
-            f"length_scale {scale} would cut a block of {MOONCAKE_BLOCK} tokens to {MOONCAKE_BLOCK * scale:g}; make it "
-            f"whole, for example {16 / MOONCAKE_BLOCK} for 16",
+            f"length_scale {scale} makes blocks of {MOONCAKE_BLOCK * scale:g} instead of {MOONCAKE_BLOCK} tokens; the "
+            f"size must be an integer, for example 16 with a scale of {16 / MOONCAKE_BLOCK}",
             param="length_scale",
         )
 
-    def read(text: str) -> Record:
+    def read(text: str) -> RecordedRequest:
         line = json.loads(text)
         length, blocks = int(line["input_length"]), tuple(map(int, line["hash_ids"]))
         if -(-length // MOONCAKE_BLOCK) != len(blocks):
@@ -72,26 +74,26 @@ def read_mooncake(path: str, num_requests: int, scale: float) -> list[Record]:
         full, rest = divmod(length, MOONCAKE_BLOCK)
         num_input = max(1, full * block + math.ceil(rest * scale))  # never beyond its last block
         num_output = _scaled(int(line["output_length"]), scale)
-        return Record(float(line["timestamp"]) / 1e3, num_input, num_output, blocks, block)
+        return RecordedRequest(float(line["timestamp"]) / 1e3, num_input, num_output, blocks, block)
 
     with _opened(path) as lines:
         return _first(path, map(read, lines), num_requests, first_line=1)
 
 
-def _first(path: str, records: Iterator[Record], count: int, first_line: int) -> list[Record]:
-    """The first `count` records, which are in the order of time; reading one may fail."""
-    taken: list[Record] = []
+def _first(path: str, records: Iterator[RecordedRequest], count: int, first_line: int) -> list[RecordedRequest]:
+    """Return the first `count` records. They must be in the order of time, and parsing one may raise an error."""
+    taken: list[RecordedRequest] = []
     try:
         for record in islice(records, count):
             if taken and record.arrival < taken[-1].arrival:
-                raise ValueError("earlier than the one before it")
+                raise ValueError("the request arrives before the previous one")
             taken.append(record)
     except KeyError as error:
         raise _wrong(path, f"line {first_line + len(taken)} has no {error.args[0]}") from error
     except (ValueError, TypeError) as error:
         raise _wrong(path, f"line {first_line + len(taken)}: {error}") from error
     if len(taken) < count:
-        message = f"{path} has {len(taken)} requests, and {count} are wanted; lower num_requests"
+        message = f"{path} has only {len(taken)} of {count} requests; lower num_requests"
         raise ConfigError(message, param="num_requests")
     return taken
 
@@ -108,11 +110,11 @@ def _opened(path: str) -> Iterator[Iterator[str]]:
 
 
 def _wrong(path: str, why: str) -> ConfigError:
-    message = f"trace_data {path!r} is no such trace: {why}; azure is a CSV, mooncake has lines of JSON"
+    message = f"trace_data {path!r} is not a file of this trace: {why}; azure has CSV files, mooncake has JSON lines"
     return ConfigError(message, param="trace_data")
 
 
 def _scaled(length: int, scale: float) -> int:
     if length < 0:
-        raise ValueError(f"a length of {length} tokens")
+        raise ValueError(f"a length must not be negative, got {length}")
     return max(1, round(length * scale))

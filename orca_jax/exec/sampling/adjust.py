@@ -12,23 +12,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.sampling.draw import first_column
+from orca_jax.exec.sampling.fields import Extras
 
 WORD = 32  # columns in a word of a mask
 _STRIDE = 128  # positions of the history that are counted at a time
-
-
-class Extras(NamedTuple):
-    """One value for each place of a sampler, or several."""
-
-    presence: Float[Array, " B"]
-    frequency: Float[Array, " B"]
-    repetition: Float[Array, " B"]
-    num_prompt: Int[Array, " B"]  # the context's first tokens, which were not generated
-    bias_id: Int[Array, "B M"]
-    bias: Float[Array, "B M"]  # 0 for padding
-    wants_logprobs: Int[Array, " B"]
-    has_target: Int[Array, " B"]
-    target: Int[Array, " B"]  # the id that is scored in place of the one that is drawn
 
 
 class Context(NamedTuple):

@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from orca_jax.exec.sampling.fields import SamplingParameters
 from orca_jax.model.sharding import TENSOR_AXIS
 
 _WINDOW = 256
@@ -28,18 +29,6 @@ _BLOCK = 128  # the padded vocabulary is a multiple of it
 
 type Kind = Literal["plain", "greedy", "unfiltered"]
 """What a batch may ask for: anything; no draws at all; draws among all tokens, without top-k, top-p and min-p."""
-
-
-class SamplingParameters(NamedTuple):
-    """One value for each place of a sampler."""
-
-    temperature: Float[Array, " B"]
-    top_k: Int[Array, " B"]  # 0: all
-    top_p: Float[Array, " B"]
-    min_p: Float[Array, " B"]
-    seed_high: Int[Array, " B"]
-    seed_low: Int[Array, " B"]
-    position: Int[Array, " B"]  # of the token to be drawn
 
 
 def sample(

@@ -9,23 +9,23 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from orca_jax.exec.sampling.draw import first_column
-from orca_jax.step import MAX_LOGPROBS, TokenLogprobs
+from orca_jax.request import MAX_LOGPROBS, TokenLogprobs
 
 
-class Told(NamedTuple):
-    """What is told of each place; the first column is the token in question, the others the most probable ones."""
+class TopLogprobs(NamedTuple):
+    """Log probabilities of each place: the first column is the scored token, the others the most probable ones."""
 
     ids: Int[Array, "B K"]  # the first column holds the token's rank
     logprobs: Float[Array, "B K"]
 
 
-def tell(logits: Float[Array, "B N"], chosen: Int[Array, " B"], axis: str) -> Told:
-    """Log probability and rank of a token of each row, and the most probable ones; from N of the columns.
+def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], axis: str) -> TopLogprobs:
+    """Log probability and rank of one token of each row, and of the most probable ones; from N of the columns.
 
     Args:
         logits: as the model gave them, minus infinity for tokens that do not exist.
-        chosen: the tokens in question.
-        axis: over which the columns are sharded.
+        chosen: the tokens to score.
+        axis: the mesh axis of the columns.
     """
     first, width = first_column(logits, axis), logits.shape[1]
     top = lax.pmax(logits.max(axis=-1), axis)
@@ -38,30 +38,30 @@ def tell(logits: Float[Array, "B N"], chosen: Int[Array, " B"], axis: str) -> To
     values, columns = lax.top_k(logits, min(MAX_LOGPROBS, width))
     values = lax.all_gather(values, axis, axis=1, tiled=True)
     ids = lax.all_gather(first + columns, axis, axis=1, tiled=True)
-    values, places = lax.top_k(values, MAX_LOGPROBS)  # of equals the lower id, since shards are in order
+    values, places = lax.top_k(values, MAX_LOGPROBS)  # among equals the lower id, since shards are in order
     ids = jnp.take_along_axis(ids, places, axis=1)
-    return Told(
+    return TopLogprobs(
         jnp.concatenate([better[:, None] + 1, ids], axis=1),
         jnp.concatenate([logit[:, None], values], axis=1) - norm[:, None],
     )
 
 
-def tell_nothing(num_places: int) -> Told:
-    """The same shapes, where nobody asked."""
+def no_scores(num_places: int) -> TopLogprobs:
+    """Zeros of the same shapes, for a launch without requests for log probabilities."""
     shape = (num_places, 1 + MAX_LOGPROBS)
-    return Told(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    return TopLogprobs(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
 
 class LogprobReader:
-    """Told values on the host, a place at a time."""
+    """The values on the host, one place at a time."""
 
-    def __init__(self, told: Told, vocab_size: int) -> None:
-        self._ids: Sequence[Sequence[int]] = np.asarray(told.ids).tolist()
-        self._logprobs: Sequence[Sequence[float]] = np.asarray(told.logprobs).tolist()
+    def __init__(self, top: TopLogprobs, vocab_size: int) -> None:
+        self._ids: Sequence[Sequence[int]] = np.asarray(top.ids).tolist()
+        self._logprobs: Sequence[Sequence[float]] = np.asarray(top.logprobs).tolist()
         self._vocab_size = vocab_size
 
     def read(self, place: int, num_top: int) -> TokenLogprobs:
-        """One token and as many of the most probable ones as are wanted and exist."""
+        """One token and the `num_top` most probable ones, or all of a smaller vocabulary."""
         (rank, *ids), (logprob, *logprobs) = self._ids[place], self._logprobs[place]
         count = min(num_top, self._vocab_size)
         return TokenLogprobs(logprob, rank, tuple(ids[:count]), tuple(logprobs[:count]))

@@ -1,4 +1,4 @@
-"""What the samplers need beside hidden vectors: one vector for every launch, and two more arrays for full ones."""
+"""The inputs of samplers beside hidden vectors: one vector for every launch, and two more arrays for full ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,57 +7,57 @@ import numpy as np
 from jaxtyping import Array, Int, Int32
 from numpy.typing import NDArray
 
-from orca_jax.exec.pack import Kept
+from orca_jax.exec.pack import Kept, VectorLayout
 from orca_jax.exec.rows import RowTable
-from orca_jax.exec.sampling.adjust import WORD, Extras
-from orca_jax.exec.sampling.draw import Kind, SamplingParameters
-from orca_jax.exec.vector import VectorLayout
-from orca_jax.step import MAX_LOGIT_BIAS, TokenSet
-
-_PER_ROW = ("temperature", "top_k", "top_p", "min_p", "seed_high", "seed_low")
-_EXTRAS_PER_ROW = ("presence", "frequency", "repetition", "num_prompt", "bias_id", "bias")
+from orca_jax.exec.sampling.adjust import WORD
+from orca_jax.exec.sampling.draw import Kind
+from orca_jax.exec.sampling.fields import EXTRA_COLUMNS, PLAIN_COLUMNS, Column, Extras, SamplingParameters
+from orca_jax.request import TokenSet
 
 
 class Draws(NamedTuple):
     """The places of one sampler."""
 
-    row: Int[Array, " B"]  # that keeps the token as its last; R for places that draw for nobody
+    row: Int[Array, " B"]  # row that stores the token in `last_token`; R for padding
     parameters: SamplingParameters
 
 
 def draws_layout(num_places: int) -> VectorLayout:
-    """Of the vector that every launch sends."""
-    shapes = dict.fromkeys(("row", *SamplingParameters._fields), (num_places,))
-    return VectorLayout(shapes, frozenset({"temperature", "top_p", "min_p"}))
+    """The layout of the vector that every launch sends."""
+    return _layout(("row", *SamplingParameters._fields), PLAIN_COLUMNS, num_places)
 
 
 def extras_layout(num_places: int) -> VectorLayout:
-    """Of the vector that only launches with extras send."""
-    biases = dict.fromkeys(("bias_id", "bias"), (num_places, MAX_LOGIT_BIAS))
-    shapes: Mapping[str, tuple[int, ...]] = {**dict.fromkeys(Extras._fields, (num_places,)), **biases}
-    return VectorLayout(shapes, frozenset({"presence", "frequency", "repetition", "bias"}))
+    """The layout of the vector that only launches with extras send."""
+    return _layout(Extras._fields, EXTRA_COLUMNS, num_places)
+
+
+def _layout(names: Sequence[str], columns: Mapping[str, Column], num_places: int) -> VectorLayout:
+    """Names without a column are integers, one for each place."""
+    shapes = {name: (num_places, *(columns[name].width if name in columns else ())) for name in names}
+    return VectorLayout(shapes, frozenset(name for name, column in columns.items() if column.dtype == np.float32))
 
 
 def unpack_draws(layout: VectorLayout, vector: Int32[Array, " N"]) -> Draws:
-    """On the device; traced."""
+    """The places of a device vector; traced."""
     values = layout.unpack(vector)
     return Draws(values.pop("row"), SamplingParameters(**values))
 
 
 def pack_draws(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:
-    """The vector of a launch; unused places draw for nobody."""
+    """The vector of a launch; unused places are padding."""
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
     view["row"][:number], view["row"][number:] = kept.row, rows.num_rows
     view["position"][:number] = kept.context_len
-    for name in _PER_ROW:
-        view[name][:number] = getattr(rows, name)[kept.row]
+    for name in PLAIN_COLUMNS:
+        view[name][:number] = rows.sampling[name][kept.row]
     return vector
 
 
 def kind_of_draws(vector: NDArray[np.int32], layout: VectorLayout) -> Kind:
-    """What a launch asks for at most; unused places ask for nothing."""
+    """The simplest kind of sampler that serves a launch."""
     view = layout.views(vector)
     draws = view["temperature"] > 0
     if not draws.any():
@@ -71,9 +71,8 @@ def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
-    view["repetition"][number:] = 1
-    for name in _EXTRAS_PER_ROW:
-        view[name][:number] = getattr(rows, name)[kept.row]
+    for name, column in EXTRA_COLUMNS.items():
+        view[name][:number], view[name][number:] = rows.sampling[name][kept.row], column.neutral
     for place, target in enumerate(kept.targets):
         if target is not None:
             view["has_target"][place], view["target"][place] = 1, target

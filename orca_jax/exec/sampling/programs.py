@@ -1,9 +1,9 @@
-"""The samplers: programs that take hidden vectors to tokens. They are a handful, whatever the buckets.
+"""The samplers: programs from hidden vectors to tokens. Their number does not depend on the buckets.
 
-Plain ones have 8, 16, ... places, up to one for each row; a GPU has more kinds of them, without any branch. The full
-one, which can all that a request may ask for beyond temperature, filters and seed, exists with the fewest and with the
-most. A launch where nobody asks pays nothing. Since samplers are apart from the layers, the host may still be computing
-what a grammar allows while the layers run.
+Plain samplers exist for 8, 16, ... places, up to one for each row; on a GPU there are more kinds of them, without any
+branch. The full sampler supports every sampling feature. It is compiled for the smallest and the largest size only,
+and a launch without these features does not pay for them. The samplers are programs apart from the layers, so the host
+can compute the masks of a grammar while the layers run.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.layers import Weights
-from orca_jax.exec.sampling.adjust import Context, Extras, change_logits
-from orca_jax.exec.sampling.draw import Kind, SamplingParameters, all_finite, choose, sample, without_padding
-from orca_jax.exec.sampling.logprobs import Told, tell, tell_nothing
+from orca_jax.exec.sampling.adjust import Context, change_logits
+from orca_jax.exec.sampling.draw import Kind, all_finite, choose, sample, without_padding
+from orca_jax.exec.sampling.fields import Extras, SamplingParameters
+from orca_jax.exec.sampling.logprobs import TopLogprobs, no_scores, score
 from orca_jax.exec.sampling.pack import Draws, draws_layout, extras_layout, unpack_draws
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
@@ -31,14 +32,14 @@ class Drawn(NamedTuple):
 
     tokens: Int[Array, " B"]
     finite: Bool[Array, " B"]
-    told: Told | None = None  # of the full one
+    top: TopLogprobs | None = None  # of the full sampler
 
 
 def plain_kinds(platform: str) -> tuple[Kind, ...]:
-    """The kinds of plain samplers that devices of a platform have.
+    """The kinds of plain samplers for the devices of a platform.
 
-    A GPU asks its host which branch of a program to take. Until the answer comes it has nothing to do, and until the
-    question comes, which is after all layers, neither has the host. So there the most frequent kinds have no branches.
+    A GPU waits for its host at each branch of a program, and the host waits for all layers before it. So the most
+    frequent kinds have no branches there.
     """
     return ("greedy", "unfiltered", "plain") if platform == "gpu" else ("plain",)
 
@@ -51,11 +52,11 @@ def make_plain_sampler(
     Of the hidden vectors the first `num_places` are used.
 
     Args:
-        unembed: puts the unembedding together from its weights.
+        unembed: makes the unembedding from its weights.
         num_places: B.
         vocab_size: tokens that exist.
         mesh: of the weights.
-        kind: what its places may ask for.
+        kind: the features that its places may use.
     """
     layout = draws_layout(num_places)
 
@@ -107,7 +108,7 @@ def sample_full(
     vocab_size: int,
     mesh: Mesh,
 ) -> Drawn:
-    """`sample` on logits changed by the extras, and what is told of the logits as they were."""
+    """`sample` on logits changed by the extras, and log probabilities of the logits before that."""
 
     def on_shard(
         logits: Float[Array, "B N"],
@@ -121,12 +122,12 @@ def sample_full(
         changed = change_logits(logits, extras, context, mask, TENSOR_AXIS)
         tokens = choose(changed, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS)
         chosen = jnp.where(extras.has_target != 0, extras.target, tokens)
-        told = lax.cond(
+        top = lax.cond(
             jnp.any(extras.wants_logprobs != 0),
-            lambda: tell(logits, chosen, TENSOR_AXIS),
-            lambda: tell_nothing(logits.shape[0]),
+            lambda: score(logits, chosen, TENSOR_AXIS),
+            lambda: no_scores(logits.shape[0]),
         )
-        return Drawn(tokens, finite, told)
+        return Drawn(tokens, finite, top)
 
     everywhere = PartitionSpec()
     over_vocabulary = jax.shard_map(
@@ -141,5 +142,5 @@ def sample_full(
 
 
 def _keep(last_token: Int[Array, " R"], draws: Draws, drawn: Drawn) -> Int[Array, " R"]:
-    """Each row's last token; places that draw for nobody are dropped."""
+    """Store each row's last token; places without a row are dropped."""
     return last_token.at[draws.row].set(drawn.tokens, mode="drop", unique_indices=True)

@@ -1,4 +1,4 @@
-"""Writing of a batch's new K and V into the pages of its requests."""
+"""Writing the new keys and values of a batch to the pages of its requests."""
 
 from orca_jax.kernels.kv_write.api import default_write, write_kv
 

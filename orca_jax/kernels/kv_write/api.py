@@ -1,11 +1,17 @@
-"""Write the keys and values of this iteration's tokens to their pages.
+"""Write the keys and values of an iteration's tokens to their pages.
 
-Four implementations, chosen by name. `scatter` is the oracle and the default of packed pages. `tpu` scatters
-increments alone and has a kernel for chunks (`kv_write_tpu.py`). `blocks` is for CPUs, where XLA scatters an element at
-a time: an increment writes one column of a page, a chunk of a prompt page after page. A token larger than all before it
-changes the scale of a quantised page, and so what stands in it already. Such pages are written whole by `blocks`, one
-after the other, and by `pages`, all at once, which is for GPUs: a loop whose trip count is a value makes one wait for
-its host at every turn. `tpu` has a kernel for them (`kv_write_tpu_quantised.py`) that rewrites only what has to change.
+There are four implementations, chosen by name:
+
+    scatter  the oracle, and the default of packed pages (`scatter.py`)
+    tpu      for TPUs: a scatter for increments and a kernel for chunks (`tpu.py`); for quantised pages a kernel
+             that rewrites as little as possible (`tpu_quantised.py`)
+    blocks   for CPUs, where XLA scatters one element at a time: an increment writes one column of a page, a chunk
+             writes page after page
+    pages    for GPUs and quantised pages: all pages at once, since a GPU waits for its host at every pass of a loop
+             with a dynamic trip count
+
+A token larger than all tokens before it changes the scale of a quantised page, and with it the stored values. So
+`blocks` and `pages` write such pages whole.
 """
 
 from collections.abc import Callable
@@ -41,20 +47,22 @@ def write_kv(
     *,
     implementation: str | None = None,
 ) -> KVPages:
-    """The pages with the new tokens in them. Requests are described as for `ragged_attention`; padding is not written.
+    """Write new tokens to their pages, and return the pages. Padding is not written.
+
+    Requests are described as for `ragged_attention`.
 
     Args:
-        pages: to be updated; donated by the caller, so that the update is in place.
+        pages: pages to update; donated by the caller, so that the update is in place.
         k: new keys of all requests, flattened.
         v: new values.
         page_table: pages of each request, as indices into `pages`.
         query_start: first token of each request in `k` and `v`.
         query_len: number of new tokens; 0 for rows without a request.
-        context_len: tokens in the cache after this iteration; the new ones are the last.
-        implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default of layout and type.
+        context_len: tokens in the cache after this iteration; the new ones come last.
+        implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default for the layout and type.
 
     Raises:
-        NotImplementedError: there is no such implementation, or it cannot write such pages.
+        NotImplementedError: the implementation does not exist, or cannot write such pages.
     """
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
     name = implementation or by_default
@@ -64,13 +72,13 @@ def write_kv(
     backend = named_backend(BACKENDS, name)
     if backend is None:
         known = [*_PLAIN, *(backend.name for backend in BACKENDS)]
-        raise NotImplementedError(f"no implementation {name!r} of write_kv; there are {', '.join(known)}")
+        raise NotImplementedError(f"write_kv has no implementation {name!r}; use one of {', '.join(known)}")
     written: KVPages = backend.load().write(pages, k, v, *rows)
     return written
 
 
 def default_write(device: jax.Device, pages: KVPages) -> str | None:
-    """The name of the device's own implementation where it can write such pages; None for the layout's default."""
+    """The implementation made for the device, if it can write such pages; None for the default of the layout."""
     backend = first_backend(BACKENDS, device, pages)
     return None if backend is None else backend.name
 
@@ -78,33 +86,33 @@ def default_write(device: jax.Device, pages: KVPages) -> str | None:
 def _pages(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Every page that gets tokens: read, merged, and written with the others. Places past the last page are dropped."""
+    """Read all pages with new tokens, merge these in, and write the pages together. Invalid pieces are dropped."""
     if not isinstance(pages, PackedPages) or pages.scale is None:
         raise NotImplementedError("write_kv 'pages' writes packed pages that are quantised")
     num_tokens, _, head_dim = k.shape
     count, pieces = cut(pages.page_size, num_tokens, page_table, query_start, query_len, context_len)
-    place = jnp.arange(pages.page_size, dtype=jnp.int32)
-    token = jnp.clip(pieces.token[:, None] + place, 0, num_tokens - 1)  # [M, S]
-    is_old = place < pieces.begin[:, None]
-    is_new = ~is_old & (place < pieces.end[:, None])
+    slot = jnp.arange(pages.page_size, dtype=jnp.int32)
+    token = jnp.clip(pieces.token[:, None] + slot, 0, num_tokens - 1)  # [M, S]
+    is_old = slot < pieces.begin[:, None]
+    is_new = ~is_old & (slot < pieces.end[:, None])
     has_old = is_old[:, :1]
     merged, least = [], []
     old = jax.vmap(lambda page: read_page(pages, page, head_dim))(pieces.page)
     for part, (new, kept) in enumerate(zip((k, v), old, strict=True)):
         tokens = new[token].astype(jnp.float32).transpose(0, 2, 3, 1)  # [M, K, D, S]
-        # What no request wrote may be anything, and must not decide a scale.
+        # Unwritten slots may hold any value, which must not influence a scale.
         kept = jnp.where(is_old[:, None, None], kept, 0.0)
         merged.append(jnp.where(is_new[:, None, None], tokens, kept))
         least.append(jnp.where(has_old, pages.scale[pieces.page, 0, part::2], 0.0))
     piece = jnp.arange(pieces.page.shape[0], dtype=jnp.int32)
-    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)  # unique, as all pages are
+    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)  # unique, like all other pages
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
 def _blocks(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Requests with one token first, a slot each; then the others, a page at a time."""
+    """Write requests with one token first, a slot each; then the other requests, one page at a time."""
     size, head_dim = pages.page_size, k.shape[2]
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
@@ -112,7 +120,7 @@ def _blocks(
         pages = _write_slots(pages, k, v, page_table, query_start, context_len, num_increments)
         if k.shape[0] == 1:
             return pages
-    # The tokens of a page that a request fills in part reach before its first and past its last.
+    # The slice of tokens for a partly filled page may begin before the first token and end past the last.
     padded = [jnp.pad(new, [(size, size), (0, 0), (0, 0)]) for new in (k, v)]
 
     def chunk(row: jax.Array, pages: KVPages) -> KVPages:
@@ -121,7 +129,7 @@ def _blocks(
         def merge_page(index: jax.Array, pages: KVPages) -> KVPages:
             position = index * size + jnp.arange(size, dtype=jnp.int32)
             is_new = (position >= first) & (position < end)
-            # What no request wrote may be anything, and must not decide a scale.
+            # Unwritten slots may hold any value, which must not influence a scale.
             is_kept = (position < first) | (not pages.is_quantised)
             page = page_table[row, index]
             start = size + query_start[row] + index * size - first
@@ -141,18 +149,18 @@ def _blocks(
 def _write_slots(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
 ) -> KVPages:
-    """One token of each of the first rows."""
+    """Write the token of each of the first rows."""
     size = pages.page_size
 
     def increment(row: jax.Array, pages: KVPages) -> KVPages:
-        page, place = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
+        page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
         token_k, token_v = (lax.dynamic_index_in_dim(new, query_start[row]) for new in (k, v))
         if isinstance(pages, PackedPages):
-            slot = slots(token_k, token_v, pages.dtype)[:, None]
-            return PackedPages(lax.dynamic_update_slice(pages.kv, slot, (page, place, 0)))
+            token = slots(token_k, token_v, pages.dtype)[:, None]
+            return PackedPages(lax.dynamic_update_slice(pages.kv, token, (page, slot, 0)))
 
         def put(old: jax.Array, token: jax.Array) -> jax.Array:
-            return lax.dynamic_update_slice(old, token.astype(old.dtype)[..., None], (page, 0, 0, place))
+            return lax.dynamic_update_slice(old, token.astype(old.dtype)[..., None], (page, 0, 0, slot))
 
         return HeadMajorPages(put(pages.k, token_k), put(pages.v, token_v))
 
@@ -160,7 +168,7 @@ def _write_slots(
 
 
 def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Array, Array] | None:
-    """The scales that a page has, if it is quantised; zeros where nothing in it counts."""
+    """The scales of a page, or zeros if it has no tokens yet; None if pages are not quantised."""
     scales = page_scales(pages, page)
     if scales is None:
         return None
@@ -169,7 +177,7 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
 
 
 BACKENDS = (Backend("tpu", "orca_jax.kernels.kv_write.tpu", "tpu"),)
-"""Kernels of one platform, and the default there. The modules have `refusal(pages)` and `write(...)`."""
+"""Kernels of single platforms, each the default there. A module has `refusal(pages)` and `write(...)`."""
 
 _PLAIN: dict[str, Callable[..., KVPages]] = {"scatter": scatter, "blocks": _blocks, "pages": _pages}
-"""Implementations for every platform, in plain XLA."""
+"""The implementations for all platforms, in plain XLA."""

@@ -1,4 +1,4 @@
-"""The oracle of `write_kv`: every token to its slot at once, in plain XLA."""
+"""The oracle of `write_kv`: a scatter of all tokens at once, in plain XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, slot
 def scatter(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Write every token to its slot at once. Padding tokens get a page out of range, and their writes are dropped."""
+    """Write all tokens at once, each to its slot. Padding gets a page out of range, so that its write is dropped."""
     if pages.is_quantised:
         raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
     token = jnp.arange(k.shape[0], dtype=jnp.int32)
@@ -21,13 +21,13 @@ def scatter(
     position = (context_len - query_len)[row] + token - query_start[row]
     page = page_table[row, jnp.where(exists, position // pages.page_size, 0)]
     num_pages = pages.k.shape[0] if isinstance(pages, HeadMajorPages) else pages.kv.shape[0]
-    page = jnp.where(exists, page, num_pages + token)  # unique, as all slots are
-    place = position % pages.page_size
+    page = jnp.where(exists, page, num_pages + token)  # unique, like all other slots
+    slot = position % pages.page_size
 
     if isinstance(pages, PackedPages):
-        return PackedPages(pages.kv.at[page, place].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
+        return PackedPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[page, :, :, place].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+        return old.at[page, :, :, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
     return HeadMajorPages(put(pages.k, k), put(pages.v, v))

@@ -1,20 +1,20 @@
 """Write the tokens of chunks to packed pages on a TPU, in Pallas (Mosaic).
 
     HBM   kv pages [N, S, W]   updated in place
-          new      [T', W]     the new tokens as pages have them, with S tokens of padding before and behind
-    SMEM  of each piece: its page, its first and last place there, and which of `new` belongs to place 0
-    VMEM  the new tokens, the group before the first, and the page of two pieces
+          new      [T', W]     the new tokens in the layout of a slot, with S tokens of padding before and after
+    SMEM  of each piece: its page, its first and last slot there, and the index in `new` of slot 0
+    VMEM  two buffers, each with the new tokens, the old group of the first slot, and the page of one piece
 
-A piece is what one request writes to one page. Memory is written in whole groups, of 8 tokens in float32 and of 16 in
-bfloat16: tiles of a register. Where a piece begins inside a group the tokens before it are read first and kept;
-what stands behind its last token belongs to nobody yet.
+A piece is the tokens of one request for one page. Memory is written in whole groups: register tiles of 8 tokens
+in float32 and of 16 in bfloat16. If a piece begins inside a group, the tokens before it are read first and kept. The
+slots after its last token are not in use yet, so they may be overwritten.
 
-    for piece in pieces           the grid, as many as there are: dynamic
-        ask for the next piece's tokens, wait for this one's
-        for group in its groups   rotated to their places, and written while the next group is made
+    for piece in pieces           the grid; its length is dynamic
+        start to read the next piece's tokens, wait for this piece's
+        for group in its groups   tokens are rotated to their slots, and written while the next group is computed
 
-XLA's scatter reads, changes and writes the group around each token: for a prompt it moves every group as many times as
-that has tokens. Increments are written by their own attention kernel, or, where another attends, by the scatter.
+XLA's scatter reads, changes and writes the group around each token: for a prompt it moves every group once for each of
+its tokens. Increments are written by their attention kernel or, with another attention, by the scatter.
 """
 
 from functools import partial
@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, slots, tile_tokens
-from orca_jax.kernels.kv_write.pieces import Pieces, cut
+from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.kv_write.scatter import scatter
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 
@@ -36,7 +36,7 @@ _VMEM_LIMIT = 48 << 20
 
 
 def refusal(pages: KVPages) -> str | None:
-    """Why this kernel or, where pages are quantised, that of `kv_write_tpu_quantised` cannot write them; or None."""
+    """The reason why the TPU kernels cannot write such pages, quantised or not; None if they can."""
     if not isinstance(pages, PackedPages):
         return "write_kv 'tpu' writes packed pages"
     group = tile_tokens(pages.dtype)
@@ -49,18 +49,21 @@ def write_chunks(
     pages: PackedPages,
     new: Float[Array, "T W"],
     count: Int[Array, ""],
-    pieces: Pieces,
+    pieces: PagePieces,
     *,
     interpret: Any = False,
 ) -> PackedPages:
-    """The pages with the new tokens of requests that have several; see `write_kv`.
+    """Write the new tokens of requests with several; see `write_kv`.
 
     Args:
-        pages: to be updated, of a kind that `refusal` has nothing against.
-        new: K and V of each token as a slot of a page has them.
-        count: how many pieces there are.
-        pieces: what goes to which page, of `cut`.
-        interpret: as `pallas_call` takes it, to run without a TPU.
+        pages: pages to update in place; `refusal` must accept them.
+        new: K and V of each token, in the layout of a slot.
+        count: number of pieces.
+        pieces: result of `cut`.
+        interpret: as for `pallas_call`, to run without a TPU.
+
+    Returns:
+        The updated pages.
     """
     size, group = pages.page_size, tile_tokens(pages.dtype)
     padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
@@ -89,96 +92,93 @@ def write_chunks(
     return PackedPages(run(count[None], *pieces, padded, pages.kv))
 
 
-class _Transfers:
-    """Of one piece at a time; slot `s` of each buffer belongs to every second one."""
+class _ChunkTransfers:
+    """The transfers of one piece at a time; pieces alternate between the two buffers."""
 
-    def __init__(self, pieces: Pieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
+    def __init__(self, pieces: PagePieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
         self.pieces, self.group = pieces, group
         self.new, self.kv = arrays
         self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = buffers
 
     def token(self, piece: jax.Array) -> jax.Array:
-        """Which of the padded new tokens would go to place 0."""
+        """Index, in the padded new tokens, of the token for slot 0."""
         token: jax.Array = self.pieces.token[piece] + self.page_buf.shape[1]
         return token
 
-    def _loads(self, piece: jax.Array, slot: jax.Array) -> list[Any]:
+    def _loads(self, piece: jax.Array, buffer: jax.Array) -> list[Any]:
         def down(x: jax.Array) -> jax.Array:
             return pl.multiple_of(x // self.group * self.group, self.group)
 
         tokens = self.new.at[pl.ds(down(self.token(piece)), self.new_buf.shape[1])]
         before = self.kv.at[self.pieces.page_of(piece), pl.ds(down(self.pieces.begin[piece]), self.group)]
         return [
-            pltpu.make_async_copy(tokens, self.new_buf.at[slot], self.new_sem.at[slot]),
-            pltpu.make_async_copy(before, self.old_buf.at[slot], self.old_sem.at[slot]),
+            pltpu.make_async_copy(tokens, self.new_buf.at[buffer], self.new_sem.at[buffer]),
+            pltpu.make_async_copy(before, self.old_buf.at[buffer], self.old_sem.at[buffer]),
         ]
 
-    def load(self, piece: jax.Array, slot: jax.Array) -> None:
-        """Ask for a piece's new tokens, and for the group that it begins in."""
-        for copy in self._loads(piece, slot):
+    def load(self, piece: jax.Array, buffer: jax.Array) -> None:
+        """Start to read the new tokens of a piece, and the old group of its first slot."""
+        for copy in self._loads(piece, buffer):
             copy.start()
 
-    def loaded(self, piece: jax.Array, slot: jax.Array) -> None:
-        """Wait for them."""
-        for copy in self._loads(piece, slot):
+    def loaded(self, piece: jax.Array, buffer: jax.Array) -> None:
+        """Wait for the transfers of `load`."""
+        for copy in self._loads(piece, buffer):
             copy.wait()
 
-    def store(self, piece: jax.Array, slot: jax.Array, index: jax.Array) -> Any:
+    def store(self, piece: jax.Array, buffer: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
-        place = pl.ds(pl.multiple_of(index * self.group, self.group), self.group)
-        there = self.kv.at[self.pieces.page_of(piece), place]
-        return pltpu.make_async_copy(self.page_buf.at[slot, place], there, self.page_sem.at[slot])
+        slots = pl.ds(pl.multiple_of(index * self.group, self.group), self.group)
+        there = self.kv.at[self.pieces.page_of(piece), slots]
+        return pltpu.make_async_copy(self.page_buf.at[buffer, slots], there, self.page_sem.at[buffer])
 
     def groups(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """First and last (exclusive) of a piece."""
+        """First and last (exclusive) group of a piece."""
         return self.pieces.begin[piece] // self.group, pl.cdiv(self.pieces.end[piece], self.group)
 
-    def stored(self, piece: jax.Array, slot: jax.Array) -> None:
-        """Wait until a piece is in its page."""
-        lax.fori_loop(*self.groups(piece), lambda index, _: self.store(piece, slot, index).wait(), None)
+    def stored(self, piece: jax.Array, buffer: jax.Array) -> None:
+        """Wait until all groups of a piece are written."""
+        lax.fori_loop(*self.groups(piece), lambda index, _: self.store(piece, buffer, index).wait(), None)
 
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
-    """One piece."""
-    pieces, (new, _, kv), buffers = Pieces(*refs[:5]), refs[5:8], refs[8:]
-    transfers = _Transfers(pieces, (new, kv), buffers, group)
+    """Write one piece, and start to read the next."""
+    pieces, (new, _, kv), buffers = PagePieces(*refs[:5]), refs[5:8], refs[8:]
+    transfers = _ChunkTransfers(pieces, (new, kv), buffers, group)
     new_buf, old_buf, page_buf = buffers[:3]
     piece = pl.program_id(0)
-    slot = lax.rem(piece, 2)
-    pl.when(piece == 0)(lambda: transfers.load(piece, slot))
-    pl.when(piece + 1 < count[0])(lambda: transfers.load(piece + 1, 1 - slot))
-    transfers.loaded(piece, slot)
-    pl.when(piece >= 2)(lambda: transfers.stored(piece - 2, slot))
+    buffer = lax.rem(piece, 2)
+    pl.when(piece == 0)(lambda: transfers.load(piece, buffer))
+    pl.when(piece + 1 < count[0])(lambda: transfers.load(piece + 1, 1 - buffer))
+    transfers.loaded(piece, buffer)
+    pl.when(piece >= 2)(lambda: transfers.stored(piece - 2, buffer))
 
     def write(index: jax.Array, _: None) -> None:
         at = pl.multiple_of(index * group, group)
-        # Registers hold tokens of 32 bits, and rotate by those.
-        two = new_buf[slot, pl.ds(at, 2 * group)].astype(jnp.float32)
+        # Registers rotate values of 32 bits only.
+        two = new_buf[buffer, pl.ds(at, 2 * group)].astype(jnp.float32)
         turns = lax.rem(2 * group - lax.rem(transfers.token(piece), group), 2 * group)
         moved = pltpu.roll(two, turns, 0)[:group]
-        place = at + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
-        kept = old_buf[slot].astype(jnp.float32)
-        page_buf[slot, pl.ds(at, group)] = jnp.where(place < pieces.begin[piece], kept, moved).astype(page_buf.dtype)
-        transfers.store(piece, slot, index).start()
+        slot = at + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
+        kept = old_buf[buffer].astype(jnp.float32)
+        page_buf[buffer, pl.ds(at, group)] = jnp.where(slot < pieces.begin[piece], kept, moved).astype(page_buf.dtype)
+        transfers.store(piece, buffer, index).start()
 
     lax.fori_loop(*transfers.groups(piece), write, None)
 
     @pl.when(piece + 1 == count[0])
     def end() -> None:
-        pl.when(piece >= 1)(lambda: transfers.stored(piece - 1, 1 - slot))
-        transfers.stored(piece, slot)
+        pl.when(piece >= 1)(lambda: transfers.stored(piece - 1, 1 - buffer))
+        transfers.stored(piece, buffer)
 
 
 def write(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
-    """Write requests with one token by scatter, then chunks by the kernel. Quantised pages have one kernel for both.
-
-    Requests with one token are the first rows, and have the first tokens.
-    """
+    """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
-    assert isinstance(pages, PackedPages), "the only layout that is not refused"
+    assert isinstance(pages, PackedPages), "refusal accepts packed pages only"
     cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
     if pages.is_quantised:
         pieces = cut_pages(query_len, context_len)
@@ -188,6 +188,6 @@ def write(
     scattered = scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
     if k.shape[0] == 1:
         return scattered
-    assert isinstance(scattered, PackedPages), "as they were"
+    assert isinstance(scattered, PackedPages), "scatter keeps the layout"
     pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
     return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)

@@ -1,6 +1,6 @@
-"""`POST /v1/chat/completions`: what comes in."""
+"""The request body of `POST /v1/chat/completions`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -11,40 +11,40 @@ from orca_jax.openai.schema.structured import JsonObject, Name
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message; images, sounds and files are not known here."""
+    """A text part of a message. Image, audio and file parts are not supported."""
 
-    type: Literal["text"]  # no tag: msgspec lets the tag of a struct that stands alone be left out
+    type: Literal["text"]  # not a tag: in a struct outside a union, msgspec would make the tag optional
     text: str
 
 
-Unused = Meta(description="Not used: clients' libraries put it into messages that they send back.")
+Unused = Meta(description="Ignored: client libraries add it to messages that they send back.")
 
 Content = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
 
 
 class SystemMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    """What the model should do."""
+    """Instructions for the model."""
 
     content: Content
     name: str | None = None
 
 
 class DeveloperMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="developer"):
-    """The same in OpenAI's newer word: templates get it as a system message."""
+    """OpenAI's newer name for a system message. Chat templates receive it with the role `system`."""
 
     content: Content
     name: str | None = None
 
 
 class UserMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    """What the user says."""
+    """A message of the user."""
 
     content: Content
     name: str | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a message called, with the arguments as JSON text."""
+    """The function of an earlier call, with its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -52,7 +52,7 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that the model made earlier."""
+    """A tool call of the model, earlier in the conversation."""
 
     id: str
     function: CalledFunction
@@ -61,12 +61,12 @@ class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """What the model said earlier; the keys of an answer's message may all come back."""
+    """An earlier answer of the model. All keys of an answer's message are accepted."""
 
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_TOOLS)] | None = None
-    reasoning_content: Annotated[str | None, Meta(description="For templates that know it.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Passed on to the chat template.")] = None
     refusal: Annotated[None, Unused] = None
     audio: Annotated[None, Unused] = None
     function_call: Annotated[None, Unused] = None
@@ -75,7 +75,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="tool"):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     content: Content
     tool_call_id: str
@@ -86,90 +86,99 @@ ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage 
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model may call."""
+    """A function that the model may call."""
 
     name: Name
     description: str | None = None
-    parameters: Annotated[JsonObject | None, Meta(description="A JSON schema of an object.")] = None
-    strict: Annotated[bool | None, Meta(description="A forced call matches its schema whatever this says.")] = None
+    parameters: Annotated[JsonObject | None, Meta(description="JSON schema of the arguments, an object.")] = None
+    strict: Annotated[bool | None, Meta(description="Ignored: a forced call always matches its schema.")] = None
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool, which is a function."""
+    """A tool. Functions are the only kind."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of `tools`."""
+    """The name of one of `tools`."""
 
     name: Name
 
 
 class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tool that has to be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
-    """A call for chat completions."""
+    """A request for chat completions."""
 
     messages: Annotated[
         list[ChatMessage],
-        Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation, with text as content."),
+        Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation. Content is text only."),
     ]
     max_completion_tokens: Annotated[
         TokenCount | None,
-        Meta(description="Generated tokens at most. Default: the model directory's, or what the context leaves."),
+        Meta(
+            description="Maximum number of generated tokens. Default: the model's `generation_config.json`, else the "
+            "rest of the context."
+        ),
     ] = None
-    max_tokens: Annotated[TokenCount | None, Meta(description="The older name of `max_completion_tokens`.")] = None
-    logprobs: Annotated[bool | None, Meta(description="Log probabilities of the answer's tokens.")] = None
+    max_tokens: Annotated[TokenCount | None, Meta(description="Older name of `max_completion_tokens`.")] = None
+    logprobs: Annotated[bool | None, Meta(description="Return log probabilities of the generated tokens.")] = None
     top_logprobs: Annotated[
-        NumLogprobs | None, Meta(description="And of so many most probable ones; only with `logprobs`.")
+        NumLogprobs | None, Meta(description="Return this many most probable tokens as well. Requires `logprobs`.")
     ] = None
     tools: Annotated[
-        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Functions that may be called.")
+        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Functions that the model may call.")
     ] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedTool | None,
         Meta(
-            description='"required" or a function forces a call that matches its schema; "auto", the default with '
-            "tools, needs `--tool-call-parser`."
+            description='"required" or a named function forces a call that matches its schema. "auto", the default '
+            "with tools, requires a server with `--tool-call-parser`."
         ),
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, Meta(description="False: the first call is the only one. Default true.")
+        bool | None, Meta(description="If false, only the first call is returned. Default true.")
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, Meta(description="End the prompt with the beginning of an assistant's message. Default true.")
+        bool | None, Meta(description="End the prompt with the start of an assistant message. Default true.")
     ] = None
     continue_final_message: Annotated[
         bool | None,
-        Meta(description="Go on with the last message; needs `add_generation_prompt: false`."),
+        Meta(
+            description="Continue the last message instead of starting a new one. Requires "
+            "`add_generation_prompt: false`."
+        ),
     ] = None
-    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Further variables for the chat template.")] = (
-        None
-    )
+    chat_template_kwargs: Annotated[
+        JsonObject | None, Meta(description="Additional variables for the chat template.")
+    ] = None
     echo: Annotated[
-        bool | None, Meta(description="Begin the answer with the last message, where that is continued.")
+        bool | None, Meta(description="Put the last message before the answer. Requires `continue_final_message`.")
     ] = None
+
+    prompt_name: ClassVar[str] = "messages"
+    default_limit: ClassVar[int | None] = None  # None: the rest of the context
 
     @property
     def limit_name(self) -> str:
-        """The name by which the caller limits generated tokens."""
+        """The field of this body that limits the generated tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def limit(self) -> int | None:
-        """Generated tokens at most."""
+        """Maximum number of generated tokens; None: the default."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: text as content, and the roles that templates know."""
+    """Messages as chat templates expect them: with text as content and `system` for `developer`."""
     return [_plain(message) for message in messages]
 
 
@@ -192,7 +201,7 @@ def _plain_call(call: CalledTool) -> dict[str, Any]:
 
 
 def content_text(content: Content | None) -> str:
-    """A message's text; parts stand on lines of their own, as in vLLM."""
+    """The text of a message. Its parts are joined by line breaks, as in vLLM."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)

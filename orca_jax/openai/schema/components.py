@@ -1,4 +1,4 @@
-"""The tables of fields as JSON schemas."""
+"""JSON schemas of all request bodies, from the tables of fields."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.neutral import Neutral
+from orca_jax.openai.schema.unused import UnusedField
 
 REF = "#/components/schemas/{name}"
-LIMIT = "x-limit"  # the mark of a number whose maximum the model knows
+LIMIT = "x-limit"  # marks a number with a maximum that depends on the model
 
 TEXT_ONLY = ("prompt",)
 MESSAGES_ONLY = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -18,17 +18,17 @@ Document = dict[str, Any]
 
 
 def request_schemas(names: Sequence[str], limits: Mapping[str, int], *, takes_priority: bool = True) -> Document:
-    """Components for all requests, with the fields that are taken and not used.
+    """Components for all request bodies, with the unused fields.
 
     Args:
-        names: of the model.
-        limits: what the marks of numbers name -> the largest one; empty where the model is not known.
-        takes_priority: whether the server looks at `priority`; else it has to be 0.
+        names: served names of the model.
+        limits: value of an `x-limit` mark -> maximum; empty while the model is not loaded.
+        takes_priority: if False, only a `priority` of 0 is allowed.
     """
     _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
     for parser in PARSERS:
         schema = schemas[parser.kind.__name__]
-        _complete(schema, parser.neutral, names)
+        _complete(schema, parser.unused, names)
         if not takes_priority and "priority" in schema["properties"]:
             schema["properties"]["priority"] |= {"enum": [0, None]}
     schemas["TokenizeRequest"]["oneOf"] = _either()
@@ -36,7 +36,7 @@ def request_schemas(names: Sequence[str], limits: Mapping[str, int], *, takes_pr
 
 
 def _either() -> list[Document]:
-    """What goes with `prompt`, and what with `messages`, which exclude each other."""
+    """The two mutually exclusive forms of a body: with `prompt`, or with `messages`."""
     null = {"type": "null"}
     return [
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, **dict.fromkeys(MESSAGES_ONLY, null)}},
@@ -44,13 +44,13 @@ def _either() -> list[Document]:
     ]
 
 
-def _complete(schema: Document, neutral: Mapping[str, Neutral], names: Sequence[str]) -> None:
+def _complete(schema: Document, unused: Mapping[str, UnusedField], names: Sequence[str]) -> None:
     schema["additionalProperties"] = False
     properties = schema["properties"]
     is_required = "model" in schema.get("required", ())
     description = properties["model"].get("description", "")
     properties["model"] = {"enum": [*names] if is_required else [*names, None], "description": description}
-    properties.update({name: known.schema() for name, known in neutral.items()})
+    properties.update({name: known.schema() for name, known in unused.items()})
 
 
 def _limited(schema: Any, limits: Mapping[str, int]) -> Any:

@@ -1,8 +1,8 @@
-"""Limits of single fields, which the tables, the documents and the checks share."""
+"""Limits of single fields, shared by the tables of fields, the documents and the checks."""
 
-MAX_PROMPTS = 1024  # of one call
-MAX_CHOICES = 128  # n and best_of
-MAX_ANSWERS = 1024  # prompts times candidates, so engine requests of one call
+MAX_PROMPTS = 1024  # in one call
+MAX_CHOICES = 128  # for n and best_of
+MAX_ANSWERS = 1024  # prompts times candidates: engine requests of one call
 MAX_STOP_STRINGS = 4  # OpenAI's
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_IDS = 128
@@ -11,12 +11,11 @@ MAX_CHOICE_STRINGS = 1024  # of structured_outputs.choice
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_TOOLS = 128  # OpenAI's
-MAX_NAME = 1024  # characters of what is for the client's own books
+MAX_NAME = 1024  # characters of an ignored text
 MAX_PAIRS = 64  # of metadata
-MAX_PROMPT_IDS = 2**20  # ids of one list, far beyond any context
-MAX_VALUES = 4_000_000  # of a body: reading it holds the interpreter, and everybody waits
-MAX_CONTAINERS = 400_000  # of a body: lists and objects take longer than numbers
+MAX_PROMPT_IDS = 2**20  # token ids in one list; far beyond any context
+MAX_VALUES = 4_000_000  # in a body; parsing blocks the event loop
+MAX_CONTAINERS = 400_000  # lists and objects in a body; they take longer to parse than numbers
 MAX_SECONDS = 86_400.0
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions
 INT64 = 2**63 - 1
-INT32 = 2**31 - 1

@@ -1,4 +1,4 @@
-"""From a body to a checked request: whatever is wrong ends in a 400 that names the field."""
+"""Parsing and checking of request bodies. Every error becomes a 400 that names the field."""
 
 import json
 import re
@@ -9,35 +9,35 @@ import msgspec
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
-from orca_jax.openai.schema.neutral import Neutral, check_neutral
 from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.unused import UnusedField, check_unused
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ROLES = "system, developer, user, assistant or tool"
 
 
-class Parser[T: msgspec.Struct]:
-    """Reads bodies of one kind."""
+class BodyParser[T: msgspec.Struct]:
+    """Parses and checks bodies of one kind."""
 
-    def __init__(self, kind: type[T], neutral: Mapping[str, Neutral]) -> None:
+    def __init__(self, kind: type[T], unused: Mapping[str, UnusedField]) -> None:
         self.kind = kind
-        self.neutral = neutral
+        self.unused = unused
         self._known = frozenset(kind.__struct_fields__)
         self._decoder = msgspec.json.Decoder(kind)
 
     def parse(self, body: bytes) -> T:
-        """Read and check a body, as far as that needs no model.
+        """Parse a body and check everything that does not depend on the model.
 
         Raises:
-            ApiError: 400; `param` names the field. 413: there is too much of it.
+            ApiError: 400 for a wrong field, named by `param`; 413 for too many values.
         """
         _refuse_crowds(body)
         try:
             fields = _fields.decode(body)
             for name, raw in fields.items():
                 if name not in self._known:
-                    check_neutral(self.neutral, name, raw)
-            refuse_duplicates(body, fields)  # of known names, so of few
+                    check_unused(self.unused, name, raw)
+            refuse_duplicates(body, fields)  # only known names are left, so there are few
             request = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise _invalid(error) from None
@@ -51,7 +51,7 @@ class Parser[T: msgspec.Struct]:
 
 
 def check_stream(request: SamplingFields) -> None:
-    """What streams cannot do, and what only they can. Raises ApiError."""
+    """Check the fields that require a stream or forbid it. Raises ApiError."""
     options = request.stream_options
     if options is not None:
         if not request.stream:
@@ -63,28 +63,29 @@ def check_stream(request: SamplingFields) -> None:
             name = "stream_options.continuous_usage_stats"
             raise ApiError(400, f"{name} needs include_usage", name)
     if request.stream and request.prompt_logprobs is not None:
-        raise ApiError(400, "prompt_logprobs are not sent in streams: leave out stream", "prompt_logprobs")
+        raise ApiError(400, "prompt_logprobs cannot be combined with stream: leave out stream", "prompt_logprobs")
 
 
 def _refuse_crowds(body: bytes) -> None:
-    """Too many values to read them while others wait; commas and brackets within texts count too. Raises ApiError."""
+    """Refuse bodies that take too long to parse. Commas and brackets within strings count too. Raises ApiError."""
     if len(body) <= MAX_CONTAINERS:
         return
     if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        message = f"the body has more than {MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects; send it in parts"
+        limits = f"{MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects"
+        message = f"the body has more than {limits}; split it into several requests"
         raise ApiError(413, message, code="request_too_large")
 
 
 def refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
-    """Two values for one name: a proxy may have looked at the one that is not used. Raises ApiError."""
+    """Refuse a name with two values: a proxy may have checked the value that is not used. Raises ApiError."""
     names = (b'"' + name.encode() + b'"' for name in fields)
     if b"\\u" not in body and all(body.count(name) == 1 for name in names):
-        return  # nearly always: no name stands in the body twice, be it in a text
+        return  # the usual case: no name occurs twice in the body, not even within a string
 
     names_of_body: list[str] = []
 
     def keep_names(pairs: list[tuple[str, Any]]) -> None:
-        names_of_body[:] = [name for name, _ in pairs]  # the outermost object comes last
+        names_of_body[:] = [name for name, _ in pairs]  # the outermost object is parsed last
 
     json.loads(body, object_pairs_hook=keep_names)
     for name in set(names_of_body):
@@ -105,10 +106,10 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     elif where is not None and where.endswith(".role"):
         what = f"must be {_ROLES}"
     elif where is not None and where.endswith("].type") and ".content[" in where:
-        what = "only parts of type text are known here"
+        what = "only parts of type text are supported"
     return ApiError(400, f"{where or 'the body'}: {what[0].lower()}{what[1:]}", where)
 
 
 def _param(path: str) -> str | None:
-    """`$.a[0].b`, or `key` in `$.a`, as the name of a field; of `$.a[...]` the key is not told."""
+    """The name of a field: from `$.a[0].b`, or from "`key` in `$.a`". The key of `$.a[...]` is unknown."""
     return path.rpartition("`$")[2].rstrip("`").lstrip(".").replace("[...]", "")[:100] or None

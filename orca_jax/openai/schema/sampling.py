@@ -1,12 +1,11 @@
-"""The fields that completions and chat completions have in common: type, range, meaning."""
+"""Fields of both completions and chat completions: type, range and meaning."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from orca_jax.openai.schema.limits import (
-    INT32,
     INT64,
     MAX_BAD_WORDS,
     MAX_CHOICES,
@@ -17,17 +16,23 @@ from orca_jax.openai.schema.limits import (
     MAX_STOP_STRINGS,
 )
 from orca_jax.openai.schema.structured import ResponseFormat, StructuredOutputs
-from orca_jax.request import MAX_PRIORITY
-from orca_jax.step import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from orca_jax.request import MAX_LOGIT_BIAS, RANGES, TOKEN_ID, Range
 
-# The marks become the model's own limits in the document of a server that knows its model (`components.py`).
-TokenId = Annotated[int, Meta(ge=0, le=INT32, extra_json_schema={"x-limit": "vocab_size"})]
+
+def within(known: Range, **schema: Any) -> Meta:
+    """A range as a msgspec constraint. `schema` holds further keys for the JSON schema."""
+    if known.excludes_low:
+        return Meta(gt=known.low, le=known.high, extra_json_schema=schema or None)
+    return Meta(ge=known.low, le=known.high, extra_json_schema=schema or None)
+
+
+# `components.py` replaces each `x-limit` by a limit of the model, once the server has loaded it.
+TokenId = Annotated[int, within(TOKEN_ID, **{"x-limit": "vocab_size"})]
 TokenCount = Annotated[int, Meta(ge=1, le=INT64, extra_json_schema={"x-limit": "context"})]
 AnyTokenCount = Annotated[int, Meta(ge=0, le=INT64, extra_json_schema={"x-limit": "context"})]
 BiasKeys = Meta(max_length=MAX_LOGIT_BIAS, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}})
-NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
+NumLogprobs = Annotated[int, within(RANGES["logprobs"])]
+Penalty = Annotated[float, within(RANGES["presence_penalty"])]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 Word = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -36,144 +41,184 @@ CallerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a stream."""
+    """Options of a streamed answer."""
 
     include_usage: Annotated[
-        bool | None, Meta(description="A last chunk without choices has the token counts; all others have `null`.")
+        bool | None,
+        Meta(
+            description="Send a last chunk with the token counts and without choices; `usage` is `null` in all others."
+        ),
     ] = None
     continuous_usage_stats: Annotated[
-        bool | None, Meta(description="With `include_usage`: every chunk has the counts so far.")
+        bool | None, Meta(description="Send the counts so far in every chunk. Requires `include_usage`.")
     ] = None
     include_obfuscation: Annotated[
-        bool | None, Meta(description="Only `false`: chunks are not padded to hide their lengths.")
+        bool | None, Meta(description="Only `false`: chunks are not padded to hide their length.")
     ] = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a client may send; `null` means "not given" everywhere."""
+    """Base of both request bodies. For every field, `null` means "not given"."""
 
-    model: Annotated[str, Meta(description="One of the served names.")]
+    model: Annotated[str, Meta(description="One of the served model names.")]
 
     temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None,
-        Meta(description="Default 1, or the model directory's; 0 takes the most probable token."),
+        Annotated[float, within(RANGES["temperature"])] | None,
+        Meta(
+            description="Sampling temperature; 0 always takes the most probable token. Default: the model's "
+            "`generation_config.json`, else 1."
+        ),
     ] = None
     top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="Smallest set of tokens with at least this probability. Default 1, or the directory's."),
+        Annotated[float, within(RANGES["top_p"])] | None,
+        Meta(
+            description="Sample from the smallest set of most probable tokens with at least this total probability. "
+            "Default: the model's `generation_config.json`, else 1."
+        ),
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1, le=INT32)] | None,
-        Meta(description="The k most probable tokens; 0 and -1 are all. Default 0, or the directory's."),
+        Annotated[int, within(RANGES["top_k"])] | None,
+        Meta(
+            description="Sample from the k most probable tokens; 0 or -1 for all. Default: the model's "
+            "`generation_config.json`, else 0."
+        ),
     ] = None
     min_p: Annotated[
-        Fraction | None,
-        Meta(description="Tokens with at least this share of the most probable one's probability."),
+        Annotated[float, within(RANGES["min_p"])] | None,
+        Meta(
+            description="Exclude tokens with less than this fraction of the highest token probability. Default: the "
+            "model's `generation_config.json`, else 0."
+        ),
     ] = None
     presence_penalty: Annotated[
-        Penalty | None, Meta(description="Taken from the logit of every token that was generated before.")
+        Penalty | None, Meta(description="Subtracted from the logit of every token generated so far. Default 0.")
     ] = None
-    frequency_penalty: Annotated[Penalty | None, Meta(description="The same, times how often it was generated.")] = None
+    frequency_penalty: Annotated[
+        Penalty | None,
+        Meta(description="Subtracted from a token's logit once for each time it was generated. Default 0."),
+    ] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0, le=100)] | None,
-        Meta(description="Divides positive and multiplies negative logits of tokens in prompt and answer."),
+        Annotated[float, within(RANGES["repetition_penalty"])] | None,
+        Meta(
+            description="For tokens of the prompt and the answer: divides positive logits and multiplies negative "
+            "ones. Default: the model's `generation_config.json`, else 1."
+        ),
     ] = None
     seed: Annotated[
-        Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None,
+        Annotated[int, within(RANGES["seed"])] | None,
         Meta(
-            description="The same seed gives the same tokens whoever else is served; choice i of a prompt draws with "
-            "seed + i. Default: drawn."
+            description="The same seed gives the same tokens, independent of other requests; choice i of a prompt "
+            "uses seed + i. Default: random."
         ),
     ] = None
     logit_bias: Annotated[
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], BiasKeys] | None,
-        Meta(description="Token id, as a string, to what is added to its logit."),
+        Annotated[dict[TokenId, Annotated[float, within(RANGES["logit_bias"])]], BiasKeys] | None,
+        Meta(description="Map of a token id (as a string) to a number added to its logit."),
     ] = None
     allowed_token_ids: Annotated[
         Annotated[list[TokenId], Meta(min_length=1)] | None,
-        Meta(description="No other token is generated, nor the end token unless listed."),
+        Meta(description="Only these ids are generated; list end tokens explicitly to allow them."),
     ] = None
     bad_words: Annotated[
-        Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None, Meta(description="Words that are not generated.")
+        Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None,
+        Meta(description="Words that must not be generated."),
     ] = None
 
     n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, Meta(description="Choices for each prompt. Default 1.")
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        Meta(description="Number of choices for each prompt. Default 1."),
     ] = None
     stop: Annotated[
         StopString | StopStrings | None,
-        Meta(description="The text ends before the first of these that becomes complete."),
+        Meta(description="Strings that end the text. The text ends before the first complete one."),
     ] = None
     include_stop_str_in_output: Annotated[
         bool | None, Meta(description="Keep the stop string at the end of the text.")
     ] = None
     stop_token_ids: Annotated[
         Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None,
-        Meta(description="Ids that end the text, beside the model's own end tokens."),
+        Meta(description="Token ids that end the text, in addition to the model's end tokens."),
     ] = None
-    ignore_eos: Annotated[bool | None, Meta(description="Do not end at the model's own end tokens.")] = None
+    ignore_eos: Annotated[bool | None, Meta(description="Do not end at the model's end tokens.")] = None
     min_tokens: Annotated[
         AnyTokenCount | None,
-        Meta(description="Generated tokens before an end token may come; at most `max_tokens`."),
+        Meta(description="Minimum number of generated tokens before an end token; at most `max_tokens`."),
     ] = None
     skip_special_tokens: Annotated[
         bool | None,
-        Meta(description="Leave special tokens out of the text. Default true, but false where tool calls are read."),
+        Meta(
+            description="Leave special tokens out of the text. Default true; always false if the model's own tool "
+            "calls are parsed."
+        ),
     ] = None
 
     prompt_logprobs: Annotated[
         NumLogprobs | None,
-        Meta(description="Log probabilities of the prompt's tokens, and so many most probable ones. Not in streams."),
+        Meta(
+            description="Return log probabilities of the prompt's tokens and of this many most probable ones. Not "
+            "with `stream`."
+        ),
     ] = None
-    return_token_ids: Annotated[
-        bool | None, Meta(description="Answer with `prompt_token_ids` and `token_ids` as well.")
-    ] = None
+    return_token_ids: Annotated[bool | None, Meta(description="Also return `prompt_token_ids` and `token_ids`.")] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=INT64)] | None,
-        Meta(description="Keep at most so many tokens, the last ones; -1: as many as leave room for the answer."),
+        Meta(
+            description="Keep only this many tokens at the end of the prompt; -1: as many as leave room for the answer."
+        ),
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="Put the tokenizer's special tokens around the prompt. Default: true, for chats false."),
+        Meta(description="Add the tokenizer's special tokens to the prompt. Default true, for chats false."),
     ] = None
 
     response_format: Annotated[
-        ResponseFormat | None, Meta(description="OpenAI's way to ask for JSON; what it asks for is enforced.")
+        ResponseFormat | None, Meta(description="Output format in OpenAI's syntax. The format is enforced.")
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, Meta(description="vLLM's way to say what the text must match; one of its fields.")
+        StructuredOutputs | None,
+        Meta(description="Output format in vLLM's syntax: exactly one of its fields. The format is enforced."),
     ] = None
 
-    stream: Annotated[bool | None, Meta(description="Answer in pieces, as server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
+    stream: Annotated[bool | None, Meta(description="Send the answer in pieces, as server-sent events.")] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of the stream. Requires `stream`.")] = (
+        None
+    )
     request_id: Annotated[
-        CallerId | None, Meta(description="Becomes part of the answer's `id`, and stands in logs and traces.")
+        CallerId | None, Meta(description="Becomes part of the answer's `id`; also written to logs and traces.")
     ] = None
     queue_timeout: Annotated[
         Seconds | None,
-        Meta(description="Seconds to the first token, else 503 `queue_timeout`. Ours; the server's limit holds too."),
+        Meta(
+            description="Maximum seconds until the first token, else 503 `queue_timeout`. The server's own limit still "
+            "applies."
+        ),
     ] = None
     timeout: Annotated[
         Seconds | None,
-        Meta(description="Seconds for the whole call, else 408 `timeout`. Ours; the server's limit holds too."),
+        Meta(
+            description="Maximum seconds for the whole call, else 408 `timeout`. The server's own limit still applies."
+        ),
     ] = None
     cache_salt: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None,
-        Meta(description="Where prefixes are reused, only calls of the same salt share them."),
+        Meta(description="Only calls with the same salt share prefix-cache entries."),
     ] = None
 
     priority: Annotated[
-        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
-        Meta(description="Lower is sooner. Other than 0 only where the server has `--scheduling-policy priority`."),
+        Annotated[int, within(RANGES["priority"])] | None,
+        Meta(
+            description="Lower values run earlier. Values other than 0 require a server with "
+            "`--scheduling-policy priority`."
+        ),
     ] = None
     user: Annotated[
         Annotated[str, Meta(max_length=MAX_NAME)] | None,
         Meta(
-            description="Where the server has `--scheduling-policy fair` and no API keys, calls of one user have one "
-            "share. Else for the client's own books."
+            description="With `--scheduling-policy fair` and no API keys: calls of one user share one share of the "
+            "engine. Otherwise ignored."
         ),
     ] = None
 
     def stops(self) -> list[str]:
-        """The stop strings."""
+        """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []

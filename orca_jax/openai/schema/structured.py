@@ -1,4 +1,4 @@
-"""What the text must match, in OpenAI's and in vLLM's words."""
+"""Structured output, in OpenAI's and in vLLM's syntax."""
 
 from typing import Annotated, Any
 
@@ -14,24 +14,24 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named schema."""
+    """A JSON schema with a name."""
 
-    name: Annotated[Name, Meta(description="For the client's own books.")]
+    name: Annotated[Name, Meta(description="Ignored.")]
     schema: Annotated[JsonObject | None, Meta(description="Default: any object.")] = None
-    description: Annotated[str | None, Meta(description="For the client's own books.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is enforced whatever this says.")] = None
+    description: Annotated[str | None, Meta(description="Ignored.")] = None
+    strict: Annotated[bool | None, Meta(description="Ignored: the schema is always enforced.")] = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Any text."""
+    """Text of any form."""
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """A JSON object."""
+    """Any JSON object."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON of one schema."""
+    """JSON that matches a schema."""
 
     json_schema: JsonSchema
 
@@ -40,29 +40,29 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Exactly one of these."""
+    """The required form of the text: exactly one of these fields."""
 
-    json: Annotated[JsonObject | str | None, Meta(description="A JSON schema, or its text.")] = None
+    json: Annotated[JsonObject | str | None, Meta(description="A JSON schema, as an object or as text.")] = None
     regex: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, Meta(description="A regular expression for the whole text.")
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="A regular expression that matches the whole text.")
     ] = None
     choice: Annotated[
         Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICE_STRINGS)] | None,
-        Meta(description="The text is one of these."),
+        Meta(description="The text is one of these strings."),
     ] = None
     grammar: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, Meta(description="A context-free grammar in Lark's notation.")
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="A context-free grammar in Lark syntax.")
     ] = None
-    json_object: Annotated[bool | None, Meta(description="Only `true`: any JSON object.")] = None
+    json_object: Annotated[bool | None, Meta(description="Only `true`: the text is any JSON object.")] = None
 
 
 def structured_output(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> StructuredOutput | None:
-    """What is asked for; None: any text.
+    """The constraint on the generated text; None: any text.
 
     Raises:
-        ApiError: two things are asked for, or nothing definite.
+        ApiError: the fields ask for two forms, or `structured_outputs` is empty.
     """
     from_format = _of_format(response_format)
     if outputs is None:

@@ -12,36 +12,38 @@ from orca_jax.openai.schema.structured import JsonObject
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A text or a conversation, to be counted or looked at in ids."""
+    """A text or a conversation to tokenize."""
 
-    model: Annotated[str | None, Meta(description="One of the served names.")] = None
-    prompt: Annotated[str | None, Meta(description="A text; either this or `messages`.")] = None
+    model: Annotated[str | None, Meta(description="One of the served model names.")] = None
+    prompt: Annotated[str | None, Meta(description="A text. Give either this or `messages`.")] = None
     messages: Annotated[
         Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
-        Meta(description="A conversation, which the chat template makes a prompt of."),
+        Meta(description="A conversation. The chat template turns it into a prompt."),
     ] = None
     tools: Annotated[
         Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Only with `messages`.")
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="Put the tokenizer's special tokens around the text. Default: true, for `messages` false."),
+        Meta(description="Add the tokenizer's special tokens to the text. Default true, for `messages` false."),
     ] = None
-    return_token_strs: Annotated[bool | None, Meta(description="Answer with every token's text too.")] = None
+    return_token_strs: Annotated[bool | None, Meta(description="Also return the text of every token.")] = None
     add_generation_prompt: Annotated[bool | None, Meta(description="Only with `messages`. Default true.")] = None
     continue_final_message: Annotated[bool | None, Meta(description="Only with `messages`. Default false.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Only with `messages`.")] = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids to be read."""
+    """Token ids to turn into text."""
 
-    model: Annotated[str | None, Meta(description="One of the served names.")] = None
-    tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_IDS, description="Ids of the model's vocabulary.")]
+    model: Annotated[str | None, Meta(description="One of the served model names.")] = None
+    tokens: Annotated[
+        list[TokenId], Meta(max_length=MAX_PROMPT_IDS, description="Token ids of the model's vocabulary.")
+    ]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """The ids of a prompt."""
+    """The token ids of a prompt."""
 
     count: int
     max_model_len: int
@@ -50,6 +52,6 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of ids, special tokens included."""
+    """The text of token ids, including special tokens."""
 
     prompt: str

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from orca_jax.request import Request
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 
 
 class Ordering(Protocol):

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from orca_jax.request import Request
-from orca_jax.sched.orderings.line import Line
+from orca_jax.sched.orderings.queue import WaitingQueue
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 
 PATIENCE = 600.0
 """Seconds after its arrival at which a request without a deadline should be done."""
@@ -21,15 +21,15 @@ class EarliestDeadline:
     name = "deadline"
 
     def __init__(self) -> None:
-        self._line = Line(_deadline)
+        self._queue = WaitingQueue(_deadline)
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
         """By deadline."""
-        return sorted(pool.running.values(), key=self._line.rank)
+        return sorted(pool.running.values(), key=self._queue.rank)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
         """By deadline."""
-        return self._line.walk(pool)
+        return self._queue.walk(pool)
 
     def charge(self, request: Request, num_tokens: int) -> None:
         """Changes nothing."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace, nlargest
 
-from orca_jax.request import Request, State
 from orca_jax.sched.orderings.base import by_arrival
-from orca_jax.sched.orderings.watch import Watch
+from orca_jax.sched.orderings.queue import ArrivalCursor
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request, State
 
 _SPARE = 64  # entries that mean nothing any more, before anybody looks for them
 
@@ -39,7 +39,7 @@ class FairShare:
         self._queues: dict[str, list[tuple[int, Request]]] = {}  # heaps by arrival, of those who could get a row
         self._turns: list[tuple[int, int, str]] = []  # a heap of (counter, an arrival, tenant) as they once were
         self._num_queued = 0  # requests in all queues, those that left while they waited included
-        self._watch = Watch()
+        self._cursor = ArrivalCursor()
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
         """By arrival."""
@@ -47,7 +47,7 @@ class FairShare:
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
         """Of the least served tenant the first, as counters are when it is asked for."""
-        for request in self._watch.news(pool):
+        for request in self._cursor.news(pool):
             self._join(request)
         if self._num_queued + len(self._turns) > 4 * len(pool) + _SPARE:
             self._tidy()
@@ -76,7 +76,7 @@ class FairShare:
                 _, request = heappop(queue)
                 self._num_queued -= 1
                 if request.state is not State.FINISHED:
-                    self._watch.took(request)
+                    self._cursor.took(request)
                     yield request
 
     def _join(self, request: Request) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from orca_jax.request import Request
 from orca_jax.sched.orderings.base import by_arrival, is_idle
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 
 
 class FirstComeFirstServed:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from orca_jax.request import Request
-from orca_jax.sched.orderings.line import Line
+from orca_jax.sched.orderings.queue import WaitingQueue
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request import Request
 
 SECONDS_PER_TOKEN = 0.5
 """By how much later a request counts as arrived, for each token that it is predicted to generate."""
@@ -27,15 +27,15 @@ class ShortestFirst:
     name = "shortest"
 
     def __init__(self) -> None:
-        self._line = Line(lambda request: request.arrival + SECONDS_PER_TOKEN * request.predicted_output)
+        self._queue = WaitingQueue(lambda request: request.arrival + SECONDS_PER_TOKEN * request.predicted_output)
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
         """By the same key."""
-        return sorted(pool.running.values(), key=self._line.rank)
+        return sorted(pool.running.values(), key=self._queue.rank)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
         """By arrival, moved by the predicted output."""
-        return self._line.walk(pool)
+        return self._queue.walk(pool)
 
     def charge(self, request: Request, num_tokens: int) -> None:
         """Changes nothing."""

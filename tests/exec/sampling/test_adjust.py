@@ -19,7 +19,7 @@ from orca_jax.exec.sampling.pack import pack_masks
 from orca_jax.exec.sampling.programs import Drawn, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
-from orca_jax.step import MAX_LOGIT_BIAS
+from orca_jax.request import MAX_LOGIT_BIAS
 
 VOCAB, COLUMNS, LONGEST, ROWS = 250, 256, 300, 4
 EVERYWHERE = PartitionSpec()
@@ -27,7 +27,7 @@ EVERYWHERE = PartitionSpec()
 
 @dataclass(frozen=True)
 class Row:
-    """What one place asks for, and the context it has."""
+    """The settings and the context of one row of the sampler."""
 
     prompt: Sequence[int] = ()
     generated: Sequence[int] = ()
@@ -56,7 +56,7 @@ def extras_of(rows: Sequence[Row]) -> Extras:
 
 
 def context_of(rows: Sequence[Row]) -> Context:
-    """Each row's history at another place of the table, with ids behind its end that must not count."""
+    """A table with each row's history at another place, and ids after its end that must not count."""
     history = np.random.default_rng(9).integers(0, VOCAB, (len(rows) + 1, LONGEST)).astype(np.int32)
     for place, row in enumerate(rows):
         ids = [*row.prompt, *row.generated]
@@ -72,7 +72,7 @@ def masks_of(rows: Sequence[Row]) -> jax.Array:
 
 
 def oracle(logits: NDArray[np.float32], row: Row) -> NDArray[np.float64]:
-    """One row by the book."""
+    """One row, computed by the published formulas."""
     out = logits.astype(np.float64)
     for token, bias in row.bias.items():
         out[token] += bias
@@ -202,7 +202,7 @@ def test_draws_follow_the_changed_distribution() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_without_extras_the_full_sampler_draws_as_the_plain_one(devices: int) -> None:
-    """Also where the mask has every bit, and whatever the other rows ask for."""
+    """Also with a full mask, and beside other rows with any settings."""
     logits = some_logits(3, 16)
     wanted = parameters([0.0, 0.7, 1.0, 1.5] * 4)
     plain = jax.jit(partial(sample, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:1])))

@@ -65,7 +65,7 @@ CASES = [
     (1.0, 0, 1.0, 0.1),  # min-p ends within the window, and nothing else does
     (1.0, 12, 0.8, 0.2),
     (1.0, 0, 0.6, 0.01),
-    (0.8, 0, 1.0, 1.0),  # the most probable alone
+    (0.8, 0, 1.0, 1.0),  # only the most probable
     (1.0, 300, 1.0, 0.05),
     # More than the window:
     (1.0, 300, 1.0, 0.0),
@@ -78,7 +78,7 @@ CASES = [
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
 def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    """512 columns of which 500 exist."""
+    """512 columns with 500 tokens; the rest is padding."""
     vocab_size = 500
     logits = np.random.default_rng(0).normal(0, 1.5, 512).astype(np.float32)
     logits[vocab_size:] = 50.0  # padding must never win

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
-from orca_jax.step import MAX_LOGPROBS
+from orca_jax.request import MAX_LOGPROBS
 from tests.exec.sampling.test_adjust import VOCAB, Row, draw, parameters, some_logits
 
 PLACES = 6
@@ -20,8 +20,8 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def reader(drawn: Drawn) -> LogprobReader:
-    assert drawn.told is not None
-    return LogprobReader(drawn.told, VOCAB)
+    assert drawn.top is not None
+    return LogprobReader(drawn.top, VOCAB)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
@@ -71,10 +71,10 @@ def test_ties_share_a_rank_and_the_lower_id_is_told_first() -> None:
 def test_no_more_tokens_are_told_than_exist() -> None:
     told = reader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])))
     assert len(told.read(0, 5).top_ids) == 5
-    few = LogprobReader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])).told, vocab_size=3)
+    few = LogprobReader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])).top, vocab_size=3)
     assert len(few.read(0, 5).top_ids) == 3
 
 
 def test_nothing_is_computed_where_nobody_asks() -> None:
     drawn = draw(some_logits(9, 2), [Row(), Row()], parameters([0.0, 1.0]))
-    assert not any(np.asarray(part).any() for part in jax.tree.leaves(drawn.told))
+    assert not any(np.asarray(part).any() for part in jax.tree.leaves(drawn.top))

@@ -1,4 +1,4 @@
-"""Ways to write K and V, in every layout, over the case table of attention and by hand."""
+"""The implementations of `write_kv`, in every layout, on the cases of attention and on small examples."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ QUANTISED = [case for case in CASES if case.page_dtype in ("int8", "float8_e4m3f
 
 
 def new_tokens(case: Case, arrays: Arrays) -> list[np.ndarray]:
-    """K and V `[T, K, D]` of an iteration."""
+    """New keys and values `[T, K, D]` of an iteration."""
     rng = np.random.default_rng(7)
     shape = (arrays.q.shape[0], case.num_kv_heads, case.head_dim)
     return [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
@@ -35,20 +35,20 @@ def written(arrays: Arrays, new: list[np.ndarray], implementation: str | None) -
 
 
 def slots(pages: KVPages, head_dim: int) -> list[np.ndarray]:
-    """K and V `[slots, K, D]` of all pages in order, as a copy."""
+    """Keys and values `[slots, K, D]` of all pages in order, as a copy."""
     pages = jax.tree.map(jnp.asarray, pages)
     num_pages = jax.tree.leaves(pages)[0].shape[0]
     return [np.array(x) for x in page_tokens(pages, jnp.arange(num_pages), head_dim)]
 
 
 def expected_slots(case: Case, arrays: Arrays, new: list[np.ndarray]) -> list[np.ndarray]:
-    """The slots with the new tokens put in by hand."""
+    """The slots after the new tokens are written one by one."""
     expected = slots(arrays.pages, case.head_dim)
     for row, (count, context) in enumerate(case.requests):
         for i in range(count):
-            index, place = divmod(context - count + i, case.page_size)
+            index, slot = divmod(context - count + i, case.page_size)
             for pool, tokens in zip(expected, new, strict=True):
-                pool[arrays.page_table[row, index] * case.page_size + place] = tokens[arrays.query_start[row] + i]
+                pool[arrays.page_table[row, index] * case.page_size + slot] = tokens[arrays.query_start[row] + i]
     return expected
 
 
@@ -78,10 +78,10 @@ def test_quantised_pages_keep_old_tokens_and_take_new_ones(
     expected = expected_slots(case, arrays, new)
     rows = zip(arrays.page_table, arrays.context_len, strict=True)
     for table, context in rows:
-        place = (table[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[:context]
+        positions = (table[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[:context]
         for pool, wanted in zip(actual, expected, strict=True):
-            # 127 steps up to the largest of a page, some 5 here; fp8 has 3 bits behind the leading one.
-            np.testing.assert_allclose(pool[place], wanted[place], atol=0.04, rtol=0.07)
+            # int8 has 127 steps up to the largest value of a page, about 5 here; fp8 has a mantissa of 3 bits.
+            np.testing.assert_allclose(pool[positions], wanted[positions], atol=0.04, rtol=0.07)
 
 
 def test_quantised_values_keep_their_bits_until_a_larger_one_comes() -> None:

@@ -1,4 +1,4 @@
-"""The TPU kernel that writes chunks, without a TPU: by Pallas' interpreters."""
+"""The TPU kernel for writing chunks, run by Pallas' interpreters without a TPU."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from tests.kernels.strictly import strictly
 
-# Chunks that begin and end anywhere in a page, fill several, and stand in the batch at any token; increments before.
+# Increments, then chunks that begin and end anywhere in a page, fill several pages, and begin at any token.
 HARD = Case("pieces", ((1, 9), (2, 17), (5, 21), (40, 43), (3, 3)), 2, 2, 64, 16, padding_tokens=3, padding_rows=2)
 
 
 def check(case: Case, interpret: Any) -> None:
-    """What the scatter writes for chunks, bit by bit; increments' slots and others' pages stay as they were."""
+    """Compare with a scatter of the chunks, bit by bit; slots of increments and other pages must not change."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     pages = arrays.pages
     assert isinstance(pages, PackedPages)
@@ -28,7 +28,7 @@ def check(case: Case, interpret: Any) -> None:
     new = jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
     chunks = jnp.where(arrays.query_len > 1, arrays.query_len, 0)
     rows = arrays.page_table, arrays.query_start
-    # Of a layer whose pages begin at the third.
+    # The pages of this layer begin at page 2.
     count, pieces = cut(case.page_size, new.shape[0], rows[0] - 2, rows[1], chunks, arrays.context_len)
     pieces = pieces._replace(first_page=jnp.array([2]))
     write = jax.jit(lambda *args: write_chunks(*args, interpret=interpret))
@@ -38,11 +38,11 @@ def check(case: Case, interpret: Any) -> None:
     owned = np.ones(wanted.shape[:2], bool)
     for row, count in enumerate(chunks.tolist()):
         for i in range(count):
-            index, place = divmod(int(arrays.context_len[row]) - count + i, size)
-            wanted[int(arrays.page_table[row, index]), place] = np.asarray(new[int(arrays.query_start[row]) + i])
-        if count:  # behind the last token stands what belongs to nobody
-            index, place = divmod(int(arrays.context_len[row]), size)
-            owned[int(arrays.page_table[row, index]), place:] = False
+            index, slot = divmod(int(arrays.context_len[row]) - count + i, size)
+            wanted[int(arrays.page_table[row, index]), slot] = np.asarray(new[int(arrays.query_start[row]) + i])
+        if count:  # slots after the last token are not in use
+            index, slot = divmod(int(arrays.context_len[row]), size)
+            owned[int(arrays.page_table[row, index]), slot:] = False
     np.testing.assert_array_equal(actual[owned], wanted[owned])
 
 
@@ -71,6 +71,6 @@ def test_pages_that_it_cannot_write_are_refused(page_dtype: Any, group: int) -> 
         write_kv(arrays.pages, new, new, *arrays[2:], implementation="tpu")
 
 
-def test_a_cpu_has_no_way_of_its_own() -> None:
+def test_a_cpu_has_no_implementation_of_its_own() -> None:
     pages = HeadMajorPages(*[jnp.zeros((1, 1, 4, 8))] * 2)
     assert default_write(jax.devices()[0], pages) is None

@@ -1,4 +1,4 @@
-"""The TPU kernel that writes quantised pages, without a TPU: by Pallas' interpreters, against pages one by one."""
+"""The TPU kernel for writing quantised pages, run by Pallas' interpreters and compared with `blocks`."""
 
 from functools import partial
 from typing import Any
@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from orca_jax.kernels.kv_pages import PackedPages, slots
-from orca_jax.kernels.kv_write import tpu_quantised as kv_write_tpu_quantised
-from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.kv_write import tpu_quantised, write_kv
 from orca_jax.kernels.kv_write.pieces import cut
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 from tests.kernels.strictly import strictly
 
-# Increments at the first and last place of a page and of a group; chunks that begin and end anywhere and fill pages.
+# Increments in the first and last slot of a page and of a group; chunks that begin and end anywhere and fill pages.
 REQUESTS = ((1, 1), (1, 9), (1, 64), (1, 65), (1, 33), (1, 100), (2, 17), (5, 37), (70, 130), (64, 64), (40, 203))
 HEADS = [(2, 64, 64), (25, 64, 32), (3, 80, 32), (2, 96, 64), (1, 256, 128)]
-# Magnitude of new tokens: of what fits beside what the pages of a case hold, of what sometimes does, and beyond.
+# Magnitudes of new tokens: always within the scales of a case's pages, sometimes, and never.
 SIZES = {"int8": (0.5, 1.2, 9.0), "float8_e4m3fn": (0.5, 4.5, 99.0)}
 
 
@@ -35,14 +34,17 @@ def new_tokens(case: Case, arrays: Arrays, size: float, dtype: Any) -> list[jax.
 
 
 def check(case: Case, size: float, interpret: Any, dtype: Any = jnp.float32) -> tuple[int, int]:
-    """What `blocks` writes, bit by bit; how many pages that had tokens keep all their scales, and how many do not."""
+    """Compare with `blocks`, bit by bit.
+
+    Returns the number of pages with old tokens and unchanged scales, and the number of pages with a larger scale.
+    """
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     pages, new = arrays.pages, new_tokens(case, arrays, size, dtype)
     assert isinstance(pages, PackedPages)
     rows = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
     write = jax.jit(partial(write_quantised, head_dim=case.head_dim, interpret=interpret))
     count, pieces = cut(case.page_size, new[0].shape[0], *rows)
-    # Of a layer whose pages begin at the third.
+    # The pages of this layer begin at page 2.
     of_layer = pieces._replace(page=pieces.page - 2, first_page=jnp.array([2]))
     actual = write(pages, slots(*new, new[0].dtype), count, of_layer)
     wanted = jax.jit(partial(write_kv, implementation="blocks"))(pages, *new, *rows)
@@ -91,13 +93,13 @@ def test_new_tokens_in_bfloat16_that_all_fit_or_of_which_none_does(dtype: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("requests", [((1, 1),), ((3, 3),), ((1, 64),) * 9, ((130, 130),)], ids=str)
 def test_batches_without_races(requests: tuple[tuple[int, int], ...]) -> None:
-    """Fewer pieces than are on their way at once, and more."""
+    """Fewer pieces than buffers, and more."""
     check_strictly(case_of("int8", HEADS[0], requests), SIZES["int8"][1])
 
 
 @pytest.mark.slow
 def test_wide_pages_of_which_two_fit_without_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_write_tpu_quantised, "_BUFFERS", 0)
+    monkeypatch.setattr(tpu_quantised, "_BUFFER_BYTES", 0)
     _, grown = check_strictly(case_of("int8", HEADS[0]), SIZES["int8"][1])
     assert grown
 
@@ -105,7 +107,7 @@ def test_wide_pages_of_which_two_fit_without_races(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SIZES)
 def test_iterations_that_follow_each_other(dtype: str) -> None:
-    """As an engine would: whatever requests bring, pages are what writing one by one makes them."""
+    """Write many random iterations, as an engine does: the pages equal those written by `blocks`."""
     rng, rows, tokens, size = np.random.default_rng(5), 6, 96, 64
     case = case_of(dtype, HEADS[0], ((1, 4 * size),) * rows)
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
@@ -114,11 +116,11 @@ def test_iterations_that_follow_each_other(dtype: str) -> None:
     one_by_one, kernel = (jax.jit(way) for way in ways)
     context, grown = np.zeros(rows, np.int32), 0
     for _ in range(40):
-        brought = np.minimum(rng.choice([0, 1, 1, 1, 2, 7, 31], rows) * rng.choice([1, 1, 2], rows), 4 * size - context)
-        order = np.lexsort((rng.random(rows), np.select([brought == 1, brought > 1], [0, 1], 2)))
-        query_len, context = brought[order].astype(np.int32), context + brought.astype(np.int32)
+        added = np.minimum(rng.choice([0, 1, 1, 1, 2, 7, 31], rows) * rng.choice([1, 1, 2], rows), 4 * size - context)
+        order = np.lexsort((rng.random(rows), np.select([added == 1, added > 1], [0, 1], 2)))
+        query_len, context = added[order].astype(np.int32), context + added.astype(np.int32)
         query_len[np.cumsum(query_len) > tokens] = 0
-        context[order] -= brought[order] - query_len
+        context[order] -= added[order] - query_len
         start = (np.cumsum(query_len) - query_len).astype(np.int32)
         batch = [jnp.asarray(x) for x in (np.asarray(arrays.page_table)[order], start, query_len, context[order])]
         k, v = (jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32) for _ in range(2))

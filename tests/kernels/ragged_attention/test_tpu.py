@@ -1,4 +1,4 @@
-"""The TPU kernels without a TPU: their numerics, races and uninitialised memory, by Pallas' interpreters."""
+"""The TPU kernels, run by Pallas' interpreters without a TPU: numerics, races and uninitialised memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,11 @@ import pytest
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
-from orca_jax.kernels.ragged_attention.tpu.blocks import Blocks, Heads, read_table, rule, write_table
+from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
-TINY = Blocks(
+TINY = BlockSizes(
     increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
 )  # many steps from few tokens
 
@@ -25,8 +25,8 @@ def reference(case: Case) -> np.ndarray:
     return np.asarray(ragged_attention(*arrays, **case.options, implementation="reference"), np.float32)
 
 
-def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
-    """The kernels' outputs are the oracle's; padding is finite."""
+def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
+    """Compare the kernels' outputs with the oracle's; padding must be finite."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
     attend = jax.jit(lambda a: ragged_attention_tpu(*a, **case.options, blocks=blocks, interpret=interpret))
     actual = np.asarray(attend(arrays), np.float32)
@@ -35,7 +35,7 @@ def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
     assert np.isfinite(actual).all()
 
 
-def check_strictly(case: Case, blocks: Blocks | None) -> None:
+def check_strictly(case: Case, blocks: BlockSizes | None) -> None:
     with strictly() as interpret:
         check(case, interpret, blocks)
 
@@ -49,7 +49,7 @@ def test_short_set(name: str) -> None:
     check(BY_NAME[name], interpret=True)
 
 
-# Blocks that are all of one request, and such as are shared; parts that all queries see between others.
+# Blocks of one request and of several; parts that all queries see, between parts with masks.
 LONG = Case("long chunks", ((1, 70), (60, 140), (20, 45)), 2, 1, padding_tokens=2, padding_rows=1)
 
 
@@ -77,14 +77,14 @@ def test_head_major_pages_are_refused() -> None:
         ragged_attention_tpu(*jax.tree.map(jnp.asarray, make_arrays(CASES[0])), scale=1.0)
 
 
-def test_pages_that_are_no_whole_registers_are_refused() -> None:
+def test_pages_with_partial_registers_are_refused() -> None:
     case = Case("pages of 8 in bfloat16", ((1, 1),), page_dtype="bfloat16")
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match="multiple of 16, not 8"):
         ragged_attention_tpu(*arrays, scale=1.0)
 
 
-def test_it_is_offered_on_tpus_alone() -> None:
+def test_it_is_offered_on_tpus_only() -> None:
     assert implementations("cpu") == ("xla", "reference")
     assert "tpu" in implementations("tpu")
 
@@ -92,7 +92,7 @@ def test_it_is_offered_on_tpus_alone() -> None:
 @pytest.mark.parametrize("groups", [1, 3, 8, 64])
 @pytest.mark.parametrize("kv_heads", [1, 3, 12, 25, 32])
 @pytest.mark.parametrize("page_size", [16, 64, 256])
-def test_the_rule_keeps_to_its_bounds(kv_heads: int, groups: int, page_size: int) -> None:
+def test_the_rule_keeps_its_bounds(kv_heads: int, groups: int, page_size: int) -> None:
     blocks = rule(Heads("", kv_heads, groups, 128, page_size, 2))
     assert blocks.fetch_pages % blocks.compute_pages == 0
     assert blocks.fetch_pages % blocks.whole_pages == 0
@@ -103,7 +103,7 @@ def test_the_rule_keeps_to_its_bounds(kv_heads: int, groups: int, page_size: int
     assert one_buffer <= 4 << 20 or blocks.fetch_pages == 1
 
 
-def test_the_table_reads_what_it_writes() -> None:
+def test_the_table_survives_a_round_trip() -> None:
     table = {Heads("TPU v5 lite", 8, 4, 128, 64, 2): TINY, Heads("TPU v6 lite", 12, 1, 64, 128, 2): TINY}
     assert read_table(write_table(table)) == table
     assert read_table(write_table({})) == {}

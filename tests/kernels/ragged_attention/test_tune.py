@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 
 from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, Heads, read_table, rule
-from orca_jax.kernels.ragged_attention.tpu.tune import Cost, Load, candidates, main
+from orca_jax.kernels.ragged_attention.tpu.tune import Cost, TuningBatch, candidates, main
 
 HEADS = Heads("TPU v5 lite", num_kv_heads=2, groups=3, head_dim=64, page_size=16, itemsize=2)
 
 
-def test_what_a_load_costs() -> None:
-    # Two requests of 5 tokens, the last 2 of which are new and see 4 and 5 tokens.
-    cost = Cost.of(Load(requests=2, queries=2, context=5), HEADS)
+def test_cost_of_a_batch() -> None:
+    # Two requests of 5 tokens; the last 2 are new, and see 4 and 5 tokens.
+    cost = Cost.of(TuningBatch(requests=2, queries=2, context=5), HEADS)
     assert cost.kv_bytes == 2 * 5 * (2 * 2 * 64 * 2)
     assert cost.flops == 2 * (4 + 5) * 4 * 6 * 64
 
@@ -35,7 +35,7 @@ def test_tuning_needs_a_tpu(capsys: pytest.CaptureFixture[str]) -> None:
         (["--page-size", "16", "--dtype", "int8"], "multiple of 32, not 16"),
     ],
 )
-def test_heads_that_no_kernel_has(flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_heads_are_refused(flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*flags, "--dry-run"])
     assert reason in capsys.readouterr().err

@@ -12,18 +12,18 @@ from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import write_and_attend_tpu
-from orca_jax.kernels.ragged_attention.tpu.blocks import Blocks
+from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
 from tests.kernels.strictly import strictly
 
-TINY = Blocks(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
+TINY = BlockSizes(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
 # Tokens that open a page, close one, and stand anywhere; contexts of one step and of several; more rows than a block.
 HARD = Case("places", ((1, 1), (1, 8), (1, 9), (1, 33), (1, 40), (5, 21), (3, 3)), padding_tokens=3, padding_rows=2)
 TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
 
 
-def check(case: Case, interpret: Any, blocks: Blocks | None = None) -> None:
+def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """Outputs are the oracle's after a scatter, and so is every slot that somebody may read."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
     q, pages, *rows = arrays
@@ -56,7 +56,7 @@ def slots_with_tokens(case: Case, page_table: np.ndarray) -> np.ndarray:
     return owned
 
 
-def check_strictly(case: Case, blocks: Blocks | None) -> None:
+def check_strictly(case: Case, blocks: BlockSizes | None) -> None:
     with strictly() as interpret:
         check(case, interpret, blocks)
 

@@ -1,1 +1,1 @@
-"""Attention on TPUs: a Mosaic kernel for increments, and one for chunks of prompts."""
+"""Attention on TPUs: one Mosaic kernel for increments and one for chunks of prompts."""

@@ -1,15 +1,15 @@
 """Ragged attention for TPUs, in Pallas (Mosaic), over packed pages.
 
-An iteration has increments, which are its first rows and whose queries are its first tokens, and chunks. Each kind
-has a kernel of its own and a run of query blocks of its own; one that has none runs no step, and where there are no
-chunks nothing is laid out for their kernel either:
+The first rows of an iteration are its increments, with the first tokens as their queries; then come the chunks. Each
+kind has a kernel and a range of query blocks of its own. A range without blocks runs no program, and without chunks the
+inputs of their kernel are not laid out either:
 
-    increments  `tpu_increments.py`   bound by memory: eight rows at a time, several KV heads in one product
-    chunks      `tpu_chunks.py`       bound by products: many queries of one head at a time
+    increments  `increments.py`   bound by memory: eight rows at a time, several KV heads in one product
+    chunks      `chunks.py`       bound by products: many queries of one head at a time
 
-Both are turns of one loop (`tpu_walk.py`), which fetches pages while it computes, and are called alike
-(`tpu_launch.py`); they share an online softmax (`tpu_softmax.py`). `tpu_plan.py` has what they need to know of the
-requests, once for all layers; `blocks.py` says how much is fetched and multiplied at a time.
+Both run the loop of `walk.py` and fetch pages while they compute. Both are called through `launch.py` and share the
+online softmax of `softmax.py`. `plan.py` prepares the requests once for all layers; `blocks.py` chooses how many pages
+are fetched and multiplied at a time.
 
 Scores and sums are float32. Pages in bfloat16 are multiplied as they are, with the weights rounded to bfloat16; pages
 of 8 bits become bfloat16 first.
@@ -28,11 +28,11 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads, slots, tile_tokens
 from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
-from orca_jax.kernels.ragged_attention.tpu.blocks import Blocks
+from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.tpu.increments import attend_increments
-from orca_jax.kernels.ragged_attention.tpu.plan import Plan, blocks_for, chunk_block, plan_attention
-from orca_jax.kernels.ragged_attention.tpu.shape import Shape
+from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for, chunk_block, plan_attention
+from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 
 _LOG2E = math.log2(math.e)
 
@@ -48,24 +48,24 @@ def ragged_attention_tpu(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    blocks: Blocks | None = None,
+    blocks: BlockSizes | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T H D"]:
-    """See `ragged_attention`.
+    """Compute ragged attention on a TPU; the other arguments and the result are those of `ragged_attention`.
 
     Args:
-        blocks: sizes, to try others than the table's.
-        interpret: as `pallas_call` takes it, to run without a TPU.
+        blocks: block sizes; None takes those of the table or the rule.
+        interpret: as for `pallas_call`, to run without a TPU.
 
     Raises:
-        NotImplementedError: the pages are not packed, or do not have whole tiles.
+        NotImplementedError: the pages are not packed, or do not consist of whole tiles.
     """
     reason = refusal(q, pages)
     if reason is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
-    plan = plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks)
-    call = _Call(q, pages, plan, blocks, scale, sliding_window, soft_cap, interpret)
+    prepared = plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks)
+    call = _AttentionCall(q, pages, prepared, blocks, scale, sliding_window, soft_cap, interpret)
     out, pages = call.increments(pages, None)
     return call.merged(out, call.chunks(pages))
 
@@ -75,26 +75,28 @@ def write_and_attend_tpu(
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
     pages: PackedPages,
-    plan: Plan,
+    prepared: Prepared,
     *,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    blocks: Blocks | None = None,
+    blocks: BlockSizes | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
-    """`write_kv` and `ragged_attention` at once: the kernel of increments writes what it has just read.
+    """Do the work of `write_kv` and `ragged_attention`: the kernel of increments writes new tokens while it attends.
 
-    A token may change the scale of its page, and so pages of 8 bits are written by a kernel of their own before.
+    Pages of 8 bits are written by another kernel before, because a token may change the scale of its page.
 
     Args:
-        plan: the iteration's, of `plan_attention`, in the layer's pages.
-        blocks: those of the plan, where it has others than the table's.
+        prepared: result of `plan_attention` for the iteration, with the first page of the layer.
+        blocks: the block sizes of `prepared`; None for those of the table or the rule.
 
-    The others are those of `write_kv` and `ragged_attention`; pages are of a kind that `refusal` has nothing against.
+    The other arguments are those of `write_kv` and `ragged_attention`. `refusal` must accept the pages.
     """
-    call = _Call(q, pages, plan, blocks or blocks_for(q, pages), scale, sliding_window, soft_cap, interpret)
-    pieces = plan.num_pieces, plan.pieces
+    call = _AttentionCall(
+        q, pages, prepared, blocks or blocks_for(q, pages), scale, sliding_window, soft_cap, interpret
+    )
+    pieces = prepared.num_pieces, prepared.pieces
     if pages.is_quantised:
         new = slots(k, v, k.dtype)
         pages = write_quantised(pages, new, *pieces, head_dim=q.shape[2], interpret=interpret)
@@ -104,12 +106,12 @@ def write_and_attend_tpu(
         out, pages = call.increments(pages, new)
         if q.shape[0] > 1:
             write = partial(write_chunks, interpret=interpret)
-            pages = lax.cond(plan.has_chunks, lambda pages: write(pages, new, *pieces), lambda pages: pages, pages)
+            pages = lax.cond(prepared.has_chunks, lambda pages: write(pages, new, *pieces), lambda pages: pages, pages)
     return call.merged(out, call.chunks(pages)), pages
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
-    """Why the kernels cannot read such pages; None where they can."""
+    """The reason why the kernels cannot read such pages; None if they can."""
     if not isinstance(pages, PackedPages):
         return "attention 'tpu' reads packed pages only"
     least = tile_tokens(pages.dtype)
@@ -118,24 +120,24 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     return None
 
 
-class _Call:
-    """One call of both kernels."""
+class _AttentionCall:
+    """One call of both kernels: their common constants and scaled queries."""
 
     def __init__(
         self,
         q: Float[Array, "T H D"],
         pages: PackedPages,
-        plan: Plan,
-        blocks: Blocks,
+        prepared: Prepared,
+        blocks: BlockSizes,
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
         interpret: Any,
     ) -> None:
-        self.plan, self.blocks, self.num_tokens = plan, blocks, q.shape[0]
+        self.prepared, self.blocks, self.num_tokens = prepared, blocks, q.shape[0]
         is_exact = q.dtype == jnp.float32 and pages.dtype == jnp.float32
         kv_heads = num_kv_heads(pages, q.shape[2])
-        self.shape = Shape(
+        self.shape = TpuShape(
             num_kv_heads=kv_heads,
             groups=q.shape[1] // kv_heads,
             head_dim=q.shape[2],
@@ -150,7 +152,7 @@ class _Call:
             compute_dtype=jnp.float32 if is_exact else jnp.bfloat16,
             is_quantised=pages.is_quantised,
         )
-        # Weights are powers of two, which spares a product for each score.
+        # Weights are powers of two, which saves one product for each score.
         factor = scale if soft_cap is not None else scale * _LOG2E
         self.q = (q.astype(jnp.float32) * factor).astype(self.shape.compute_dtype)
         self.options: dict[str, Any] = {"out_dtype": q.dtype, "interpret": interpret}
@@ -158,28 +160,28 @@ class _Call:
     def increments(
         self, pages: PackedPages, new: Float[Array, "T W"] | None
     ) -> tuple[Float[Array, "T H D"], PackedPages]:
-        """Outputs of the rows with one query; and the pages, with `new` of those rows if it is given."""
+        """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
         shape = replace(self.shape, is_writing=new is not None)
-        return attend_increments(shape, self.q, pages, self.plan, new=new, **self.options)
+        return attend_increments(shape, self.q, pages, self.prepared, new=new, **self.options)
 
     def chunks(self, pages: PackedPages) -> Float[Array, "T H D"] | None:
-        """Outputs of the other rows; None where there is no room for any."""
+        """Outputs of the other rows; None if the batch has no room for any."""
         if self.num_tokens == 1:
             return None
         shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
-        attend = partial(attend_chunks, shape, self.q, pages, self.plan, **self.options)
-        return lax.cond(self.plan.has_chunks, attend, lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]))
+        attend = partial(attend_chunks, shape, self.q, pages, self.prepared, **self.options)
+        return lax.cond(self.prepared.has_chunks, attend, lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]))
 
     def merged(self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None) -> Float[Array, "T H D"]:
-        """Outputs of all tokens, and zeros for padding."""
+        """Outputs of all tokens, with zeros for padding."""
         token = jnp.arange(self.num_tokens)[:, None, None]
-        out = increments if chunks is None else jnp.where(token < self.plan.num_increments, increments, chunks)
-        # Blocks without a request are not visited, and what stands there may be anything.
-        return jnp.where(token < self.plan.num_used, out, jnp.zeros_like(out))
+        out = increments if chunks is None else jnp.where(token < self.prepared.num_increments, increments, chunks)
+        # Blocks without a request are not visited: their outputs are undefined memory.
+        return jnp.where(token < self.prepared.num_used, out, jnp.zeros_like(out))
 
 
 attend = ragged_attention_tpu
-"""The name that the table of backends expects, as are the next two."""
+"""The name in the contract of backends, like `prepare` and `write_and_attend`."""
 
 
 def prepare(
@@ -189,11 +191,11 @@ def prepare(
     query_start: Int[Array, " R"],
     query_len: Int[Array, " R"],
     context_len: Int[Array, " R"],
-) -> Plan:
-    """The plan of an iteration, in the first layer's pages.
+) -> Prepared:
+    """Prepare the requests of an iteration for all layers.
 
     Raises:
-        NotImplementedError: the pages are refused.
+        NotImplementedError: `refusal` does not accept the pages.
     """
     if (reason := refusal(q, pages)) is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
@@ -205,10 +207,10 @@ def write_and_attend(
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
     pages: PackedPages,
-    plan: Plan,
+    prepared: Prepared,
     first_page: Int[Array, ""],
     *,
     scale: float,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
-    """`write_and_attend_tpu` for the layer whose pages begin at `first_page`."""
-    return write_and_attend_tpu(q, k, v, pages, plan.of_layer(first_page), scale=scale)
+    """Call `write_and_attend_tpu` for the layer with pages from `first_page` on."""
+    return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scale=scale)

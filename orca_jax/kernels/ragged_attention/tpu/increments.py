@@ -1,21 +1,21 @@
-"""Attention of increments on TPUs, rows with one query, and on the way the writing of their new K and V.
+"""Attention of increments on TPUs (rows with one query); the kernel can also write their new K and V.
 
-    HBM   pages and page lists, as in `tpu_walk.py`
+    HBM   pages and page lists, as in `walk.py`
     VMEM  of eight rows: queries [8, B, M, X], outputs of the same shape, new tokens [8, W]
 
-Increments have G queries for each KV head, too few for a matrix unit that takes eight rows at once. So several KV heads
-are multiplied together, until there are M = 8 rows and the lanes X of the heads fill whole registers: B bundles. The
-queries of a head are zero in the lanes of the others and, where D is no multiple of 128, in V's lanes. The tiles of
-keys that the matrix unit loads are the same ones; only rows that would be padding are used.
+Increments have G queries for each KV head, but a matrix unit takes eight rows at once. So several KV heads are
+multiplied together, in a bundle: enough heads for M = 8 rows, and for lanes X that fill whole registers. There are B
+bundles. The queries of a head are zero in the lanes of the other heads and, if D is not a multiple of 128, in the lanes
+of V. This costs nothing: the matrix unit loads the same tiles of keys, and the other rows would be padding.
 
-    for eight rows                 the grid, as long as there are increments
+    for eight rows                 a block; the grid, as long as there are increments
         for row in them            its sums begin and end here
             for part of its pages  scores of [M, tokens] for each bundle
 
-The new token of a row belongs into its last page. That page is fetched anyway, so the token is put into the fetched
-block, where it is attended to, and the tile of tokens around it goes back to the page while the kernel
-goes on. Nobody else reads that page: requests share full ones only. Pages of 8 bits are written beforehand, since
-a new token may change the scale of its page.
+The new token of a row belongs in the row's last page. That page is fetched anyway, so the kernel puts the token into
+the fetched page and attends to it there. Meanwhile the tile of tokens around it is transferred back to the page. No
+other request reads that page, because requests share only full pages. Pages of 8 bits are written by another kernel
+before this one, since a new token may change the scale of its page.
 """
 
 from dataclasses import dataclass
@@ -30,38 +30,43 @@ from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
-from orca_jax.kernels.ragged_attention.tpu.plan import Plan
-from orca_jax.kernels.ragged_attention.tpu.shape import Shape
-from orca_jax.kernels.ragged_attention.tpu.walk import Item, Kernel, Part, Ref, Refs, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
+from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
+from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Ref, Refs, Step, part_of, walk
 
 _NONE = -1  # no page
 
 
 def attend_increments(
-    shape: Shape,
+    shape: TpuShape,
     q: Float[Array, "T H D"],
     pages: PackedPages,
-    plan: Plan,
+    prepared: Prepared,
     *,
     new: Float[Array, "T W"] | None = None,
     **options: Any,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
-    """Outputs of the first tokens, which are those of the rows with one query, and the pages with `new` of these rows.
+    """Compute the outputs of the increments, and write their new tokens if `new` is given.
+
+    Increments are the first rows, and their tokens are the first tokens.
 
     Args:
-        shape: with rows of a query block as `query_block`.
+        shape: the constants of the kernel; `query_block` is the number of rows in a block.
         q: queries, scaled.
-        pages: K and V.
-        plan: the requests.
-        new: K and V of each token as a slot has them, in the type of the pages; None where they are there already.
-        options: of `launch`.
+        pages: the KV cache.
+        prepared: the requests.
+        new: K and V of each token in the layout of a slot and the type of the pages; None if the pages hold them.
+        options: other arguments of `launch`.
+
+    Returns:
+        Outputs `[T, H, D]`, meaningless for other rows, and the pages.
     """
-    most = min(q.shape[0], plan.start.shape[0])
+    most = min(q.shape[0], prepared.start.shape[0])
     queries = _pad(_bundle(shape, q[:most]), shape.query_block)
     if new is not None:
-        # Registers hold tokens of 32 bits each in a line of its own.
+        # With 32-bit values, each token is a sublane of its own.
         options["new"] = _pad(new[:most].astype(jnp.float32), shape.query_block)
-    out, pages = launch(_kernel, "increments", shape, plan.increments, queries, pages, plan, axis=0, **options)
+    out, pages = launch(_kernel, "increments", shape, prepared.increments, queries, pages, prepared, axis=0, **options)
     return jnp.pad(_unbundle(shape, out)[:most], ((0, q.shape[0] - most), (0, 0), (0, 0))), pages
 
 
@@ -71,7 +76,7 @@ def _kernel(refs: Refs) -> None:
 
 @dataclass(frozen=True)
 class _Increments(Kernel):
-    """Each row has `[B, M, X]` of its own, M = together * G."""
+    """The work on rows with one query; each row has its own sums `[B, M, X]`, M = bundle_heads * G."""
 
     refs: Refs
     begin_of_block: jax.Array
@@ -86,23 +91,23 @@ class _Increments(Kernel):
     def end_row(self, row: jax.Array) -> None:
         self.refs.out[row - self.begin_of_block] = self.refs.softmax.result().astype(self.refs.out.dtype)
 
-    def visit(self, item: Item, slot: jax.Array) -> None:
+    def visit(self, step: Step, buffer: jax.Array) -> None:
         pages = self.refs.pages
-        lower, upper = self.refs.rows.tokens(item)
+        lower, upper = self.refs.rows.tokens(step)
         size = pages.shape.compute_tokens
 
         def one(index: jax.Array, _: None) -> None:
-            part = part_of(pages, item, slot, index, pages.shape.compute_pages)
+            part = part_of(pages, step, buffer, index, pages.shape.compute_pages)
             if part.shape.is_writing:
-                pl.when(part.end <= part.first + part.size)(lambda: self._insert(item, slot, part))
-            self._add(item, part)
+                pl.when(part.end <= part.first + part.size)(lambda: self._insert(step, buffer, part))
+            self._add(step, part)
 
         lax.fori_loop(lower // size, pl.cdiv(upper, size), one, None)
 
-    def _add(self, item: Item, part: Part) -> None:
-        """All bundles of a part."""
+    def _add(self, step: Step, part: Part) -> None:
+        """Add a part to the sums of all bundles."""
         shape = part.shape
-        queries = self.refs.q.at[item[1] - self.begin_of_block]
+        queries = self.refs.q.at[step[1] - self.begin_of_block]
         position = part.positions(queries.shape[1])
         visible = position < part.end
         if shape.sliding_window is not None:
@@ -114,56 +119,56 @@ class _Increments(Kernel):
             self.refs.softmax.add(index, queries[index, :, : k.shape[1]], k, v, visible, self._scales(part, bundle))
 
     def _scales(self, part: Part, bundle: tuple[int, int]) -> tuple[jax.Array, jax.Array] | None:
-        """Of scores and of weights, of which there are fewer than of keys and values."""
+        """Scales of K and of V, to apply to scores and weights: these are fewer than keys and values."""
         if not part.shape.is_quantised:
             return None
         lane, heads = bundle
         first_head = lane // (2 * part.shape.head_dim)
         return part.scales(first_head, heads, 0), part.scales(first_head, heads, 1)
 
-    def prepare(self, item: Item, slot: jax.Array) -> None:
+    def prepare(self, step: Step, buffer: jax.Array) -> None:
         if (writing := self.refs.writing) is None:
             return
         shape, pages = self.refs.pages.shape, self.refs.pages
-        place = (self.refs.rows.context[item[1]] - 1) // shape.page_size - item[2] * shape.fetch_pages
-        is_here = place < shape.fetch_pages
-        page = pages.page(item, jnp.minimum(place, shape.fetch_pages - 1), slot)
-        writing[slot] = jnp.where(is_here, page, _NONE)
+        index = (self.refs.rows.context[step[1]] - 1) // shape.page_size - step[2] * shape.fetch_pages
+        is_here = index < shape.fetch_pages
+        page = pages.page(step, jnp.minimum(index, shape.fetch_pages - 1), buffer)
+        writing[buffer] = jnp.where(is_here, page, _NONE)
 
-    def release(self, slot: jax.Array) -> None:
+    def release(self, buffer: jax.Array) -> None:
         if (writing := self.refs.writing) is None:
             return
 
-        @pl.when(writing[slot] != _NONE)
+        @pl.when(writing[buffer] != _NONE)
         def wait() -> None:
             anywhere = pl.ds(0, self.refs.pages.shape.tile_tokens)
-            self._write(self.refs.pages.kv_buf.at[slot, anywhere], jnp.int32(0), anywhere, slot).wait()
-            writing[slot] = _NONE
+            self._write(self.refs.pages.kv_buf.at[buffer, anywhere], jnp.int32(0), anywhere, buffer).wait()
+            writing[buffer] = _NONE
 
-    def _insert(self, item: Item, slot: jax.Array, part: Part) -> None:
-        """Put the new token, the last of the part, among the fetched ones, and begin to write the tile around it."""
+    def _insert(self, step: Step, buffer: jax.Array, part: Part) -> None:
+        """Put the new token, the last of the part, into the fetched page, and start to write the tile around it."""
         shape, new, writing = part.shape, self.refs.new, self.refs.writing
         assert new is not None
         assert writing is not None
-        place = part.end - 1 - part.first
-        first = pl.multiple_of(place // shape.tile_tokens * shape.tile_tokens, shape.tile_tokens)
+        token = part.end - 1 - part.first
+        first = pl.multiple_of(token // shape.tile_tokens * shape.tile_tokens, shape.tile_tokens)
         tokens = part.tokens.at[pl.ds(first, shape.tile_tokens)]
         old = tokens[...].astype(jnp.float32)
-        is_new = lax.broadcasted_iota(jnp.int32, old.shape, 0) == place - first
-        token = new[pl.ds(item[1] - self.begin_of_block, 1)]
-        tokens[...] = jnp.where(is_new, jnp.broadcast_to(token, old.shape), old).astype(tokens.dtype)
+        is_new = lax.broadcasted_iota(jnp.int32, old.shape, 0) == token - first
+        values = new[pl.ds(step[1] - self.begin_of_block, 1)]
+        tokens[...] = jnp.where(is_new, jnp.broadcast_to(values, old.shape), old).astype(tokens.dtype)
         there = pl.ds(pl.multiple_of(lax.rem(first, shape.page_size), shape.tile_tokens), shape.tile_tokens)
-        self._write(tokens, writing[slot], there, slot).start()
+        self._write(tokens, writing[buffer], there, buffer).start()
 
-    def _write(self, tokens: Ref, page: jax.Array, there: Any, slot: jax.Array) -> Any:
-        """The transfer of a tile to its page."""
+    def _write(self, tokens: Ref, page: jax.Array, there: Any, buffer: jax.Array) -> Any:
+        """The transfer of a tile of tokens to its page."""
         assert self.refs.write_sem is not None
-        return pltpu.make_async_copy(tokens, self.refs.pages.kv.at[page, there], self.refs.write_sem.at[slot])
+        return pltpu.make_async_copy(tokens, self.refs.pages.kv.at[page, there], self.refs.write_sem.at[buffer])
 
 
-def _bundle(shape: Shape, q: Float[Array, "T H D"]) -> Float[Array, "T B M X"]:
-    """Queries of increments: those of a KV head in the lanes of its keys, zeros in all other lanes of the bundle."""
-    n, missing = shape.together, -shape.num_kv_heads % shape.together
+def _bundle(shape: TpuShape, q: Float[Array, "T H D"]) -> Float[Array, "T B M X"]:
+    """Lay out queries in bundles: each in the lanes of its KV head, with zeros in the other lanes of the bundle."""
+    n, missing = shape.bundle_heads, -shape.num_kv_heads % shape.bundle_heads
     by_head = q.reshape(q.shape[0], shape.num_kv_heads, shape.groups, shape.head_dim)
     by_head = jnp.pad(by_head, ((0, 0), (0, missing), (0, 0), (0, shape.lanes - shape.head_dim)))
     bundles = by_head.reshape(q.shape[0], -1, n, shape.groups, 1, shape.lanes)
@@ -172,9 +177,9 @@ def _bundle(shape: Shape, q: Float[Array, "T H D"]) -> Float[Array, "T B M X"]:
     return spread.reshape(q.shape[0], bundles.shape[1], n * shape.groups, n * shape.lanes)
 
 
-def _unbundle(shape: Shape, out: Float[Array, "T B M X"]) -> Float[Array, "T H D"]:
-    """Outputs of increments: for each head the values of its own KV head."""
-    n = shape.together
+def _unbundle(shape: TpuShape, out: Float[Array, "T B M X"]) -> Float[Array, "T H D"]:
+    """Select the outputs of each head: the values of its own KV head."""
+    n = shape.bundle_heads
     split = out.reshape(*out.shape[:2], n, shape.groups, n, shape.lanes)
     own = jnp.eye(n, dtype=bool)[:, None, :, None]
     # Not a product with 0 and 1: lanes past the last bundle's heads were never computed.
@@ -184,5 +189,5 @@ def _unbundle(shape: Shape, out: Float[Array, "T B M X"]) -> Float[Array, "T H D
 
 
 def _pad(x: Array, multiple: int) -> Array:
-    """`x` with zeros behind its rows, up to a multiple."""
+    """Append rows of zeros to `x`, up to a multiple."""
     return jnp.pad(x, [(0, -x.shape[0] % multiple), *[(0, 0)] * (x.ndim - 1)])

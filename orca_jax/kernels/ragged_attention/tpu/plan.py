@@ -1,7 +1,7 @@
-"""What TPU kernels need to know of an iteration's requests: the same for all layers, so it is found out once.
+"""The requests of an iteration, prepared for the TPU kernels: computed once, because all layers need the same.
 
-Every small operation takes a TPU some 2,000 cycles, and these would be two dozen of them in each layer. Where a layer's
-own pages begin the kernels add where they ask for a page.
+A TPU takes about 2,000 cycles for each small operation, and this preparation would be two dozen of them in each layer.
+Kernels add the layer's first page when they fetch.
 """
 
 from typing import NamedTuple
@@ -12,42 +12,41 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.kernels.kv_pages import PackedPages, num_kv_heads
-from orca_jax.kernels.kv_write.pieces import Pieces, cut
-from orca_jax.kernels.ragged_attention.tpu.blocks import Blocks, Heads, choose_blocks
+from orca_jax.kernels.kv_write.pieces import PagePieces, cut
+from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, choose_blocks
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES
 
 
-class Span(NamedTuple):
-    """A run of query blocks, and the rows that have queries in each."""
+class BlockRange(NamedTuple):
+    """A range of query blocks, and the rows with queries in each block."""
 
     ends: Int[Array, "2"]  # first and last (exclusive) block
     first_row: Int[Array, " B"]  # of each block
-    end_row: Int[Array, " B"]
+    end_row: Int[Array, " B"]  # exclusive
 
 
-class Plan(NamedTuple):
-    """Of one iteration, and of one layer in it."""
+class Prepared(NamedTuple):
+    """The requests of one iteration, as the TPU kernels of one layer take them."""
 
-    lists: Int[Array, "L 1 128"]  # the page table, 128 pages a line
+    lists: Int[Array, "L 1 128"]  # the page table, cut into lists of 128 pages
     start: Int[Array, " R"]
     length: Int[Array, " R"]
     context: Int[Array, " R"]
-    num_increments: Int[Array, ""]  # rows with one query, which come first
-    num_used: Int[Array, ""]  # tokens that are no padding
-    increments: Span
-    chunks: Span
+    num_increments: Int[Array, ""]  # rows with one query; they come first
+    num_used: Int[Array, ""]  # tokens without the padding
+    increments: BlockRange
+    chunks: BlockRange
     num_pieces: Int[Array, ""]
-    pieces: (
-        Pieces  # what is written to pages by a kernel of its own: of chunks, or of all rows where pages are quantised
-    )
+    # Written by a kernel of their own: the pieces of chunks or, if pages are quantised, of all rows.
+    pieces: PagePieces
 
     @property
     def has_chunks(self) -> Bool[Array, ""]:
-        """Whether a row has several queries."""
+        """True if a row has several queries."""
         return self.chunks.ends[0] < self.chunks.ends[1]
 
-    def of_layer(self, first_page: Int[Array, ""]) -> "Plan":
-        """The same requests, in pages that begin elsewhere."""
+    def of_layer(self, first_page: Int[Array, ""]) -> "Prepared":
+        """The same requests in another layer, with its pages from `first_page` on."""
         return self._replace(pieces=self.pieces._replace(first_page=first_page.reshape(1)))
 
 
@@ -58,24 +57,24 @@ def plan_attention(
     query_start: Int[Array, " R"],
     query_len: Int[Array, " R"],
     context_len: Int[Array, " R"],
-    blocks: Blocks,
-) -> Plan:
-    """Cut an iteration's requests into blocks of queries, and what they write into pieces.
+    blocks: BlockSizes,
+) -> Prepared:
+    """Cut the queries of an iteration into blocks, and its new tokens into pieces.
 
     Args:
         q: queries on one device, or their shape.
-        pages: of one device, or their shapes.
+        pages: pages on one device, or their shapes.
         page_table: pages of each request in the first layer.
-        query_start: as for `ragged_attention`, and so are the next two.
+        query_start: first query of each request; this and the next two are as for `ragged_attention`.
         query_len: number of queries.
         context_len: tokens in the cache after this iteration.
-        blocks: what `blocks_for` says, or others to try.
+        blocks: the sizes of `blocks_for`, or others to try.
     """
     num_tokens, num_increments = q.shape[0], jnp.sum(query_len == 1, dtype=jnp.int32)
     written = query_len if pages.is_quantised else jnp.where(query_len > 1, query_len, 0)
     num_pieces, pieces = cut(pages.page_size, num_tokens, page_table, query_start, written, context_len)
     rows = query_start, query_len, num_increments
-    return Plan(
+    return Prepared(
         _page_lists(page_table),
         query_start,
         query_len,
@@ -89,34 +88,34 @@ def plan_attention(
     )
 
 
-def blocks_for(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: PackedPages) -> Blocks:
-    """The sizes for these heads; a program that is compiled for another machine's TPU gets the rule's."""
+def blocks_for(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: PackedPages) -> BlockSizes:
+    """The block sizes for these heads on this machine's TPU. Without a TPU here, the rule decides, not the table."""
     device = jax.devices()[0].device_kind if jax.default_backend() == "tpu" else ""
     kv_heads = num_kv_heads(pages, q.shape[2])
     groups, itemsize = q.shape[1] // kv_heads, jnp.dtype(pages.dtype).itemsize
     return choose_blocks(Heads(device, kv_heads, groups, q.shape[2], pages.page_size, itemsize))
 
 
-def chunk_block(blocks: Blocks, num_tokens: int) -> int:
-    """Tokens in a block of chunks, of which there may be few."""
+def chunk_block(blocks: BlockSizes, num_tokens: int) -> int:
+    """Tokens in a query block of chunks: `query_block`, or fewer if the batch has fewer tokens."""
     return min(blocks.query_block, pl.cdiv(num_tokens, 16) * 16)
 
 
 def _page_lists(page_table: Int[Array, "R P"]) -> Int[Array, "L 1 128"]:
-    """The page table, a row in lines of 128 pages."""
+    """The page table with each row cut into lists of 128 pages."""
     rows, width = page_table.shape
     padded = jnp.pad(page_table, ((0, 0), (0, -width % LANES)))
     return padded.reshape(rows * (padded.shape[1] // LANES), 1, LANES)
 
 
-def _increment_blocks(size: int, most: int, count: jax.Array) -> Span:
-    """Blocks `0 : end`, and first and last row of each: row r has token r."""
+def _increment_blocks(size: int, most: int, count: jax.Array) -> BlockRange:
+    """Blocks `0 : end`, with the first and last (exclusive) row of each: row r has token r."""
     first = size * jnp.arange(pl.cdiv(most, size), dtype=jnp.int32)
-    return Span(jnp.stack([jnp.zeros_like(count), pl.cdiv(count, size)]), first, jnp.minimum(first + size, count))
+    return BlockRange(jnp.stack([jnp.zeros_like(count), pl.cdiv(count, size)]), first, jnp.minimum(first + size, count))
 
 
-def _chunk_blocks(size: int, num_tokens: int, start: jax.Array, length: jax.Array, increments: jax.Array) -> Span:
-    """Blocks from the first chunk's first token on, and the first and last row of each that is a chunk."""
+def _chunk_blocks(size: int, num_tokens: int, start: jax.Array, length: jax.Array, increments: jax.Array) -> BlockRange:
+    """Blocks from the first token of the first chunk on, with the first and last (exclusive) chunk row of each."""
     begin = size * jnp.arange(pl.cdiv(num_tokens, size), dtype=jnp.int32)[:, None]
     end, is_chunk = start + length, length > 1
     first = increments + jnp.sum(is_chunk & (end <= begin), axis=1, dtype=jnp.int32)
@@ -124,4 +123,4 @@ def _chunk_blocks(size: int, num_tokens: int, start: jax.Array, length: jax.Arra
     total = jnp.sum(length, dtype=jnp.int32)
     lower = increments // size
     upper = jnp.where(total > increments, pl.cdiv(total, size), lower)
-    return Span(jnp.stack([lower, upper]), first, last)
+    return BlockRange(jnp.stack([lower, upper]), first, last)

@@ -1,4 +1,4 @@
-"""What a TPU attention kernel is compiled for, and what follows from that."""
+"""The sizes and types of a compiled TPU attention kernel, and the layout derived from them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +14,8 @@ SUBLANES = 8
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes and types of a kernel."""
+class TpuShape:
+    """Sizes and types of a kernel, constant when it is compiled."""
 
     num_kv_heads: int
     groups: int  # G
@@ -30,36 +30,36 @@ class Shape:
     soft_cap: float | None
     compute_dtype: Any
     is_quantised: bool
-    is_writing: bool = False  # whether new tokens go to their pages on the way
+    is_writing: bool = False  # the kernel also writes new tokens to their pages
 
     @property
     def fetch_tokens(self) -> int:
-        """Tokens in a fetched block."""
+        """Tokens in a fetch."""
         return self.fetch_pages * self.page_size
 
     @property
     def compute_tokens(self) -> int:
-        """Tokens that are multiplied at a time."""
+        """Tokens in a part of a fetch."""
         return self.compute_pages * self.page_size
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens that pages are written by."""
+        """Tokens in a register tile, the unit in which pages are written."""
         return tile_tokens(self.page_dtype)
 
     @property
     def splits_kv(self) -> bool:
-        """Whether K and V of a head fill whole registers, so that each can be read without the other."""
+        """True if K and V of a head fill whole registers, so each can be read without the other."""
         return self.head_dim % LANES == 0
 
     @property
     def lanes(self) -> int:
-        """Lanes that queries of one head are multiplied with, and that their outputs have."""
+        """Lanes of the queries and outputs of one head: D, or 2 D if K and V share registers."""
         return self.head_dim if self.splits_kv else 2 * self.head_dim
 
     @property
-    def together(self) -> int:
-        """KV heads that increments are multiplied with at once."""
+    def bundle_heads(self) -> int:
+        """Number of KV heads in one product of increments, a bundle."""
         if self.splits_kv:
             return 1
         heads = range(1, self.num_kv_heads)
@@ -68,12 +68,12 @@ class Shape:
 
     @cached_property
     def bundles(self) -> tuple[tuple[int, int], ...]:
-        """First lane and number of KV heads of each such bundle; the last may have fewer heads."""
-        firsts = range(0, self.num_kv_heads, self.together)
-        return tuple((2 * self.head_dim * h, min(self.together, self.num_kv_heads - h)) for h in firsts)
+        """First lane and number of KV heads of each bundle; the last bundle may have fewer heads."""
+        firsts = range(0, self.num_kv_heads, self.bundle_heads)
+        return tuple((2 * self.head_dim * h, min(self.bundle_heads, self.num_kv_heads - h)) for h in firsts)
 
     def kv_lanes(self, first: int, heads: int) -> tuple[slice, slice]:
-        """Lanes of the keys and of the values of some heads: the same where they share registers."""
+        """Lanes of the keys and of the values of some heads; the same lanes if they share registers."""
         if self.splits_kv:
             middle = first + self.head_dim
             return slice(first, middle), slice(middle, middle + self.head_dim)
@@ -82,5 +82,5 @@ class Shape:
 
     @property
     def precision(self) -> lax.Precision:
-        """Of matrix products."""
+        """Precision of matrix products."""
         return lax.Precision.HIGHEST if self.compute_dtype == jnp.float32 else lax.Precision.DEFAULT

@@ -1,4 +1,4 @@
-"""The online softmax of both TPU kernels, with its sums in VMEM."""
+"""The online softmax of both TPU kernels, with its running sums in VMEM."""
 
 import math
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from orca_jax.kernels.ragged_attention.tpu.shape import LANES, Shape
+from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 
 _LOG2E = math.log2(math.e)
-_MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
+_MASKED = -1e30  # finite: a fully masked part must not give NaN from inf - inf
 
 
 @dataclass(frozen=True)
-class Softmax:
-    """Of some queries: their maximum in every lane of `top`, sums over tokens, weighted values.
+class TpuSoftmax:
+    """Running maximum, sum of weights, and weighted values of some queries.
 
-    Lanes are crossed for the maximum alone: what is the same in all lanes needs no broadcast, and `total` has a sum
-    for each lane until the end. Both would cost as many cycles as a product.
+    Only the maximum is reduced across lanes. `top` holds it in every lane, so it needs no broadcast; `total` keeps one
+    sum per lane until the end. A broadcast or a sum across lanes would cost as many cycles as a product.
     """
 
-    shape: Shape
+    shape: TpuShape
     top: Any
     total: Any
     values: Any
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset all sums."""
         self.top[...] = jnp.full_like(self.top, _MASKED)
         self.total[...] = jnp.zeros_like(self.total)
         self.values[...] = jnp.zeros_like(self.values)
@@ -44,15 +44,15 @@ class Softmax:
         visible: jax.Array | None,
         scales: tuple[jax.Array, jax.Array] | None = None,
     ) -> None:
-        """Take `k` and `v` `[tokens, lanes]` into the sums of the queries `q [M, lanes]`.
+        """Add the tokens of `k` and `v` `[tokens, lanes]` to the sums of the queries `q [M, lanes]`.
 
         Args:
-            index: of these queries' sums.
+            index: index of the sums of these queries.
             q: queries, scaled.
             k: keys.
             v: values.
-            visible: which tokens each query sees `[M, tokens]`; None where all see everything.
-            scales: of K and of V `[M, tokens]`, where `k` and `v` do not have theirs in them.
+            visible: mask `[M, tokens]` of the tokens visible to each query; None if every query sees all of them.
+            scales: scales of K and of V `[M, tokens]`; None if `k` and `v` are already multiplied by theirs.
         """
         shape = self.shape
         product = partial(lax.dot_general, precision=shape.precision, preferred_element_type=jnp.float32)
@@ -77,18 +77,18 @@ class Softmax:
         self.total[index] = self.total[index] * shrink + _sum_of_registers(weights)
 
     def result(self) -> jax.Array:
-        """The weighted means; zeros for queries that saw nothing."""
+        """The weighted means; zeros for queries without a visible token."""
         total = self.total[...].sum(axis=2, keepdims=True)
         return self.values[...] / jnp.where(total > 0.0, total, 1.0)
 
 
 def _repeat(x: jax.Array, width: int) -> jax.Array:
-    """`x [M, 128]`, the same in all lanes, with `width` of them."""
+    """Widen `x [M, 128]`, equal in all lanes, to `width` lanes."""
     return x[:, :width] if width <= LANES else jnp.concatenate([x] * pl.cdiv(width, LANES), axis=1)[:, :width]
 
 
 def _sum_of_registers(x: jax.Array) -> jax.Array:
-    """`[M, 128]`, whose sum over lanes is that of `x [M, N]`."""
+    """Add up the registers of `x [M, N]`: the sum over lanes of the result `[M, 128]` is that of `x`."""
     size = x.shape[1] // LANES * LANES
     parts = [x[:, first : first + LANES] for first in range(0, size, LANES)]
     if size < x.shape[1]:

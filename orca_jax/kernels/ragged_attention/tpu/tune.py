@@ -1,9 +1,9 @@
-"""Measure block sizes of the TPU kernels on a TPU and keep the best.
+"""Measure block sizes of the TPU kernels on a TPU, and keep the fastest ones.
 
 The command is `python -m orca_jax.kernels.ragged_attention.tpu.tune [flags]`.
 
-Each candidate runs one batch of increments and one prompt; the sum of both times decides. The result goes into the
-table that ships with the package, so a checkout that was tuned is one to commit.
+Each candidate runs one batch of increments and one prompt; the smallest sum of both times wins. The result is written
+to the table of the package; commit this file afterwards.
 """
 
 import argparse
@@ -20,15 +20,15 @@ import numpy as np
 
 from orca_jax.kernels.kv_pages import PackedPages, needs_scales
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu, refusal
-from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, Blocks, Heads, read_table, rule, write_table
+from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, BlockSizes, Heads, read_table, rule, write_table
 
 DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn")
-"""Of pages. Sizes are kept by the bytes of a value: those of the two types of 8 bits are the same."""
+"""Types of pages. The table has one entry per size of a value, so both types of 8 bits share theirs."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """Equal requests: so many, each with so many queries at the end of so long a context."""
+class TuningBatch:
+    """A batch of equal requests, each with `queries` tokens at the end of a context of `context` tokens."""
 
     requests: int
     queries: int
@@ -37,31 +37,31 @@ class Load:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a load must move and multiply at least."""
+    """The least memory traffic and arithmetic of a batch."""
 
     kv_bytes: int
     flops: int
 
     @classmethod
-    def of(cls, load: Load, heads: Heads) -> "Cost":
-        """K and V of every context once; two products for each pair of a query and a token that it sees."""
-        seen = load.queries * (2 * load.context - load.queries + 1) // 2
+    def of(cls, batch: TuningBatch, heads: Heads) -> "Cost":
+        """Count keys and values of every context once, and two products for each pair of query and visible token."""
+        seen = batch.queries * (2 * batch.context - batch.queries + 1) // 2
         slot = heads.num_kv_heads * 2 * heads.head_dim * heads.itemsize
         return cls(
-            load.requests * load.context * slot,
-            load.requests * seen * 4 * heads.num_kv_heads * heads.groups * heads.head_dim,
+            batch.requests * batch.context * slot,
+            batch.requests * seen * 4 * heads.num_kv_heads * heads.groups * heads.head_dim,
         )
 
 
-def seconds(load: Load, heads: Heads, blocks: Blocks, *, repeats: int, interpret: bool = False) -> float:
-    """Time of one call in a chain of `repeats`, each taking the last one's output as queries: nothing else is timed."""
-    pages_per_row = -(-load.context // heads.page_size)
-    num_pages = load.requests * pages_per_row
+def seconds(batch: TuningBatch, heads: Heads, blocks: BlockSizes, *, repeats: int, interpret: bool = False) -> float:
+    """Time of one call, averaged over a chain of `repeats` calls; the queries of each are the outputs of the last."""
+    pages_per_row = -(-batch.context // heads.page_size)
+    num_pages = batch.requests * pages_per_row
     pages = _random_pages(heads, num_pages)
-    table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(load.requests, -1)
-    start = np.arange(load.requests, dtype=np.int32) * load.queries
-    length, context = (np.full(load.requests, n, np.int32) for n in (load.queries, load.context))
-    queries = load.requests * load.queries, heads.num_kv_heads * heads.groups, heads.head_dim
+    table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(batch.requests, -1)
+    start = np.arange(batch.requests, dtype=np.int32) * batch.queries
+    length, context = (np.full(batch.requests, n, np.int32) for n in (batch.queries, batch.context))
+    queries = batch.requests * batch.queries, heads.num_kv_heads * heads.groups, heads.head_dim
     q = jax.random.normal(jax.random.key(1), queries, jnp.float32 if heads.itemsize == 4 else jnp.bfloat16)
 
     @jax.jit
@@ -80,7 +80,7 @@ def seconds(load: Load, heads: Heads, blocks: Blocks, *, repeats: int, interpret
 
 
 def _random_pages(heads: Heads, num_pages: int) -> PackedPages:
-    """Pages of `num_pages` in the first type of the size that is asked for."""
+    """Random pages of the first type in `DTYPES` with the item size of `heads`."""
     dtype = next(jnp.dtype(name) for name in DTYPES if jnp.dtype(name).itemsize == heads.itemsize)
     shape = num_pages, heads.page_size, heads.num_kv_heads * 2 * heads.head_dim
     if not needs_scales(dtype):
@@ -89,8 +89,8 @@ def _random_pages(heads: Heads, num_pages: int) -> PackedPages:
     return PackedPages(values, jnp.full((num_pages, 1, 2 * heads.num_kv_heads), 0.01))
 
 
-def candidates(heads: Heads) -> Iterator[Blocks]:
-    """The rule's sizes, and others around them."""
+def candidates(heads: Heads) -> Iterator[BlockSizes]:
+    """The sizes of the rule, then others around them."""
     first = rule(heads)
     yield first
     seen = {first}
@@ -98,45 +98,45 @@ def candidates(heads: Heads) -> Iterator[Blocks]:
         for factor in (0.5, 1, 2):
             pages = [int(factor * n) for n in (first.compute_pages, first.whole_pages)]
             for query_block in (max(16, first.query_block // 2), first.query_block):
-                sizes = Blocks(first.increment_rows, query_block, fetch, *pages)
+                sizes = BlockSizes(first.increment_rows, query_block, fetch, *pages)
                 if min(pages) >= 1 and max(pages) <= fetch <= 128 and sizes not in seen:
                     seen.add(sizes)
                     yield sizes
 
 
-def tune(heads: Heads, loads: Sequence[Load], *, repeats: int, interpret: bool, most: int | None = None) -> Blocks:
-    """Print the time of each candidate, and return the best."""
-    best: tuple[float, Blocks] | None = None
+def tune(
+    heads: Heads, batches: Sequence[TuningBatch], *, repeats: int, interpret: bool, most: int | None = None
+) -> BlockSizes:
+    """Print the times of each candidate (at most `most` of them), and return the fastest."""
+    best: tuple[float, BlockSizes] | None = None
     for sizes in list(candidates(heads))[:most]:
         try:
-            times = [seconds(load, heads, sizes, repeats=repeats, interpret=interpret) for load in loads]
-        except jax.errors.JaxRuntimeError as error:  # it does not fit into a memory of the chip
+            times = [seconds(batch, heads, sizes, repeats=repeats, interpret=interpret) for batch in batches]
+        except jax.errors.JaxRuntimeError as error:  # it does not fit into the chip's memory
             print(f"{sizes}: {str(error).splitlines()[0][:80]}")
             continue
         print(f"{sizes}: {', '.join(f'{x * 1e6:.0f} us' for x in times)}", flush=True)
         if best is None or sum(times) < best[0]:
             best = sum(times), sizes
     if best is None:
-        raise SystemExit("error: no candidate fits; use a smaller page_size")
+        raise SystemExit("error: no candidate fits into the chip's memory; use a smaller --page-size")
     return best[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tune one shape of heads; 2 without a TPU."""
+    """Tune one shape of heads. Returns 2 without a TPU."""
     parser = argparse.ArgumentParser(prog="python -m orca_jax.kernels.ragged_attention.tpu.tune", description=__doc__)
     add: Any = parser.add_argument
     add("--num-heads", type=int, default=32, metavar="H", help="query heads of one device (default: 32)")
     add("--num-kv-heads", type=int, default=8, metavar="K", help="KV heads of one device (default: 8)")
-    add("--head-dim", type=int, default=128, metavar="D")
-    add("--page-size", type=int, default=128, metavar="S")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of pages (default: bfloat16)")
-    add(
-        "--out", type=Path, default=TABLE, metavar="FILE", help="the table to bring up to date (default: the package's)"
-    )
-    add("--dry-run", action="store_true", help="interpret two candidates at a small size, without a TPU")
+    add("--head-dim", type=int, default=128, metavar="D", help="size of a head (default: 128)")
+    add("--page-size", type=int, default=128, metavar="S", help="tokens in a page (default: 128)")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help="type of the KV cache (default: bfloat16)")
+    add("--out", type=Path, default=TABLE, metavar="FILE", help="JSON table to update (default: the package's)")
+    add("--dry-run", action="store_true", help="interpret two candidates at a small size; needs no TPU, writes no file")
     args = parser.parse_args(argv)
     if not args.dry_run and jax.default_backend() != "tpu":
-        print("error: there is no TPU here; --dry-run shows what would be done", file=sys.stderr)
+        print("error: no TPU found; use --dry-run to try the command without one", file=sys.stderr)
         return 2
     if args.num_kv_heads < 1 or args.num_heads % args.num_kv_heads:
         parser.error(f"--num-heads {args.num_heads} is not a multiple of --num-kv-heads {args.num_kv_heads}")
@@ -145,10 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     q = jax.ShapeDtypeStruct((1, args.num_heads, args.head_dim), jnp.bfloat16)
     if (reason := refusal(q, jax.eval_shape(lambda: _random_pages(heads, 1)))) is not None:
         parser.error(reason)
-    small = [Load(2, 1, 2 * args.page_size), Load(1, 32, 64)]
-    full = [Load(64, 1, 4096), Load(1, 4096, 4096)]
-    loads, repeats, most = (small, 1, 2) if args.dry_run else (full, 20, None)
-    best = tune(heads, loads, repeats=repeats, interpret=args.dry_run, most=most)
+    small = [TuningBatch(2, 1, 2 * args.page_size), TuningBatch(1, 32, 64)]
+    full = [TuningBatch(64, 1, 4096), TuningBatch(1, 4096, 4096)]
+    batches, repeats, most = (small, 1, 2) if args.dry_run else (full, 20, None)
+    best = tune(heads, batches, repeats=repeats, interpret=args.dry_run, most=most)
     table = read_table(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     if args.dry_run:
         print(f"would write {asdict(best)} for {asdict(heads)}")

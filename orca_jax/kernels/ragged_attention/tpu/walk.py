@@ -1,23 +1,33 @@
-"""The loop that both TPU attention kernels share: over requests and their pages, which it fetches a step ahead.
+"""The loop of both TPU attention kernels: over requests and their pages, fetched one step ahead.
 
-    HBM   kv pages   [N, S, W]        W = K * 2 * D: of a token, K then V of head 0, K then V of head 1, ...
+    HBM   kv pages   [N, S, W]        W = K * 2 * D; each token has K then V of head 0, K then V of head 1, ...
           scales     [N, 1, 2K]       of pages of 8 bits
-          page lists [R * C, 1, 128]  the page table, 128 pages a line, so that a line can be fetched by itself
-    SMEM  first, length and context of each row, first and last row of each query block; two lines of page lists;
+          page lists [R * C, 1, 128]  the page table, cut into lists of 128 pages that can be fetched by themselves
+    SMEM  first query, length and context of each row; first and last row of each block; two page lists;
           the scales of the pages in VMEM
-    VMEM  two blocks of fetched pages
+    VMEM  two buffers, each for the pages of one fetch
 
-    for block in query blocks                        the grid, as long as there are tokens: dynamic
-        for row in rows with queries in the block    increments: one for each token; chunks: usually one or two
-            for fetch in blocks of its pages         as far as its last query sees, from where its window begins
-                wait for these pages, which the step before has asked for
-                for part in parts of the fetched block: the kernel's own work
+    for block in query blocks                   the grid; its length is dynamic, so that padding costs nothing
+        for row in rows with queries in block   increments: one for each token; chunks: usually one or two
+            for fetch in fetches of the row     from the start of the window to what its last query sees
+                wait for these pages, whose transfers began in the step before
+                for part in parts of the fetch: the kernel's own work
 
-Transfers are one page each, however pages are scattered. At each step the next step's pages are asked for, be it
-the same row's, the next row's or the next block's, and the line of the page list for the step after that. So scalar
-memory does not depend on the context length: 1,024 rows take 20 KiB, of 128k tokens as of ten.
+Words, from the outer loop to the inner one:
 
-Pages of 8 bits become bfloat16 when they are read, times the scale that K or V of a head has in that page.
+    block   a query block: the queries of one program of the grid
+    row     a request; its number on the device
+    fetch   up to `fetch_pages` consecutive pages of a row, transferred together; numbered from the row's first page
+    step    one pass of the loop: a block, a row and a fetch
+    part    consecutive pages of a fetch, multiplied together
+    buffer  0 or 1: the memory for the pages, scales and page list of a step; steps alternate between the two
+
+Each transfer moves one page, so pages may be scattered. Each step starts the transfers of the next step's pages, which
+may belong to the same row, the next row or the next block. It also starts the transfer of the page list for the step
+after that. So scalar memory does not depend on the context length: 1,024 rows take 20 KiB, with contexts of 128k tokens
+or of ten.
+
+When pages of 8 bits are read, they become bfloat16 and are multiplied by the scale of their page and head.
 """
 
 from collections.abc import Iterable
@@ -30,21 +40,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from orca_jax.kernels.ragged_attention.tpu.shape import LANES, Shape
-from orca_jax.kernels.ragged_attention.tpu.softmax import Softmax
+from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
+from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
 
 Ref = Any  # Pallas has no public type for references
-Item = tuple[jax.Array, jax.Array, jax.Array]
-"""One step: query block, row, block of pages."""
+Step = tuple[jax.Array, jax.Array, jax.Array]
+"""Block, row and fetch."""
 
 
-class Rows:
-    """The scalars of a call, in scalar memory, and what follows from them."""
+class RowScalars:
+    """The scalars of a call, in scalar memory: blocks, rows and their lengths, and the order of steps."""
 
     def __init__(
         self,
-        shape: Shape,
-        span: Any,
+        shape: TpuShape,
+        ends: Any,
         first_row: Any,
         end_row: Any,
         start: Any,
@@ -53,12 +63,12 @@ class Rows:
         first_page: Any,
     ) -> None:
         self.shape, self.first_page = shape, first_page
-        self.first_block, self.end_block = span[0], span[1]
+        self.first_block, self.end_block = ends[0], ends[1]
         self.first_row, self.end_row = first_row, end_row
         self.start, self.length, self.context = start, length, context
 
     def visible(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """First and last (exclusive) position that the row's queries in a block see."""
+        """First and last (exclusive) position visible to the row's queries in a block."""
         size = self.shape.query_block
         first = jnp.maximum(block * size - self.start[row], 0)
         end = jnp.minimum((block + 1) * size - self.start[row], self.length[row])
@@ -68,34 +78,34 @@ class Rows:
         return jnp.maximum(before + first + 1 - self.shape.sliding_window, 0), before + end
 
     def fetches(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Blocks of pages to visit."""
+        """First and last (exclusive) fetch of a row for a block."""
         begin, end = self.visible(block, row)
         return begin // self.shape.fetch_tokens, pl.cdiv(end, self.shape.fetch_tokens)
 
-    def tokens(self, item: Item) -> tuple[jax.Array, jax.Array]:
-        """First and last (exclusive) token of a step's fetched block that the row's queries see."""
-        begin, end = self.visible(item[0], item[1])
-        first = item[2] * self.shape.fetch_tokens
+    def tokens(self, step: Step) -> tuple[jax.Array, jax.Array]:
+        """First and last (exclusive) visible token of a step's fetch, for the row's queries."""
+        begin, end = self.visible(step[0], step[1])
+        first = step[2] * self.shape.fetch_tokens
         return jnp.maximum(begin - first, 0), jnp.minimum(end - first, self.shape.fetch_tokens)
 
-    def num_pages(self, item: Item) -> jax.Array:
-        """Pages of a step."""
-        block, row, fetch = item
+    def num_pages(self, step: Step) -> jax.Array:
+        """Number of pages in a step's fetch."""
+        block, row, fetch = step
         _, end = self.visible(block, row)
         return jnp.minimum(pl.cdiv(end, self.shape.page_size) - fetch * self.shape.fetch_pages, self.shape.fetch_pages)
 
-    def first_item(self, block: jax.Array) -> Item:
-        """First step of a query block."""
+    def first_step(self, block: jax.Array) -> Step:
+        """First step of a block."""
         row = self.first_row[block]
         return block, row, self.fetches(block, row)[0]
 
-    def exists(self, item: Item) -> jax.Array:
-        """Whether there is such a step."""
-        return item[0] < self.end_block
+    def exists(self, step: Step) -> jax.Array:
+        """True if the step is not past the last one."""
+        return step[0] < self.end_block
 
-    def following(self, item: Item) -> Item:
-        """The step after `item`; one in `end_block` where that was the last."""
-        block, row, fetch = item
+    def following(self, step: Step) -> Step:
+        """The step after `step`; after the last one, a step in `end_block`."""
+        block, row, fetch = step
         is_inside = block < self.end_block
         safe = jnp.minimum(block, self.end_block - 1)
         same_row = is_inside & (fetch + 1 < self.fetches(safe, row)[1])
@@ -109,10 +119,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Pages:
-    """Fetches pages, their scales and lines of page lists. Slot `s` of each buffer belongs to every second step."""
+    """The transfers of pages, their scales and page lists into the two buffers."""
 
-    shape: Shape
-    rows: Rows
+    shape: TpuShape
+    rows: RowScalars
     lists: Ref
     kv: Ref
     scale: Ref | None
@@ -123,75 +133,75 @@ class Pages:
     kv_sem: Ref
     scale_sem: Ref | None
 
-    def _list_copy(self, line: jax.Array, slot: jax.Array) -> Any:
-        return pltpu.make_async_copy(self.lists.at[line], self.list_buf.at[slot], self.list_sem.at[slot])
+    def _list_copy(self, index: jax.Array, buffer: jax.Array) -> Any:
+        return pltpu.make_async_copy(self.lists.at[index], self.list_buf.at[buffer], self.list_sem.at[buffer])
 
-    def _page_copies(self, page: jax.Array, place: jax.Array, slot: jax.Array) -> Iterable[Any]:
+    def _page_copies(self, page: jax.Array, index: jax.Array, buffer: jax.Array) -> Iterable[Any]:
         size = self.shape.page_size
-        there = self.kv_buf.at[slot, pl.ds(pl.multiple_of(place * size, size), size)]
-        yield pltpu.make_async_copy(self.kv.at[page], there, self.kv_sem.at[slot])
+        there = self.kv_buf.at[buffer, pl.ds(pl.multiple_of(index * size, size), size)]
+        yield pltpu.make_async_copy(self.kv.at[page], there, self.kv_sem.at[buffer])
         if self.scale is not None and self.scale_buf is not None and self.scale_sem is not None:
-            there = self.scale_buf.at[slot, place]
-            yield pltpu.make_async_copy(self.scale.at[page], there, self.scale_sem.at[slot])
+            there = self.scale_buf.at[buffer, index]
+            yield pltpu.make_async_copy(self.scale.at[page], there, self.scale_sem.at[buffer])
 
-    def start_list(self, item: Item, slot: jax.Array) -> None:
-        """Ask for the line with the pages of a step."""
-        lines_per_row = self.lists.shape[0] // self.rows.start.shape[0]
-        line = item[1] * lines_per_row + item[2] * self.shape.fetch_pages // LANES
-        self._list_copy(line, slot).start()
+    def start_list(self, step: Step, buffer: jax.Array) -> None:
+        """Start the transfer of the page list of a step."""
+        lists_per_row = self.lists.shape[0] // self.rows.start.shape[0]
+        index = step[1] * lists_per_row + step[2] * self.shape.fetch_pages // LANES
+        self._list_copy(index, buffer).start()
 
-    def wait_list(self, slot: jax.Array) -> None:
-        """Wait for a line."""
-        self._list_copy(jnp.int32(0), slot).wait()
+    def wait_list(self, buffer: jax.Array) -> None:
+        """Wait for a page list."""
+        self._list_copy(jnp.int32(0), buffer).wait()
 
-    def page(self, item: Item, place: jax.Array, slot: jax.Array) -> jax.Array:
-        """The page at a place of a step's fetched block; its line must still be there."""
-        of_line = lax.rem(item[2] * self.shape.fetch_pages, LANES) + place
-        page: jax.Array = self.list_buf[slot, 0, of_line] + self.rows.first_page[0]
+    def page(self, step: Step, index: jax.Array, buffer: jax.Array) -> jax.Array:
+        """The page at an index of a step's fetch; the step's page list must still be in the buffer."""
+        in_list = lax.rem(step[2] * self.shape.fetch_pages, LANES) + index
+        page: jax.Array = self.list_buf[buffer, 0, in_list] + self.rows.first_page[0]
         return page
 
-    def start(self, item: Item, slot: jax.Array) -> None:
-        """Ask for the pages of a step; the line must have come."""
+    def start(self, step: Step, buffer: jax.Array) -> None:
+        """Start the transfers of a step's pages; its page list must be in the buffer."""
 
-        def ask(place: jax.Array, _: None) -> None:
-            for copy in self._page_copies(self.page(item, place, slot), place, slot):
+        def start_one(index: jax.Array, _: None) -> None:
+            for copy in self._page_copies(self.page(step, index, buffer), index, buffer):
                 copy.start()
 
-        lax.fori_loop(0, self.rows.num_pages(item), ask, None)
+        lax.fori_loop(0, self.rows.num_pages(step), start_one, None)
 
-    def wait(self, item: Item, slot: jax.Array) -> None:
+    def wait(self, step: Step, buffer: jax.Array) -> None:
         """Wait for the pages of a step."""
 
-        def wait_one(place: jax.Array, _: None) -> None:
-            for copy in self._page_copies(jnp.int32(0), place, slot):
+        def wait_one(index: jax.Array, _: None) -> None:
+            for copy in self._page_copies(jnp.int32(0), index, buffer):
                 copy.wait()
 
-        lax.fori_loop(0, self.rows.num_pages(item), wait_one, None)
+        lax.fori_loop(0, self.rows.num_pages(step), wait_one, None)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some pages of a fetched block: what is multiplied at a time."""
+    """Consecutive pages of a fetch, multiplied together."""
 
-    shape: Shape
+    shape: TpuShape
     num_pages: int
     tokens: Ref  # [num_pages * S, W]
     scale: Ref | None  # [fetch_pages, 1, 2K]
-    first_page: jax.Array  # in the fetched block
+    first_page: jax.Array  # index in the fetch
     first: jax.Array  # position of the first token
-    end: jax.Array  # nobody sees this position, or any behind it
+    end: jax.Array  # positions from here on are visible to no query
 
     @property
     def size(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.num_pages * self.shape.page_size
 
     def positions(self, rows: int) -> jax.Array:
-        """Of the tokens `[rows, size]`."""
+        """Positions of the tokens, `[rows, size]`."""
         return self.first + lax.broadcasted_iota(jnp.int32, (rows, self.size), 1)
 
-    def silence(self) -> None:
-        """Overwrite what no request wrote by zeros: it may be anything, and zero weight does not silence NaN."""
+    def clear_unwritten(self) -> None:
+        """Set the tokens from `end` on to zero: unwritten memory may hold NaN, and NaN times zero is NaN."""
         left = self.end - self.first
 
         @pl.when(left < self.size)
@@ -201,11 +211,11 @@ class Part:
             self.tokens[...] = jnp.where(is_token, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
 
     def stored(self, lanes: slice) -> jax.Array:
-        """K or V of a head, or both of some heads, in the type that is multiplied; without their scales."""
+        """Stored values of some lanes (K or V of a head, or both of some heads) in the type of products, not scaled."""
         return self.tokens[:, lanes].astype(self.shape.compute_dtype)
 
     def read(self, lanes: slice) -> jax.Array:
-        """The same, with their scales."""
+        """The same values, multiplied by their scales."""
         if self.scale is None:
             return self.stored(lanes)
         size, dim = self.shape.page_size, self.shape.head_dim
@@ -214,79 +224,79 @@ class Part:
         for page in range(self.num_pages):
             scales = [self._scale(page, index) for index in range(lanes.start // dim, lanes.stop // dim)]
             tokens = self.tokens[page * size : (page + 1) * size, lanes].astype(jnp.float32)
-            pages.append(tokens * _steps(lane, dim, scales))
+            pages.append(tokens * _piecewise(lane, dim, scales))
         return jnp.concatenate(pages, axis=0).astype(self.shape.compute_dtype)
 
     def scales(self, first_head: int, heads: int, part: int) -> jax.Array:
-        """Of each score of a bundle of heads `[M, tokens]`: those of K (`part` 0) or of V (1)."""
-        size = self.shape.together * self.shape.groups, self.size
+        """Scales for each score of a bundle of heads, `[M, tokens]`: of K if `part` is 0, of V if it is 1."""
+        size = self.shape.bundle_heads * self.shape.groups, self.size
         row, token = (lax.broadcasted_iota(jnp.int32, size, axis) for axis in (0, 1))
         of_heads = []
         for head in range(first_head, first_head + heads):
             of_pages = [self._scale(page, 2 * head + part) for page in range(self.num_pages)]
-            of_heads.append(_steps(token, self.shape.page_size, of_pages))
-        return _steps(row, self.shape.groups, of_heads)
+            of_heads.append(_piecewise(token, self.shape.page_size, of_pages))
+        return _piecewise(row, self.shape.groups, of_heads)
 
     def _scale(self, page: int, index: int) -> jax.Array:
-        """K's or V's of a head in a page; zero past the end, where no scale was fetched."""
+        """Scale of K or of V of one head in a page; zero for pages past the end: they are not fetched."""
         assert self.scale is not None
         is_there = self.first + page * self.shape.page_size < self.end
         return jnp.where(is_there, self.scale[self.first_page + page, 0, index], 0.0)
 
 
-def _steps(index: jax.Array, width: int, values: list[jax.Array]) -> jax.Array:
-    """The value whose turn it is at each index, when each has its turn for `width` of them."""
+def _piecewise(index: jax.Array, width: int, values: list[jax.Array]) -> jax.Array:
+    """A piecewise constant function of `index`: each value holds for `width` indices, one value after the other."""
     result = values[0]
-    for turn, value in enumerate(values[1:], 1):
-        result = jnp.where(index >= turn * width, value, result)
+    for number, value in enumerate(values[1:], 1):
+        result = jnp.where(index >= number * width, value, result)
     return result
 
 
 class Kernel:
-    """What a kernel does at each turn of the loop."""
+    """The work of a kernel at the points of the loop."""
 
     def begin(self) -> None:
-        """Before anything else."""
+        """Run once before the first step."""
 
     def begin_row(self, row: jax.Array) -> None:
-        """Before a row's first step in a query block."""
+        """Run before the first step of a row in a block."""
 
     def end_row(self, row: jax.Array) -> None:
-        """After its last."""
+        """Run after the last step of a row in a block."""
 
-    def prepare(self, item: Item, slot: jax.Array) -> None:
-        """Before the line of a step's page list is overwritten."""
+    def prepare(self, step: Step, buffer: jax.Array) -> None:
+        """Run before the page list of a step is overwritten."""
 
-    def release(self, slot: jax.Array) -> None:
-        """Before the pages in a slot are overwritten, and at the end."""
+    def release(self, buffer: jax.Array) -> None:
+        """Run before the pages in a buffer are overwritten, and after the last step."""
 
-    def visit(self, item: Item, slot: jax.Array) -> None:
-        """Compute with the pages of a step, while the next ones come."""
+    def visit(self, step: Step, buffer: jax.Array) -> None:
+        """Compute with the pages of a step, while the next ones are transferred."""
         raise NotImplementedError
 
 
 class Refs(NamedTuple):
-    """The references of a kernel by their roles."""
+    """The references of a kernel, by role."""
 
-    rows: Rows
+    rows: RowScalars
     pages: Pages
     q: Ref
     new: Ref | None
     out: Ref
-    softmax: Softmax
+    softmax: TpuSoftmax
     parity: Ref
     writing: Ref | None
     write_sem: Ref | None
 
 
 def walk(refs: Refs, kernel: Kernel) -> None:
-    """The loop of one query block over rows and their pages."""
+    """Run the loop of one block over its rows and their fetches."""
     rows, pages, parity = refs.rows, refs.pages, refs.parity
     block = pl.program_id(0) + rows.first_block
 
     @pl.when(pl.program_id(0) == 0)
     def begin() -> None:
-        first = rows.first_item(block)
+        first = rows.first_step(block)
         zero = jnp.int32(0)
         parity[0] = zero
         kernel.begin()
@@ -296,48 +306,48 @@ def walk(refs: Refs, kernel: Kernel) -> None:
         second = rows.following(first)
 
         @pl.when(rows.exists(second))
-        def ask() -> None:
+        def start_list() -> None:
             pages.start_list(second, jnp.int32(1))
 
-    def step(item: Item) -> None:
-        slot = parity[0]
-        other = 1 - slot
-        following = rows.following(item)
+    def run(step: Step) -> None:
+        buffer = parity[0]
+        other = 1 - buffer
+        following = rows.following(step)
         after = rows.following(following)
-        kernel.prepare(item, slot)
+        kernel.prepare(step, buffer)
         kernel.release(other)
 
         @pl.when(rows.exists(following))
-        def fetch() -> None:
+        def start_pages() -> None:
             pages.wait_list(other)
             pages.start(following, other)
 
         @pl.when(rows.exists(after))
-        def ask() -> None:
-            pages.start_list(after, slot)
+        def start_list() -> None:
+            pages.start_list(after, buffer)
 
-        pages.wait(item, slot)
-        kernel.visit(item, slot)
+        pages.wait(step, buffer)
+        kernel.visit(step, buffer)
         parity[0] = other
-        pl.when(jnp.logical_not(rows.exists(following)))(lambda: kernel.release(slot))
+        pl.when(jnp.logical_not(rows.exists(following)))(lambda: kernel.release(buffer))
 
     def one_row(row: jax.Array, _: None) -> None:
         kernel.begin_row(row)
         lower, upper = rows.fetches(block, row)
-        lax.fori_loop(lower, upper, lambda fetch, _: step((block, row, fetch)), None)
+        lax.fori_loop(lower, upper, lambda fetch, _: run((block, row, fetch)), None)
         kernel.end_row(row)
 
     lax.fori_loop(rows.first_row[block], rows.end_row[block], one_row, None)
 
 
-def part_of(pages: Pages, item: Item, slot: jax.Array, index: jax.Array, num_pages: int) -> Part:
-    """The fetched block's part `index` of `num_pages` pages; what nobody sees of it is zeros."""
-    block, row, fetch = item
+def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_pages: int) -> Part:
+    """Part `index` of a step's fetch, in parts of `num_pages` pages; tokens visible to no query become zeros."""
+    block, row, fetch = step
     shape, size = pages.shape, num_pages * pages.shape.page_size
-    place = pl.multiple_of(index * size, size)
-    tokens = pages.kv_buf.at[slot, pl.ds(place, size)]
-    scale = None if pages.scale_buf is None else pages.scale_buf.at[slot]
+    first = pl.multiple_of(index * size, size)
+    tokens = pages.kv_buf.at[buffer, pl.ds(first, size)]
+    scale = None if pages.scale_buf is None else pages.scale_buf.at[buffer]
     _, end = pages.rows.visible(block, row)
-    part = Part(shape, num_pages, tokens, scale, index * num_pages, fetch * shape.fetch_tokens + place, end)
-    part.silence()
+    part = Part(shape, num_pages, tokens, scale, index * num_pages, fetch * shape.fetch_tokens + first, end)
+    part.clear_unwritten()
     return part

@@ -1,4 +1,4 @@
-"""What waiting comes to, by hand on a virtual clock; the same drive runs the toy in real time."""
+"""Latencies by hand on a virtual clock, and the same loop with the toy model in real time."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.answers import Answers, Served, Stage, figures, poisson, read_answers
-from orca_jax.bench.foresight import _capacity, _rivals, _tau
+from orca_jax.bench.length_prediction import _capacity, _contestants, _tau
+from orca_jax.bench.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
 from orca_jax.build.engine import build_engine
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError
@@ -17,50 +17,50 @@ from orca_jax.text.tokenizer import ByteTokenizer
 from scripts.length_ranker.word_problems import prompts_of, read_questions
 
 SECOND = LinearCost(per_iteration=1.0, per_token=0.0, per_pair=0.0)
-THREE = Answers([[5, 6], [7], [8, 9]], [3, 1, 2], max_tokens=9)
+THREE = LoggedAnswers([[5, 6], [7], [8, 9]], [3, 1, 2], max_tokens=9)
 
 
-def make_stage() -> Stage:
+def make_runner() -> PassRunner:
     config = EngineConfig(model="preset:toy", scheduler="chunked", overlap=False, max_num_seqs=1)
     cache = CacheConfig(64, 4, "float32")
     resolved = ExecutorConfig("float32", 1, (16,), 1, 64, cache)
-    return Stage(dataclasses.replace(build_engine(config), executor_config=resolved), config)
+    return PassRunner(dataclasses.replace(build_engine(config), executor_config=resolved), config)
 
 
 @pytest.mark.parametrize(
     ("order", "latencies"), [("fcfs", [3, 4, 6]), ("bound", [3, 4, 6]), ("quantiles", [3, 4, 6]), ("oracle", [6, 1, 3])]
 )
 def test_one_row_by_hand(order: str, latencies: list[float]) -> None:
-    """All at once, a token a second: who is known to be short goes first; nothing is known of what nobody saw."""
-    rival = _rivals(len)[order]
-    served = make_stage().simulated(THREE, [0.0] * 3, rival.policy, rival.predictor(THREE), SECOND)
+    """All arrive at once, with a token per second. The oracle runs short ones first; quantiles have not seen any."""
+    contestant = _contestants(len)[order]
+    served = make_runner().simulated(THREE, [0.0] * 3, contestant.policy, contestant.predictor(THREE), SECOND)
     assert served.latencies == latencies and served.lengths == [3, 1, 2] and served.wall == 6
-    assert figures([served])["mean_latency_s"] == pytest.approx(sum(latencies) / 3)
+    assert latency_figures([served])["mean_latency_s"] == pytest.approx(sum(latencies) / 3)
 
 
-def test_whoever_comes_late_waits_from_then_on() -> None:
-    stage = make_stage()
-    served = stage.simulated(THREE, [0.0, 10.0, 10.5], "fcfs", ClientBound(), SECOND)
+def test_a_late_request_waits_from_its_arrival() -> None:
+    runner = make_runner()
+    served = runner.simulated(THREE, [0.0, 10.0, 10.5], "fcfs", ClientBound(), SECOND)
     assert served.latencies == [3, 1, 2.5]
-    assert _capacity(stage, THREE, SECOND) == 3 / 6
+    assert _capacity(runner, THREE, SECOND) == 3 / 6
 
 
 def test_the_engine_itself() -> None:
-    """The toy ends nobody early, so each answer is as long as the bound; its trace has all iterations."""
-    served, trace = make_stage().real(THREE, [0.0, 0.0, 0.01], "shortest", Oracle(THREE.by_name()))
-    assert served.lengths == [end.generated for _, end in sorted(trace.ends.items())]
-    assert all(latency > 0 for latency in served.latencies) and len(trace.iterations) >= max(served.lengths)
+    """The toy model never stops early, so each answer has `max_tokens`. The timeline has all iterations."""
+    served, timeline = make_runner().real(THREE, [0.0, 0.0, 0.01], "shortest", Oracle(THREE.by_name()))
+    assert served.lengths == [end.generated for _, end in sorted(timeline.ends.items())]
+    assert all(latency > 0 for latency in served.latencies) and len(timeline.iterations) >= max(served.lengths)
 
 
 def test_figures_over_passes() -> None:
-    shown = figures([Served([1, 3], [1, 1], 4), Served([4, 6], [1, 1], 7)])
+    shown = latency_figures([Served([1, 3], [1, 1], 4), Served([4, 6], [1, 1], 7)])
     assert shown == {"mean_latency_s": 3.5, "spread_s": 1.5, "p99_latency_s": 6, "max_latency_s": 6}
 
 
 def test_tau_learns_from_those_before() -> None:
-    """Of short prompts come short answers; the first sixteen of each class are not yet believed."""
+    """Short prompts have short answers; the predictor ignores the first sixteen of each class."""
     prompts, lengths = zip(*(([1] * size, size) for _ in range(60) for size in (2, 4, 8)), strict=True)
-    answers = Answers(prompts, lengths, max_tokens=9)
+    answers = LoggedAnswers(prompts, lengths, max_tokens=9)
     assert _tau(Oracle(answers.by_name()), answers) == 1
     assert _tau(ClientBound(), answers) == 0
     assert 0.5 < _tau(RunningQuantiles(), answers) < 1

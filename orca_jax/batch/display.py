@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, else a plain line now and then."""
+"""Progress of a run: a bar on a terminal, else a line of text every few seconds."""
 
 import asyncio
 import time
@@ -11,13 +11,13 @@ LINE_SECONDS = 10.0
 
 
 class Display:
-    """Told after every row.
+    """Shows the progress of a run. `add` is called after every row.
 
     Args:
-        total: rows of the input.
-        done: rows that an earlier process wrote.
-        out: where to; a terminal gets the bar.
-        clock: seconds, monotonic.
+        total: number of input rows.
+        done: number of rows written by earlier processes.
+        out: output stream; a terminal shows the bar.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Display:
             self._bar = tqdm(total=total, initial=done, desc="Answering", unit="row", file=out, dynamic_ncols=True)
 
     def add(self, tokens: int) -> None:
-        """A row is answered, with so many generated tokens."""
+        """Count an answered row and its generated tokens."""
         self._done += 1
         self._tokens += tokens
         if self._bar is not None:
@@ -43,19 +43,19 @@ class Display:
             self._bar.update()
 
     async def say_lines(self) -> None:
-        """Print a line now and then, where there is no bar; ends by being cancelled."""
+        """Print a line every `LINE_SECONDS` if there is no bar, until cancelled."""
         while self._says_lines:
             await asyncio.sleep(LINE_SECONDS)
             print(self.line(), file=self._out, flush=True)
 
     def line(self) -> str:
-        """The state of this moment."""
+        """The current state as a line of text."""
         speed = self._rate(self._done - self._first)
         left = time_text((self._total - self._done) / speed) if speed else "unknown time"
         return f"{self._done:,} of {self._total:,} rows, {self._rate(self._tokens):,.0f} tokens/s, {left} left"
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar in its current state."""
         if self._bar is not None:
             self._bar.close()
 
@@ -64,7 +64,7 @@ class Display:
 
 
 def time_text(seconds: float) -> str:
-    """`0:09`, `12:34`, `1:02:03`."""
+    """A duration in the form `0:09`, `12:34` or `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

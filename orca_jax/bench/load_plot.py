@@ -1,4 +1,4 @@
-"""Latencies over arrival rates, as a picture."""
+"""Draws throughput and latencies over arrival rates."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -18,11 +18,11 @@ MARKERS = "os^Dv<>p"
 
 
 class HasResults(Protocol):
-    """One arrival rate and what came of it."""
+    """One arrival rate with its results."""
 
     @property
     def rate(self) -> float | None:
-        """Requests per second; None: all at once, which has no place on the axis."""
+        """Requests per second; None: all at once, which is not drawn."""
 
     @property
     def results(self) -> Mapping[str, Mapping[str, float]]:
@@ -30,10 +30,10 @@ class HasResults(Protocol):
 
 
 def plot_loads(path: str, loads: Sequence[HasResults], title: str) -> None:
-    """Four panels over the rate, a line for each contestant.
+    """Draw four panels over the rate, with a curve per contestant.
 
     Raises:
-        ConfigError: there is no rate to draw, no matplotlib, or the file cannot be written; `param` is "plot".
+        ConfigError: there is no rate to draw, matplotlib is missing, or the file cannot be written; `param` is "plot".
     """
     try:
         from matplotlib.figure import Figure
@@ -41,13 +41,13 @@ def plot_loads(path: str, loads: Sequence[HasResults], title: str) -> None:
         raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
     rates = sorted((load.rate, load.results) for load in loads if load.rate is not None)
     if not rates:
-        raise ConfigError("plot needs rates; give --load", param="plot")
+        raise ConfigError("plot needs arrival rates; give --load", param="plot")
     figure = Figure(figsize=(11, 8), layout="constrained")
     figure.suptitle(title)
     panels = figure.subplots(2, 2).flat
     for (name, label), axes in zip(PANELS.items(), panels, strict=True):
         for contestant, marker in zip(rates[0][1], cycle(MARKERS), strict=False):
-            points = [results[contestant][name] or nan for _, results in rates]  # 0: it hands tokens out all at once
+            points = [results[contestant][name] or nan for _, results in rates]  # 0: all tokens are delivered at once
             axes.plot([rate for rate, _ in rates], points, marker=marker, label=contestant)
         axes.set(xlabel="arrivals, requests/s", ylabel=label, yscale="linear" if name in LINEAR else "log")
         axes.set_xlim(left=0)

@@ -1,9 +1,9 @@
-"""Prefix reuse on and off: what it finds against what the trace allows, what it gains, and what it costs.
+"""Compare prefix caching with no prefix caching: hits, possible hits, gain and cost.
 
-Passes with and without reuse take turns on one executor, each with an empty pool. The time of reuse is that of the
-code which only reuse runs: digests, looking pages up and remembering them. With `--max-num-seqs 1` requests are served
-in order, and what is found must be what an LRU cache of the same pages would find; with more, some begin alike at the
-same time, so that there is nothing to find yet. What was not found is counted by its reason.
+Passes with and without prefix caching take turns on one executor, each with an empty pool. The cost is the time of
+the code that only prefix caching runs: digests, and the look-up and registration of pages. With `--max-num-seqs 1`
+requests run in order, and the hits must be those of an LRU cache of the same size. With more, requests with equal
+beginnings may run at the same time and miss each other. Misses are counted by reason.
 """
 
 import argparse
@@ -12,24 +12,25 @@ import json
 import time
 from collections.abc import Callable
 
-from orca_jax.bench.lru import Admissions, count_missed, possible_hits
-from orca_jax.bench.measure import Run, mean_figures, reschedule, run_trace, summarize, warm_up
-from orca_jax.bench.workload.generate import TraceRequest, add_trace_args, trace_from_args, trace_settings
+from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_workload, summarize, warm_up
+from orca_jax.bench.prefix_hits import Admissions, count_missed, possible_hits
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.scheduler import SCHEDULERS
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 from orca_jax.sched.pool import RequestPool
 
-HELP = "prefix reuse on and off: hit rate, gain and cost"
-TIMED = ("cached_pages", "_remember")  # of the pool: all that reuse adds to a turn
+HELP = "hit rate, gain and cost of prefix caching"
+TIMED = ("cached_pages", "_remember")  # methods of the pool: all that prefix caching adds to a step
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark and of the engine."""
-    add_trace_args(parser, "mooncake")
-    parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second; default: all at once")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes of each, averaged (default: 1)")
+    """Add the flags of this benchmark and of the engine."""
+    add_workload_args(parser, "mooncake")
+    parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second; default: all requests at once")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes per kind, averaged (default: 1)")
     add_engine_args(parser, model="preset:gpt2", scheduler="chunked")
 
 
@@ -38,43 +39,41 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
-    if config.scheduler != "chunked" or not config.enable_prefix_caching:
+    if not (SCHEDULERS[config.scheduler].shares_prefixes and config.enable_prefix_caching):
         raise ConfigError(
-            "scheduler must be chunked, with prefix caching: the other passes do without", param="scheduler"
+            "scheduler must be chunked, with prefix caching enabled; the benchmark disables it for every other pass",
+            param="scheduler",
         )
-    built = build_engine(config)
-    try:
+    with build_engine(config) as built:
         vocab_size, max_model_len = built.model_config.vocab_size, built.max_model_len
-        trace = trace_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
-        warm_up(built.engine, trace)
+        workload = workload_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
+        warm_up(built.engine, workload)
         passes = []
         for _ in range(args.repeat):
             reschedule(built, dataclasses.replace(config, enable_prefix_caching=False))
-            without = run_trace(built.engine, trace)
+            without = run_workload(built.engine, workload)
             reschedule(built, config)
-            passes.append(_compare(built, trace, without))
-    finally:
-        built.engine.executor.close()
+            passes.append(_compare(built, workload, without))
     result = mean_figures(passes)
     print_table(f"{config.model}, {args.num_requests} requests of {args.trace}", result)
-    settings = {**dataclasses.asdict(config), **trace_settings(args), "rate": args.rate, "repeat": args.repeat}
+    settings = {**dataclasses.asdict(config), **workload_settings(args), "rate": args.rate, "repeat": args.repeat}
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))
 
 
-def _compare(built: Built, trace: list[TraceRequest], without: Run) -> dict[str, float]:
-    """A pass with reuse on a new pool, beside one without."""
+def _compare(built: Built, workload: list[WorkloadRequest], without: PassResult) -> dict[str, float]:
+    """Run a pass with prefix caching on a new pool, and compare it with one without."""
     kv = built.engine.pool.kv
     admissions = Admissions()
     spent = time_reuse(built.engine.pool)
     built.engine.observer, before = admissions, built.engine.observer
-    done = run_trace(built.engine, trace)
+    done = run_workload(built.engine, workload)
     built.engine.observer = before
-    missed = count_missed(trace, kv.page_size, admissions)
+    missed = count_missed(workload, kv.page_size, admissions)
     num_prompt = done.figures["cache_queries"]
     on, off = summarize(done), summarize(without)
     return {
         "hit_rate": done.figures["cache_hits"] / num_prompt,
-        "possible_hit_rate_in_order": possible_hits(trace, kv.page_size, kv.num_pages) / num_prompt,
+        "possible_hit_rate_in_order": possible_hits(workload, kv.page_size, kv.num_pages) / num_prompt,
         "hit_tokens": done.figures["cache_hits"],
         "missed_in_flight_tokens": missed.in_flight,
         "missed_evicted_tokens": missed.evicted,
@@ -92,7 +91,7 @@ def _compare(built: Built, trace: list[TraceRequest], without: Run) -> dict[str,
 
 
 def time_reuse(pool: RequestPool) -> Callable[[], float]:
-    """Time what `TIMED` names, from now on; returns a function that tells the seconds."""
+    """Measure the methods of `TIMED` from now on. Return a function that returns the seconds so far."""
     total = 0.0
 
     def timed(function: Callable[..., object]) -> Callable[..., object]:

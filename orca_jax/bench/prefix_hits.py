@@ -1,7 +1,7 @@
-"""What a trace allows: how many prompt tokens a cache of pages could save, told from the prompts alone.
+"""Computes the prompt tokens that a prefix cache could save, from the prompts of a workload alone.
 
-Written apart from the engine's own accounting (`sched/prefix.py`, `sched/pages.py`), which it is compared with: pages
-are named by nested numbers instead of digests, and their age is a number in a heap.
+This code is independent of the engine's accounting (`sched/prefix.py`, `sched/pages.py`), which it is compared with:
+pages are identified by nested numbers instead of digests, and their ages are kept in a heap.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import NamedTuple
 
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.step import ExecutorStats, StepPlan
 
 
-def page_names(trace: Sequence[TraceRequest], page_size: int) -> list[list[int]]:
-    """For each request, a number for each full page of its prompt: equal where all tokens up to its end are."""
+def page_names(workload: Sequence[WorkloadRequest], page_size: int) -> list[list[int]]:
+    """Number the full pages of each prompt; two pages have the same number if all tokens up to their ends are equal."""
     names: dict[tuple[int, tuple[int, ...]], int] = {}
     result = []
-    for request in trace:
+    for request in workload:
         chain: list[int] = []
         for end in range(page_size, len(request.prompt_ids) + 1, page_size):
             page = (chain[-1] if chain else -1, request.prompt_ids[end - page_size : end])
@@ -28,17 +28,17 @@ def page_names(trace: Sequence[TraceRequest], page_size: int) -> list[list[int]]
     return result
 
 
-def possible_hits(trace: Sequence[TraceRequest], page_size: int, num_pages: int) -> int:
-    """Prompt tokens found by requests that run one after another, with the least recently used page given up first.
+def possible_hits(workload: Sequence[WorkloadRequest], page_size: int, num_pages: int) -> int:
+    """Count the prompt tokens that requests find in an LRU cache of pages when they run one after another.
 
-    A request computes at least its prompt's last token. While it runs it holds pages for all but the last token that
-    it generates; when it ends, every full one may be found, and is the older the later it stands in the request.
+    A request computes at least the last token of its prompt. While it runs, it holds pages for all tokens except the
+    last generated one. After its end its full pages can be found; pages at its end count as older than those before.
     """
-    unique = count(-1, -1)  # generated pages, which nobody asks for
-    ages: dict[int, tuple[int, int]] = {}  # page -> (who used it last, minus its place)
-    oldest: list[tuple[tuple[int, int], int]] = []  # heap of the same, with entries that are out of date
+    unique = count(-1, -1)  # pages of generated tokens, which no later request finds
+    ages: dict[int, tuple[int, int]] = {}  # page -> (last request that used it, minus its position there)
+    oldest: list[tuple[tuple[int, int], int]] = []  # heap of (age, page); it also holds outdated entries
     hits = 0
-    for turn, (request, chain) in enumerate(zip(trace, page_names(trace, page_size), strict=True)):
+    for turn, (request, chain) in enumerate(zip(workload, page_names(workload, page_size), strict=True)):
         num_found = 0
         while num_found < (len(request.prompt_ids) - 1) // page_size and chain[num_found] in ages:
             num_found += 1
@@ -59,13 +59,13 @@ def possible_hits(trace: Sequence[TraceRequest], page_size: int, num_pages: int)
 
 
 class Admissions(Observer):
-    """Writes down who began when, what each found, and who ran then. Requests are named "<anything>-<index>"."""
+    """Records the begin of each request, its cache hits, and the running requests. Request ids end in "-<index>"."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[int, int, list[str]]] = []  # (index, tokens found, names of those that ran)
+        self.begun: list[tuple[int, int, list[str]]] = []  # (index, tokens found, ids of the running requests)
 
     def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
-        """Note the newcomers, in the order in which they were admitted."""
+        """Record new requests in the order of admission."""
         for member in plan.members:
             if member.sampling is not None:
                 found = pool.running[member.request_id].num_cached
@@ -73,23 +73,23 @@ class Admissions(Observer):
 
 
 class Missed(NamedTuple):
-    """Prompt tokens that somebody before had as well, and that were computed all the same, by reason."""
+    """Prompt tokens computed although an earlier request had them too, by reason."""
 
-    in_flight: int  # another one that still ran had them
-    evicted: int  # their memory, or that of tokens before them, was needed
+    in_flight: int  # a request that was still running had them
+    evicted: int  # their pages, or pages before them, were evicted
 
 
-def count_missed(trace: Sequence[TraceRequest], page_size: int, admissions: Admissions) -> Missed:
-    """Why requests found no more than they did; with what they found, this makes all that was ever there to find."""
-    chains = page_names(trace, page_size)
+def count_missed(workload: Sequence[WorkloadRequest], page_size: int, admissions: Admissions) -> Missed:
+    """Count the missed tokens by reason. Together with the hits, these are all tokens shared with earlier requests."""
+    chains = page_names(workload, page_size)
     done: set[int] = set()  # requests
     seen: set[int] = set()  # pages
     in_flight = evicted = 0
     for index, found, running in admissions.begun:
-        if index in done:  # it had been preempted
+        if index in done:  # it began before, and was preempted
             continue
         held = {page for name in running if _index(name) in done for page in chains[_index(name)]}
-        most = (len(trace[index].prompt_ids) - 1) // page_size
+        most = (len(workload[index].prompt_ids) - 1) // page_size
         missed = list(takewhile(seen.__contains__, chains[index][found // page_size : most]))
         in_flight += page_size * sum([page in held for page in missed])
         evicted += page_size * sum([page not in held for page in missed])

@@ -1,4 +1,4 @@
-"""What the host does for an iteration, and for how long the device waits: with a steady number of running requests."""
+"""Measure the host time and the device idle time per iteration, with a constant number of running requests."""
 
 import argparse
 import dataclasses
@@ -6,17 +6,17 @@ import json
 import random
 import statistics
 
-from orca_jax.bench.measure import run_trace, summarize, warm_up
-from orca_jax.bench.workload.generate import TraceRequest
+from orca_jax.bench.measure import run_workload, summarize, warm_up
+from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 
-HELP = "host time and device idle time of an iteration"
+HELP = "host time and device idle time per iteration"
 
-NUM_INPUT, NUM_OUTPUT = 32, 128  # tokens; all requests come and end together, so that nearly all iterations hold all
+NUM_INPUT, NUM_OUTPUT = 32, 128  # tokens; equal, so that nearly all iterations have all requests
 SHOWN = (
     *("mean_batch_size", "iterations", "iteration_ms", "host_ms_per_iteration", "schedule_ms", "pack_ms", "update_ms"),
     *("dispatch_ms_per_iteration", "device_idle_ms_per_iteration", "device_idle_share"),
@@ -25,16 +25,18 @@ PARTS = ("schedule_seconds", "pack_seconds", "update_seconds")
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Flags of this benchmark and of the engine."""
+    """Add the flags of this benchmark and of the engine."""
     parser.add_argument(
         "--running", type=int, nargs="+", default=[64, 256], metavar="N", help="running requests (default: 64 256)"
     )
-    parser.add_argument("--passes", type=int, default=3, metavar="N", help="of which the median counts (default: 3)")
+    parser.add_argument(
+        "--passes", type=int, default=3, metavar="N", help="passes; the result is the median (default: 3)"
+    )
     add_engine_args(parser, model="preset:gpt2-tiny", scheduler="chunked", max_model_len=NUM_INPUT + NUM_OUTPUT)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure each number of running requests on an engine of its own; print tables and a line of JSON."""
+    """Measure each number of running requests on a new engine; print tables and a line of JSON."""
     if min(args.running) < 1 or args.passes < 1:
         raise ConfigError("running and passes must be at least 1", param="passes" if args.passes < 1 else "running")
     config = engine_config_from_args(args)
@@ -49,23 +51,20 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _measure(config: EngineConfig, passes: int) -> dict[str, float]:
-    """Medians over the passes; the ends of the host's time as well."""
-    built = build_engine(config)
-    try:
+    """Return the median of each figure over the passes, with the least and the most host time."""
+    with build_engine(config) as built:
         ids = random.Random(config.seed)
-        trace = [
-            TraceRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
+        workload = [
+            WorkloadRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
             for _ in range(config.max_num_seqs)
         ]
-        warm_up(built.engine, trace)
+        warm_up(built.engine, workload)
         found = []
         for _ in range(passes):
-            done = run_trace(built.engine, trace)
+            done = run_workload(built.engine, workload)
             figures, iterations = summarize(done), done.figures["iterations"]
             parts = {name.replace("_seconds", "_ms"): 1e3 * done.figures[name] / iterations for name in PARTS}
             found.append({**figures, **parts, "iteration_ms": 1e3 * done.wall / iterations})
-    finally:
-        built.engine.executor.close()
     row = {name: statistics.median([each[name] for each in found]) for name in SHOWN}
     host = [each["host_ms_per_iteration"] for each in found]
     return {**row, "host_ms_least": min(host), "host_ms_most": max(host)}

@@ -1,4 +1,4 @@
-"""Trained rankers on disk: an Orbax checkpoint of a few arrays."""
+"""Saves and loads trained rankers: an Orbax checkpoint of a few arrays."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from orca_jax.ranker.ranker import Ranker
 from orca_jax.ranker.scorer import Calibration, Scorer
 
 PARAMS = "params"
-"""The folder of a ranker's directory that holds the checkpoint."""
+"""The folder of the checkpoint in the directory of a ranker."""
 _NAMES = ("table", "queries", "hidden_kernel", "hidden_bias", "out_kernel", "out_bias")
 
 
 def scorer_of(ranker: Ranker, calibration: Calibration) -> Scorer:
-    """The trained model as it is asked."""
+    """Convert a trained ranker to a scorer in NumPy."""
     arrays = {
         "table": ranker.table(),
         "queries": ranker.queries[...],
@@ -30,7 +30,7 @@ def scorer_of(ranker: Ranker, calibration: Calibration) -> Scorer:
 
 
 def save_scorer(scorer: Scorer, directory: Path) -> None:
-    """Write `directory`/params, which must not exist; the table in half precision, since it is nearly all of it."""
+    """Write `directory`/params, which must not exist. The table, nearly all of the data, is in half precision."""
     tree = {name: getattr(scorer, name) for name in _NAMES}
     tree["table"] = tree["table"].astype(np.float16)
     knots = {"knot_scores": scorer.calibration.scores, "knot_tokens": scorer.calibration.tokens}
@@ -39,14 +39,14 @@ def save_scorer(scorer: Scorer, directory: Path) -> None:
 
 
 def load_scorer(directory: Path) -> Scorer:
-    """Read what `save_scorer` has written.
+    """Read a checkpoint written by `save_scorer`.
 
     Raises:
-        ConfigError: it is no such checkpoint; `param` is "length_predictor", and the message lists what does not fit.
+        ConfigError: it is another checkpoint; `param` is "length_predictor", and the message lists the mismatches.
     """
     folder = directory.absolute() / PARAMS
     if not (folder / "_METADATA").is_file():
-        raise _no_ranker(directory, ["params/_METADATA is missing"])
+        raise _not_a_ranker(directory, ["params/_METADATA is missing"])
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             wanted = (*_NAMES, "knot_scores", "knot_tokens")
@@ -54,11 +54,11 @@ def load_scorer(directory: Path) -> Scorer:
             item = {name: 0 for name in wanted}
             tree: dict[str, Any] = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item, restore_args=args))
     except Exception as error:  # Orbax raises bare `Exception` for some broken files
-        raise _no_ranker(directory, [str(error).partition("\n")[0]]) from error
+        raise _not_a_ranker(directory, [str(error).partition("\n")[0]]) from error
     arrays = jax.tree.map(lambda array: np.asarray(array, np.float32), tree)
     problems = _misfits(arrays)
     if problems:
-        raise _no_ranker(directory, problems)
+        raise _not_a_ranker(directory, problems)
     calibration = Calibration(arrays["knot_scores"], arrays["knot_tokens"])
     return _scorer(arrays, calibration)
 
@@ -68,8 +68,8 @@ def _scorer(arrays: dict[str, np.ndarray], calibration: Calibration) -> Scorer:
     return Scorer(table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias, calibration)
 
 
-def _no_ranker(directory: Path, problems: list[str]) -> ConfigError:
-    message = f"{directory} holds no length ranker: {'; '.join(problems)}; scripts/train_length_ranker.py makes one"
+def _not_a_ranker(directory: Path, problems: list[str]) -> ConfigError:
+    message = f"{directory} is not a length ranker: {'; '.join(problems)}; scripts/train_length_ranker.py trains one"
     return ConfigError(message, param="length_predictor")
 
 
@@ -92,7 +92,7 @@ def _misfits(arrays: dict[str, np.ndarray]) -> list[str]:
         if shape != wanted[name]
     ]
     infinite = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-    return problems + [f"{name}: holds numbers that are not finite" for name in infinite]
+    return problems + [f"{name}: some numbers are not finite" for name in infinite]
 
 
 def _bias(linear: Any) -> Any:

@@ -1,15 +1,16 @@
-"""Logged word problems through an engine or a simulation of it, each request as long as its answer wants to be."""
+"""Runs logged word problems on an engine or a simulation of it; each answer has its natural length."""
 
 import json
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from orca_jax.bench.feed import advance, feed, sleep_until
 from orca_jax.build.engine import Built
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
@@ -21,31 +22,31 @@ from orca_jax.sched.predict import Predictor
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor
-from orca_jax.timeline.read import Run
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.record import Recording
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What was asked, and how many tokens the answers had; request n is named str(n)."""
+class LoggedAnswers:
+    """Prompts, with the numbers of tokens of their answers. The id of request n is str(n)."""
 
     prompts: Sequence[Sequence[int]]
     lengths: Sequence[int]
-    max_tokens: int  # everybody's
+    max_tokens: int  # of every request
 
-    def draw(self, count: int, seed: int) -> "Answers":
-        """So many of them, some perhaps twice."""
+    def draw(self, count: int, seed: int) -> "LoggedAnswers":
+        """Draw `count` requests, with repetition."""
         which = random.Random(f"answers-{seed}").choices(range(len(self.prompts)), k=count)
-        return Answers([self.prompts[i] for i in which], [self.lengths[i] for i in which], self.max_tokens)
+        return LoggedAnswers([self.prompts[i] for i in which], [self.lengths[i] for i in which], self.max_tokens)
 
     def by_name(self) -> dict[str, int]:
-        """Lengths, for an oracle."""
+        """Return the lengths by request id, for an oracle."""
         return {str(n): length for n, length in enumerate(self.lengths)}
 
 
 @dataclass(frozen=True)
 class Served:
-    """One pass. Latencies are seconds from when a request was due to its last token."""
+    """One pass. A latency is the seconds from the due time of a request to its last token."""
 
     latencies: Sequence[float]
     lengths: Sequence[int]
@@ -53,19 +54,25 @@ class Served:
 
     @property
     def mean(self) -> float:
-        """Of the latencies."""
+        """The mean latency."""
         return float(np.mean(self.latencies))
 
 
-def read_answers(path: str, max_tokens: int) -> Answers:
-    """What `scripts/log_lengths.py` has written. Raises ConfigError: the file is not that, or holds fewer than 8."""
+def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
+    """Read a file written by `scripts/log_lengths.py`.
+
+    Raises:
+        ConfigError: the file is of another kind, holds fewer than 8 answers, or one longer than `max_tokens`.
+    """
     try:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        answers = Answers([line["prompt_ids"] for line in lines], [line["generated"] for line in lines], max_tokens)
+        answers = LoggedAnswers(
+            [line["prompt_ids"] for line in lines], [line["generated"] for line in lines], max_tokens
+        )
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="log") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path!r} is not what scripts/log_lengths.py writes: {error!r}", param="log") from error
+        raise ConfigError(f"{path!r} was not written by scripts/log_lengths.py: {error!r}", param="log") from error
     if len(answers.prompts) < 8 or max(answers.lengths) > max_tokens:
         message = f"{path!r} must hold at least 8 answers, none longer than {max_tokens} tokens (--max-tokens)"
         raise ConfigError(message, param="log")
@@ -73,45 +80,47 @@ def read_answers(path: str, max_tokens: int) -> Answers:
 
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Arrivals in seconds; the first is at 0."""
+    """Return Poisson arrivals in seconds; the first is at 0."""
     gaps = random.Random(f"gaps-{seed}")
     return [0.0, *np.cumsum([gaps.expovariate(rate) for _ in range(count - 1)]).tolist()]
 
 
-class Stage:
-    """A built engine whose ordering and predictor are exchanged for every pass; executor and model stay."""
+class PassRunner:
+    """Runs passes with different orderings and predictors on one built engine; executor and model stay the same."""
 
     def __init__(self, built: Built, config: EngineConfig) -> None:
-        assert built.executor_config is not None, "the toy has no answers"
+        assert built.executor_config is not None, "the toy model has no answers"
         self._built = built
         self._resolved = built.executor_config
         self._config = config
 
     def real(
-        self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor
-    ) -> tuple[Served, Run]:
-        """On the device, in real time, with the demo's own way of sampling; and what it wrote into its trace."""
+        self, answers: LoggedAnswers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor
+    ) -> tuple[Served, Timeline]:
+        """Run on the device in real time, sampling as the demo does. Return the pass with its timeline."""
         config = replace(self._config, scheduling_policy=policy)
-        recording = Recording(replace(self._built.head, config=config))
+        recording = Recording(replace(self._built.timeline_header, config=config))
         engine = self._engine(
             policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, recording.writer
         )
-        served = _serve(engine, answers, arrivals, time.monotonic, _sleep_until)
-        return served, recording.run
+        served = _serve(engine, answers, arrivals, time.monotonic, sleep_until)
+        return served, recording.timeline
 
     def simulated(
-        self, answers: Answers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor, cost: LinearCost
+        self,
+        answers: LoggedAnswers,
+        arrivals: Sequence[float],
+        policy: OrderingName,
+        predictor: Predictor,
+        cost: LinearCost,
     ) -> Served:
-        """On a virtual clock; answers are as long as they were."""
+        """Simulate on a virtual clock; answers have their logged lengths."""
         clock = VirtualClock()
         executor = SimExecutor(cost, clock, answers.by_name())
         ends = replace(self._built.model_config, eos_token_ids=(END_ID,))
         engine = self._engine(policy, predictor, ends, executor, clock)
 
-        def wait(until: float) -> None:
-            clock.now = max(clock.now, until)
-
-        return _serve(engine, answers, arrivals, clock, wait)
+        return _serve(engine, answers, arrivals, clock, partial(advance, clock))
 
     def _engine(
         self,
@@ -129,30 +138,24 @@ class Stage:
         return Engine(executor, scheduler, pool, clock=clock, observer=observer)
 
 
-def _sleep_until(when: float) -> None:
-    time.sleep(max(0.0, when - time.monotonic()))
-
-
 def _serve(
     engine: Engine,
-    answers: Answers,
+    answers: LoggedAnswers,
     arrivals: Sequence[float],
     clock: Callable[[], float],
-    wait: Callable[[float], None],
+    wait_until: Callable[[float], None],
 ) -> Served:
-    """Feed requests as they fall due, and step until all have ended."""
+    """Run all requests to their ends."""
     start = clock()
-    coming = deque(enumerate(arrivals))
     ends: dict[str, float] = {}
     lengths: dict[str, int] = {str(n): 0 for n in range(len(arrivals))}
-    while len(ends) < len(arrivals):
-        if coming and not engine.has_work:
-            wait(start + coming[0][1])
-        while coming and start + coming[0][1] <= clock():
-            n, _ = coming.popleft()
-            params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
-            engine.add(str(n), answers.prompts[n], params)
-        for update in engine.step():
+
+    def add(n: int) -> None:
+        params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
+        engine.add(str(n), answers.prompts[n], params)
+
+    for updates in feed(engine, [start + due for due in arrivals], add, clock, wait_until):
+        for update in updates:
             lengths[update.request_id] += len(update.new_ids)
             if update.finish_reason is not None:
                 assert update.error is None, update.error
@@ -161,8 +164,8 @@ def _serve(
     return Served(latencies, [lengths[str(n)] for n in range(len(arrivals))], clock() - start)
 
 
-def figures(served: Sequence[Served]) -> Mapping[str, float]:
-    """Of several passes: the mean of means and its spread over passes, and the 99th percentile of all requests."""
+def latency_figures(served: Sequence[Served]) -> Mapping[str, float]:
+    """Return figures of several passes: the mean of means, its standard deviation, p99 and maximum of all requests."""
     means = [one.mean for one in served]
     every = [latency for one in served for latency in one.latencies]
     return {

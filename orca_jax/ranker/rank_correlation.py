@@ -1,13 +1,13 @@
-"""How well one order agrees with another."""
+"""Measures the agreement of two orders."""
 
 import numpy as np
 
 
 def kendall_tau(first: np.ndarray, second: np.ndarray) -> float:
-    """Kendall's tau-b: pairs in the same order less pairs in the opposite one, over pairs that either could decide.
+    """Return Kendall's tau-b of two arrays [N].
 
-    1 is the same order, -1 the reverse, 0 no connection, also where all values of one side are equal. It takes N^2
-    steps and bytes. Both are [N].
+    It is 1 for the same order, -1 for the reverse order, and 0 for unrelated orders, or if all values of one side are
+    equal. Time and memory grow with N^2.
     """
     upper = np.triu_indices(len(first), 1)
     one, other = (np.sign(np.subtract.outer(values, values)[upper]) for values in (first, second))

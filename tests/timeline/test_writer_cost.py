@@ -1,4 +1,4 @@
-"""The benchmark of what tracing costs measures the writer, and the file is the one that was named."""
+"""The benchmark of the timeline writer measures every hook, and writes the file of `--trace-file`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.timeline_cost import HOOKS
 from orca_jax.observer import Observer
-from orca_jax.timeline.read import load_run
+from orca_jax.timeline.read import load_timeline
 
 
 def test_every_hook_is_timed() -> None:
@@ -20,8 +20,8 @@ def test_tracing_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     flags = ["--model", "preset:toy", "--num-requests", "8", "--max-num-seqs", "4", "--trace-file", str(path)]
     assert main(["tracing", *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    run = load_run(str(path))
-    warm_up = 4  # requests of four tokens each, beside the eight
+    run = load_timeline(str(path))
+    warm_up = 4  # requests of four tokens each, in addition to the eight
     assert len(run.ends) == 8 + warm_up and all(end.reason == "length" for end in run.ends.values())
     assert result["iterations"] <= len(run.iterations)
     assert 0 < result["share_of_wall_time"] < 0.5 and result["bytes_per_iteration"] > 100

@@ -1,4 +1,4 @@
-"""`docs/api.md`, made of the tables of fields: `python -m orca_jax.openai.schema.reference > docs/api.md`."""
+"""`docs/api.md`, generated from the tables of fields: `python -m orca_jax.openai.schema.api_page > docs/api.md`."""
 
 import re
 import sys
@@ -9,19 +9,22 @@ import msgspec
 
 from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import request_schemas
-from orca_jax.openai.schema.neutral import SIZES
-from orca_jax.openai.schema.parse import Parser
+from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.unused import SIZES
 
 Schema = Mapping[str, Any]
 
 _HEAD = """# Fields of the API
 
-Made of the tables in `orca_jax/openai/schema`, which also check every request and make `/openapi.json`:
-`python -m orca_jax.openai.schema.reference > docs/api.md`. A field is honoured, or taken at the values of the second
-table only, or refused by name (400, `unknown_parameter`). `null` means that a field is not given.
+Generated from the tables in `orca_jax/openai/schema` by `python -m orca_jax.openai.schema.api_page > docs/api.md`.
+The same tables check every request and produce `/openapi.json`. The first table of an endpoint lists the supported
+fields. The second table lists fields that have no effect: only the listed values are accepted, others are answered with
+400 (`unsupported_parameter`). Any other field is answered with 400 (`unknown_parameter`). `null` means that a field is
+not given. "Model's `generation_config.json`" is the file in the model directory, or the one set by
+`--generation-config`.
 """
-_TITLES: Mapping[str, tuple[str, Parser[Any]]] = {
+_TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
     "ChatRequest": ("POST /v1/chat/completions", chat_parser),
     "TokenizeRequest": ("POST /tokenize", tokenize_parser),
@@ -30,17 +33,17 @@ _TITLES: Mapping[str, tuple[str, Parser[Any]]] = {
 _INT_ENDS = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63", 2**31 - 1: "2^31 - 1"}
 
 
-def reference() -> str:
-    """The page."""
+def api_page() -> str:
+    """The text of the page, in Markdown."""
     schemas = request_schemas(["a served name"], {})
     parts = [_HEAD]
     for name, (title, parser) in _TITLES.items():
         parts.append(f"## {title}\n")
         parts.append(_fields(schemas[name], _in_order(parser)))
-        if parser.neutral:
-            parts.append("Taken, but only at values that change nothing here:\n")
-            parts.append(_table(("field", "values", "why"), _neutral_rows(parser)))
-    parts.append("## Objects within them\n")
+        if parser.unused:
+            parts.append("Accepted without effect, at these values only:\n")
+            parts.append(_table(("field", "accepted values", "reason"), _unused_rows(parser)))
+    parts.append("## Nested objects\n")
     requests = {parser.kind.__name__ for parser in PARSERS}
     for name in sorted(set(schemas) - requests):
         parts.append(f"### {name}\n")
@@ -50,8 +53,8 @@ def reference() -> str:
     return "\n".join(parts)
 
 
-def _in_order(parser: Parser[Any]) -> list[str]:
-    """The fields that are its own first, but after the model."""
+def _in_order(parser: BodyParser[Any]) -> list[str]:
+    """The model, then the fields of this body alone, then the shared ones."""
     names: tuple[str, ...] = parser.kind.__struct_fields__
     shared = SamplingFields.__struct_fields__ if issubclass(parser.kind, SamplingFields) else ()
     return ["model", *(n for n in names if n not in shared and n != "model"), *(n for n in shared if n != "model")]
@@ -67,15 +70,15 @@ def _fields(schema: Schema, names: Iterable[str]) -> str:
     return _table(("field", "type and range", "meaning"), rows)
 
 
-def _neutral_rows(parser: Parser[Any]) -> Iterator[tuple[str, str, str]]:
-    for name, known in parser.neutral.items():
+def _unused_rows(parser: BodyParser[Any]) -> Iterator[tuple[str, str, str]]:
+    for name, known in parser.unused.items():
         values = [f"`{msgspec.json.encode(one).decode()}`" for one in known.values]
         any_of_kind = [] if known.kind is None else [SIZES[known.kind]]
         yield f"`{name}`", ", ".join([*any_of_kind, *values, "`null`"]), known.reason
 
 
 def kind(schema: Schema) -> str:
-    """A JSON schema in words, without its null."""
+    """The type and range of a JSON schema in words, without `null`."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -101,7 +104,7 @@ def kind(schema: Schema) -> str:
         case "null":
             return "`null`"
         case _:
-            return "anything"
+            return "any value"
 
 
 def _range(schema: Schema) -> str:
@@ -142,4 +145,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(api_page())

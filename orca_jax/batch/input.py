@@ -1,4 +1,4 @@
-"""The input file: its fingerprint, and its lines one after another, however many there are."""
+"""The input file: its fingerprint and its lines, read in constant memory."""
 
 import hashlib
 import os
@@ -17,17 +17,17 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file that was looked at from end to end."""
+class InputFile:
+    """An input file after a complete first reading."""
 
     path: Path
     sha256: str
     size: int  # bytes
-    num_lines: int  # a last one without a line break counts
+    num_lines: int  # including a last line without a line break
 
 
 def check_readable(path: Path) -> None:
-    """Refuse what cannot be read, at once and before there is an output. Raises ConfigError."""
+    """Refuse an unreadable input before an output is created. Raises ConfigError."""
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
@@ -35,16 +35,18 @@ def check_readable(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{path} is no regular file; it is read twice, so name one on a disk", param="input")
+        raise ConfigError(
+            f"{path} is not a regular file; it is read twice, so it must be a file on disk", param="input"
+        )
     if status.st_size == 0:
-        raise ConfigError(f"{path} is empty; it needs a request a line", param="input")
+        raise ConfigError(f"{path} is empty; it must contain one request per line", param="input")
 
 
-def examine(path: Path, progress: Progress) -> Source:
+def examine(path: Path, progress: Progress) -> InputFile:
     """Read the file once, in constant memory, for its fingerprint and its number of lines.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     digest, size, num_lines, last = hashlib.sha256(), 0, 0, b"\n"
     try:
@@ -58,31 +60,31 @@ def examine(path: Path, progress: Progress) -> Source:
                 progress(min(size, total), total)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
-    return Source(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
+    return InputFile(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
 
 
-def read_lines(source: Source) -> Iterator[bytes | None]:
-    """The lines without their line breaks; None for one of more than `MAX_LINE_BYTES`.
+def read_lines(file: InputFile) -> Iterator[bytes | None]:
+    """The lines without their line breaks; None for a line longer than `MAX_LINE_BYTES`.
 
     Raises:
         ConfigError: the file became shorter since it was examined.
     """
-    with source.path.open("rb", buffering=CHUNK) as file:
-        for number in range(source.num_lines):
-            line = file.readline(MAX_LINE_BYTES + 2)
+    with file.path.open("rb", buffering=CHUNK) as opened:
+        for number in range(file.num_lines):
+            line = opened.readline(MAX_LINE_BYTES + 2)
             if not line:
-                raise ConfigError(f"{source.path} became shorter while it was read", param="input")
+                raise ConfigError(f"{file.path} became shorter while it was read", param="input")
             if number == 0:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             is_whole = line.endswith(b"\n")
             text = line.removesuffix(b"\n").removesuffix(b"\r")
             if not is_whole:
-                is_whole = not _skip_rest(file)
+                is_whole = not _skip_rest(opened)
             yield text if is_whole and len(text) <= MAX_LINE_BYTES else None
 
 
 def _skip_rest(file: BinaryIO) -> bool:
-    """Go to the beginning of the next line; whether there was anything on the way."""
+    """Move to the start of the next line. Returns True if this skips anything."""
     has_skipped = False
     while part := file.readline(CHUNK):
         has_skipped = True

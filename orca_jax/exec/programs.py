@@ -1,0 +1,134 @@
+"""The programs of an executor: the finite set of shapes, and their lowering and compilation at start.
+
+A launch runs two programs: the layers, one program for each bucket, and a sampler, of which there are a few. A plan of
+many steps runs one program, layers and sampler in a loop.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from orca_jax.config import ExecutorConfig, ModelConfig
+from orca_jax.exec.buckets import bucket_for, sampler_places
+from orca_jax.exec.compile import compile_all, compiler_options
+from orca_jax.exec.layers import flatten_module, make_forward
+from orca_jax.exec.multi_step import limits_layout, make_multi_step
+from orca_jax.exec.pack import Layout
+from orca_jax.exec.sampling.adjust import WORD
+from orca_jax.exec.sampling.draw import Kind
+from orca_jax.exec.sampling.pack import draws_layout, extras_layout
+from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.model.transformer import Decoder
+from orca_jax.progress import Progress
+
+ProgramName = tuple[str, int]
+"""("layers", bucket), ("multi_step", bucket), ("full", places) or (a kind of plain samplers, places)."""
+
+
+class DeviceState(NamedTuple):
+    """The arrays that stay on the device between iterations, donated from program to program."""
+
+    pages: KVPages
+    history: jax.Array  # [R, L] ids of each row's context by position
+    last_token: jax.Array  # [R]
+    unreported: jax.Array  # [R, K] tokens of plans of many steps that no result has carried
+
+
+class Programs:
+    """Shapes and programs of one decoder on one mesh.
+
+    Args:
+        decoder: parameters on the devices of `mesh`.
+        model: of the decoder.
+        config: shapes; they decide the finite set of programs.
+        mesh: with a tensor axis.
+
+    Attributes:
+        weights, unembedding: flat parameters, the first arguments of the programs.
+        layouts: of each bucket.
+        places: of each sampler, from the smallest to the largest.
+        full_places: of the full samplers.
+        kinds: of plain samplers.
+        num_columns: V, the padded vocabulary.
+    """
+
+    def __init__(self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> None:
+        self._model = model
+        self._config = config
+        self._mesh = mesh
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._structure, self.weights = flatten_module(decoder)
+        self._unembed, self.unembedding = flatten_module(decoder.unembedding)
+        pages_per_row = -(-config.max_model_len // config.cache.page_size)
+        self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
+        self.places = sampler_places(config.num_rows)
+        self.full_places = self.places[0], self.places[-1]
+        self.kinds = plain_kinds(mesh.devices.flat[0].platform)
+        self.draws_layouts = {places: draws_layout(places) for places in self.places}
+        self.extras_layouts = {places: extras_layout(places) for places in self.full_places}
+        self.num_columns = self.unembedding[0].shape[0]
+
+    def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
+        """Compile every program for the shapes of `state`."""
+        options = compiler_options(self._mesh.devices.flat[0].device_kind)
+        return compile_all(self._lower(state), options, progress)
+
+    def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
+        """Every program, traced."""
+        config = self._config
+        lowered = {("layers", bucket): self._lower_layers(bucket, state) for bucket in config.buckets}
+        for places in self.places:
+            lowered |= {(kind, places): self._lower_sampler(kind, places, state) for kind in self.kinds}
+        for places in self.full_places:
+            lowered["full", places] = self._lower_sampler("full", places, state)
+        if config.max_steps > 1:
+            most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
+            sizes = [size for size in config.buckets if size <= most]
+            lowered |= {("multi_step", size): self._lower_multi_step(size, state) for size in sizes}
+        return lowered
+
+    def _lower_layers(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
+        layout = self.layouts[bucket]
+        program = jax.jit(
+            make_forward(self._structure, self._model, self._config, layout, self._mesh),
+            donate_argnums=(1, 2),
+            out_shardings=(self._sharding_of(state.pages), self._replicated, self._replicated),
+        )
+        vector = self._abstract((layout.size,))
+        return program.lower(self.weights, state.pages, state.history, state.last_token, vector)
+
+    def _lower_sampler(self, name: Kind | Literal["full"], places: int, state: DeviceState) -> jax.stages.Lowered:
+        make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
+        sampler = make(self._unembed, places, self._model.vocab_size, self._mesh)
+        program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
+        shape = self.places[-1], self._model.embed_dim
+        hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
+        draws = self._abstract((self.draws_layouts[places].size,))
+        plain = self.unembedding, state.last_token, hidden, draws
+        if name != "full":
+            return program.lower(*plain)
+        extras, mask = self.extras_layouts[places].size, (places, self.num_columns // WORD)
+        return program.lower(*plain, state.history, self._abstract((extras,)), self._abstract(mask))
+
+    def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
+        layout = self.layouts[bucket]
+        program = jax.jit(
+            make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh),
+            donate_argnums=(2, 3, 4),
+            out_shardings=(self._sharding_of(state.pages), *(self._replicated,) * 4),
+        )
+        sizes = layout.size, draws_layout(bucket).size, limits_layout(bucket).size
+        vectors = [self._abstract((size,)) for size in sizes]
+        return program.lower(self.weights, self.unembedding, *state, *vectors)
+
+    def _sharding_of(self, pages: KVPages) -> KVPages:
+        shardings: KVPages = jax.tree.map(lambda pool: pool.sharding, pages)
+        return shardings
+
+    def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)

@@ -1,0 +1,79 @@
+"""A live request: its prompt, its generated ids, and its progress through Algorithm 1."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from orca_jax.request import DEFAULT_URGENCY, Constraint, FinishReason, SamplingParams, TokenLogprobs, Urgency
+
+
+class State(Enum):
+    """The states of Algorithm 1, and the end."""
+
+    INITIATION = "initiation"  # prompt tokens are still to be processed
+    RUNNING = "running"  # member of an iteration in flight
+    INCREMENT = "increment"  # one generated token per iteration
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One request of the pool. Only the pool and `results` change the fields below `seed`.
+
+    `num_computed` counts the tokens whose keys and values are in the cache. Preemption sets it back to 0, and
+    the generated ids are then processed again like a prompt.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival: float  # seconds, on the engine's clock
+    arrival_index: int  # order of arrival, unique
+    seed: int  # resolved: never None
+    stop_ids: frozenset[int]  # end tokens of this request
+    constraint: Constraint | None = None
+    urgency: Urgency = DEFAULT_URGENCY
+    predicted_output: float = 0.0  # generated tokens in all, as predicted at arrival
+    state: State = State.INITIATION
+    generated_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, if requested
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's ids from the second on
+    num_computed: int = 0
+    num_iterations: int = 0
+    num_delivered: int = 0  # generated ids in earlier updates
+    row: int | None = None  # held from the first iteration to the end, or to a preemption
+    in_flight: int = 0  # iterations submitted and not yet collected
+    num_pending: int = 0  # tokens sampled by these: they are on the device only
+    num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
+    page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
+    num_remembered: int = 0  # leading pages already in the prefix cache
+    has_ended: bool = False  # its last update was delivered; it stays while an iteration is in flight
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # the reason for a missing next token; the request ends with reason "error"
+    aborted: bool = False
+    first_scheduled: float | None = None
+    first_token: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens so far."""
+        return len(self.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to process now, those of iterations in flight included; 0 for a request about to end."""
+        if self.num_pending and len(self.generated_ids) + self.num_pending >= self.params.max_tokens:
+            return 0
+        return self.num_tokens + self.num_pending - self.num_computed
+
+    @property
+    def max_total(self) -> int:
+        """The paper's `max_tokens`: the most slots that the request can need."""
+        return len(self.prompt_ids) + self.params.max_tokens
+
+    def ids_from(self, start: int, count: int) -> list[int]:
+        """`count` ids of prompt and generated text from position `start`."""
+        boundary = len(self.prompt_ids)
+        if start >= boundary:
+            return self.generated_ids[start - boundary : start - boundary + count]
+        ids = self.prompt_ids[start : start + count]
+        return ids + self.generated_ids[: count - len(ids)]

@@ -1,0 +1,91 @@
+"""A class name stands for one thing in the whole package."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.project.source import SourceFile, python_files
+
+FILES = python_files("orca_jax")
+
+# Names that may stand for several things, each with its reason.
+EXCEPTIONS: dict[str, str] = {}
+
+CLASS_NAME = re.compile(r"_*[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
+MAKERS = frozenset({"NewType", "namedtuple", "NamedTuple", "TypedDict", "Enum", "make_dataclass"})
+
+
+def classes(file: SourceFile) -> Iterator[tuple[str, str, str]]:
+    """(name without leading underscores, meaning, `file:line`) of every class; each has a meaning of its own."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_"), f"{file}:{node.lineno}", f"{file}:{node.lineno}"
+
+
+def aliases(file: SourceFile) -> Iterator[tuple[str, str, str]]:
+    """The same of every type alias at the top of a module; its meaning is its definition."""
+    for node in file.tree.body:
+        if isinstance(node, ast.TypeAlias):
+            yield node.name.id.lstrip("_"), ast.unparse(node.value), f"{file}:{node.lineno}"
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and is_type(node.value):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and CLASS_NAME.fullmatch(target.id):
+                    yield target.id.lstrip("_"), ast.unparse(node.value), f"{file}:{node.lineno}"
+
+
+def is_type(value: ast.expr) -> bool:
+    """True for expressions that make types, such as `Any`, `list[int]`, `str | None` or `NewType(...)`."""
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func).split(".")[-1] in MAKERS
+    return isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.BinOp)
+
+
+def meanings(files: list[SourceFile]) -> dict[str, dict[str, str]]:
+    """Name -> its meanings, each with the last place where it is defined."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for file in files:
+        for name, meaning, place in (*classes(file), *aliases(file)):
+            found[name][meaning] = place
+    return found
+
+
+def test_a_name_is_one_thing() -> None:
+    several = {name: found for name, found in meanings(FILES).items() if len(found) > 1 and name not in EXCEPTIONS}
+    lines = [f"{name}: {', '.join(sorted(found.values()))}" for name, found in sorted(several.items())]
+    assert not lines, "\n" + "\n".join(lines)
+
+
+def test_exceptions_are_needed() -> None:
+    found = meanings(FILES)
+    assert not [name for name in EXCEPTIONS if len(found[name]) < 2]
+
+
+def source(name: str, text: str) -> SourceFile:
+    file = SourceFile(Path(name))
+    file.__dict__["text"] = text  # as if it had been read
+    return file
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "several"),
+    [
+        ("class Page: pass", "class _Page: pass", True),
+        ("class Page: pass", "def make():\n    class Page: pass", True),
+        ("class Page: pass", "type Page = list[int]", True),
+        ("class Page: pass", "Page = int | None", True),
+        ("Page = list[int]", "_Page = tuple[int, ...]", True),
+        ("Page: TypeAlias = list[int]", "Page = NewType('Page', int)", True),
+        ("Page = list[int]", "type Page = list[int]", False),
+        ("class Page: pass", "class Pages: pass", False),
+        ("class Page: pass", "PAGE = list[int]", False),
+        ("class Page: pass", "Page = make_page(3)", False),
+        ("class Page: pass", "def use():\n    Page = x[3]", False),
+    ],
+)
+def test_meanings(first: str, second: str, several: bool) -> None:
+    found = meanings([source("a.py", first), source("b.py", second)])
+    assert (len(found["Page"]) > 1) == several
