@@ -32,7 +32,7 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
         ({"scheduler": "orca", "num_pages": 3, "n_slots": 10_000}, "num_pages", "raise num_pages"),
         ({"attention_implementation": "magic"}, "attention_implementation", "xla, reference"),
-        ({"model": "no/such/directory"}, "model", "no directory"),
+        ({"model": "no/such/directory"}, "model", "not a directory"),
         ({"model": "preset:toy", "scheduler": "chunked", "n_workers": 2}, "n_workers", "overlaps"),
         ({"model": "preset:toy", "scheduler": "chunked", "n_slots": 100}, "n_slots", "num_pages"),
         ({"model": "preset:gpt5"}, "model", "unknown preset"),

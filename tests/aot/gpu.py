@@ -1,4 +1,4 @@
-"""Compiles for GPUs that are not there: JAX's CUDA plugin holds the compiler, and a text describes the card."""
+"""Compile for absent GPUs: JAX's CUDA plugin contains the compiler, and a text file describes the card."""
 
 import re
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _OURS = re.compile(r"increments|combine|chunks")
 
 
 def mesh_of(card: str, chips: int = 1) -> Mesh:
-    """A mesh of devices that can be compiled for and nothing else."""
+    """A mesh of described devices, for compilation only."""
     use_cuda()
     config = (ROOT / "tests" / "aot" / CARDS[card]).read_text(encoding="utf-8")
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{chips}", target_config=config)
@@ -50,35 +50,35 @@ def mesh_of(card: str, chips: int = 1) -> Mesh:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled program tells of its memory, in bytes on one device."""
+    """Facts about a compiled program; sizes are bytes on one device."""
 
-    alias: int  # results that are arguments
-    temp: int
+    alias: int  # results stored in the memory of arguments
+    temp: int  # temporary memory
     kernels: int  # calls of Pallas kernels
-    launches: int  # of kernels of any kind, and copies
-    outside_graphs: list[str]  # what of these no CUDA graph holds
-    copies: list[str]  # instructions that copy arrays of the shape that was asked after
-    registers: int  # of the Pallas kernel with most; 0 where all came from a cache
-    spilled: int
-    shared: int | None  # of a Triton kernel's thread block; Mosaic's own does not say
+    launches: int  # launches of kernels of any kind, and copies
+    outside_graphs: list[str]  # launches outside all CUDA graphs
+    copies: list[str]  # instructions that copy arrays of the given shape
+    registers: int  # the most of a Pallas kernel; 0 if all kernels came from a cache
+    spilled: int  # bytes of spilled registers, likewise
+    shared: int | None  # shared memory of a Triton kernel's thread block; not known for Mosaic kernels
 
     @property
     def cells(self) -> list[str]:
-        """For the table."""
+        """The cells of this program in the table."""
         shared = "-" if not self.shared else f"{self.shared / 1024:.0f}"
         ours = [str(self.registers), str(self.spilled)] if self.registers else ["-", "-"]
         return [f"{self.temp / 2**20:.1f}", str(self.launches), *ours, shared]
 
 
 def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path) -> Compiled:
-    """Compile a program and look for copies of arrays of such sizes on a device; `ptxas` is the wrapper's folder."""
+    """Compile a program, and look for copies of arrays of shape `sizes`; `ptxas` is the folder of the wrapper."""
     with TemporaryDirectory() as folder:
         take(ptxas)
         program = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)})
         assembled = take(ptxas)
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         lines = thunks.read_text(encoding="utf-8").splitlines()
-        # Where there is nothing to gather into a graph, no other text is written.
+        # XLA writes the second file only if there are launches to gather into a graph.
         graphs = next(Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"), thunks)
         outside = [line for line in graphs.read_text(encoding="utf-8").splitlines() if _OUTSIDE.match(line)]
     memory, text = program.memory_analysis(), program.as_text()
@@ -101,7 +101,7 @@ def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas:
 
 
 def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: int, tokens: int) -> Compiled:
-    """One call of an implementation with the heads and pages of a case, over a cache of 256 MiB."""
+    """Compile one call of a backend with the heads and pages of a case, over a cache of 256 MiB."""
     pages, q, ids = _shapes(case, rows, tokens)
     with jax.set_mesh(mesh_of(card)):
         attend = jax.jit(lambda *args: ragged_attention(*args, **case.options, implementation=name))
@@ -109,7 +109,7 @@ def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: in
 
 
 def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:
-    """The writing of K and V alone; and the bytes of the cache."""
+    """Compile `write_kv` alone. Returns the program and the bytes of the cache."""
     pages, _, ids = _shapes(case, rows, tokens)
     new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
     with jax.set_mesh(mesh_of(card)):
@@ -118,7 +118,7 @@ def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int)
 
 
 def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, list[jax.ShapeDtypeStruct]]:
-    """Pages of 256 MiB, queries and the other arguments."""
+    """Shapes of 256 MiB of pages, of queries and of the other arguments."""
     dtype = jnp.dtype(case.page_dtype)
     num_pages = (256 << 20) // (case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size)
     pages = pages_shape("packed", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype)
@@ -133,7 +133,7 @@ def _bytes(pages: PackedPages) -> int:
 
 
 def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
-    """Abstract parameters, each layer's by themselves, as an engine on a GPU has them."""
+    """Abstract parameters with separate arrays for each layer, as in an engine on a GPU."""
 
     def build() -> Decoder:
         decoder = decoder_builder(model, "bfloat16", tensor_parallel_size(mesh))()
@@ -179,7 +179,7 @@ def compile_step(
     num_pages: int,
     chips: int = 1,
 ) -> tuple[Compiled, int]:
-    """The program of all layers, as the executor compiles it; and the bytes of K and V on one device."""
+    """Compile the program of all layers as the executor does. Returns it and the bytes of one device's KV cache."""
     mesh, page_size = mesh_of(card, chips), 64
     cache = CacheConfig(num_pages, page_size, "bfloat16", "packed")
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)

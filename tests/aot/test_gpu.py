@@ -2,8 +2,8 @@
 
     ./scripts/test -n 0 -m aot tests/aot/test_gpu.py
 
-takes some 10 minutes on two cores, and updates the table in docs/measured/aot-gpu.md. That shared memory and registers
-suffice is part of compiling.
+takes some 10 minutes on two cores, and updates the table in docs/measured/aot-gpu.md. The compiler itself checks that
+shared memory and registers suffice.
 """
 
 import os
@@ -30,9 +30,9 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
-SHARED = {"A100": 163 << 10, "H200": 227 << 10}  # bytes that a thread block may have
+SHARED = {"A100": 163 << 10, "H200": 227 << 10}  # the most bytes for a thread block
 HEADER = ["program", "for", "T", "temporary, MiB", "launches", "registers", "spilled, B", "shared, KiB"]
-NAMED = ((1, 1),)  # requests of a case are not compiled for
+NAMED = ((1, 1),)  # a program does not depend on the requests of a case
 BF16: dict[str, Any] = {"dtype": "bfloat16", "page_dtype": "bfloat16"}
 LLAMA = Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 64, **BF16)
 HOPPER = [
@@ -66,7 +66,7 @@ STEPS = [
     for tokens in (64, 512)
 ]
 WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
-QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # of the default tests: some seconds each
+QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in the default tests: some seconds each
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def rows(request: pytest.FixtureRequest) -> Iterator[list[list[str]]]:
 
 @pytest.fixture(scope="module")
 def ptxas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a wrapper around `ptxas`; the compiler looks for it once in the life of a process."""
+    """The folder of a wrapper around `ptxas`. A process looks for the compiler only once."""
     folder = tmp_path_factory.mktemp("ptxas")
     write_wrapper(folder)
     with pytest.MonkeyPatch.context() as patch:

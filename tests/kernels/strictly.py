@@ -1,4 +1,4 @@
-"""Pallas' strict interpreter for TPUs: transfers run beside, memory starts as NaN, and races are looked out for."""
+"""Pallas' strict interpreter for TPUs: asynchronous transfers, memory initialised with NaN, and detection of races."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 @contextmanager
 def strictly() -> Iterator[pltpu.InterpretParams]:
-    """How to interpret kernels within; there must be some, and no races in them."""
+    """Yield parameters for the interpreter. At least one kernel must run inside, and no race may be found."""
     try:
         yield pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
         assert interpret_pallas_call.races is not None

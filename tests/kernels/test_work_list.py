@@ -1,4 +1,4 @@
-"""Work lists of rows, by hand."""
+"""Work lists of rows, computed by hand."""
 
 import jax.numpy as jnp
 import pytest
@@ -21,4 +21,4 @@ def test_by_hand(count: list[int], rows: list[int], within: list[int], begin: li
     assert items.total.tolist() == [total]
     assert items.begin.tolist() == begin
     assert items.row[:total].tolist() == rows and items.within[:total].tolist() == within
-    assert items.row[total:].tolist() == [len(count) - 1] * (5 - total), "places of nobody name a row that there is"
+    assert items.row[total:].tolist() == [len(count) - 1] * (5 - total), "padding must name an existing row"

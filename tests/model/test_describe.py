@@ -1,4 +1,4 @@
-"""Configurations are read without JAX, and an option that the decoder does not have is refused by name."""
+"""Configurations are read without JAX, and errors name the options without support in the decoder."""
 
 import json
 import subprocess
@@ -94,7 +94,7 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
     assert (new.rope.kind, new.rope.theta, new.rope.factor) == ("linear", 5e5, 4.0)
 
 
-def test_kinds_whose_frequencies_change_end_where_they_change() -> None:
+def test_changing_frequencies_limit_the_context() -> None:
     factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096, **factors}
     assert config_from_hf({**LLAMA, "max_position_embeddings": 131072, "rope_parameters": rope}).max_positions == 4096

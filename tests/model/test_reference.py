@@ -1,4 +1,4 @@
-"""Logits and greedy ids equal transformers', for every fixture of scripts/make_reference.py, on one device and more."""
+"""Logits and greedy ids equal those of transformers, for every fixture of make_reference.py and on several meshes."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def fitting() -> list[tuple[str, int]]:
     ]
 
 
-def test_the_cases_that_were_asked_for_are_there() -> None:
+def test_all_required_cases_exist() -> None:
     configs = {name: read_model_config(REFERENCE / name) for name in NAMES}
     assert {config.num_heads for config in configs.values()} >= {12, 25}
     assert any(config.num_heads == 3 * config.num_kv_heads for config in configs.values())
@@ -47,7 +47,7 @@ def test_greedy_ids_equal_generate(name: str) -> None:
     for number in range(4):
         ids, greedy = expected[f"ids_{number}"], expected[f"greedy_{number}"]
         whole = logits(decoder, np.concatenate([ids, greedy]))
-        # Fed with the reference's own ids, every next one must follow: the same as generating them one by one.
+        # With the reference's ids as input, every next id must be the greedy one, as in generation one by one.
         assert whole.argmax(axis=1)[len(ids) - 1 : -1].tolist() == greedy.tolist()
 
 
@@ -72,4 +72,4 @@ def test_bfloat16_is_near(name: str) -> None:
     expected = np.load(REFERENCE / name / "expected.npz")
     ours, theirs = logits(decoder, expected["ids_2"]), expected["logits_2"]
     error = np.abs(ours - theirs).max() / np.abs(theirs).max()
-    assert 1e-4 < error < 5e-2, "exact would mean that the weights are not bfloat16"
+    assert 1e-4 < error < 5e-2, "with an exact result the weights would not be bfloat16"

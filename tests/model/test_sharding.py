@@ -1,4 +1,4 @@
-"""Parameters lie where the table says, are created there, and have the same values on every mesh."""
+"""Parameters are sharded by the table, created on their devices, and equal on every mesh."""
 
 import dataclasses
 

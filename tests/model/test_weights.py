@@ -1,4 +1,4 @@
-"""Hugging Face directories: every way in which one can be wrong, each told together with the others."""
+"""Hugging Face directories: every possible mistake, with one error for all mistakes of a directory."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def assert_right(directory: Path, name: str) -> None:
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_one_error_lists_all_problems(tmp_path: Path) -> None:
     directory = copy_of(GPT2, tmp_path)
     tensors = load_file(directory / SINGLE)
     del tensors["transformer.h.1.ln_1.weight"]
@@ -52,7 +52,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
-def test_prefixes_and_what_holds_no_weights(tmp_path: Path, prefix: str) -> None:
+def test_prefixes_and_keys_without_weights(tmp_path: Path, prefix: str) -> None:
     directory = copy_of(GPT2, tmp_path)
     tensors = {prefix + key.removeprefix("transformer."): value for key, value in load_file(directory / SINGLE).items()}
     tensors[f"{prefix}h.0.attn.bias"] = np.tril(np.ones((1, 1, 64, 64), np.uint8))
@@ -80,7 +80,7 @@ def test_other_float_types_are_cast(tmp_path: Path, dtype: type) -> None:
     np.testing.assert_array_equal(np.asarray(loaded[1]), stored.T.astype(np.float32))
 
 
-def test_a_truncated_file_is_told(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
     directory = copy_of(LLAMA, tmp_path)
     content = (directory / SINGLE).read_bytes()
     for size in (len(content) - 1, len(content) // 2, 4, 0):

@@ -124,7 +124,7 @@ def prepare(
     requests: RowArrays,
     implementation: str | None = None,
 ) -> Any:
-    """What all layers share about an iteration's requests, computed once: `requests` itself, or the backend's plan.
+    """Prepare the data of an iteration that is the same in all layers: `requests` itself, or the backend's plan.
 
     Args:
         device: the device that the program is compiled for; it may be absent.

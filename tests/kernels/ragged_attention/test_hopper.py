@@ -1,4 +1,4 @@
-"""The Mosaic GPU kernels without a GPU: numerics and synchronisation, by Pallas' simulator."""
+"""The Mosaic GPU kernels in Pallas' simulator, without a GPU: numerics and synchronisation."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ LONG = Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64)
 
 
 def fitted(case: Case) -> Case:
-    """The case with the nearest shapes that these kernels take."""
+    """The case with the nearest shapes supported by these kernels."""
     head_dim = min((dim for dim in HEAD_DIMS if dim >= case.head_dim), default=max(HEAD_DIMS))
     page_size = max(case.page_size, min(PAGE_SIZES))
     return replace(case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size)
@@ -69,7 +69,7 @@ def test_every_case(case: Case) -> None:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_what_they_cannot_do_is_refused(change: dict[str, object], reason: str) -> None:
+def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) -> None:
     case = replace(fitted(CASES[0]), **change)  # type: ignore[arg-type]
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match=reason):

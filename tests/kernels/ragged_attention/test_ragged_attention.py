@@ -1,6 +1,6 @@
-"""One suite for every implementation of ragged attention, against the oracle and against first principles.
+"""Backends of ragged attention for every platform, against the oracle; the oracle against first principles.
 
-Kernels of accelerators are run by interpreters, in files of their own: here are the implementations of every machine.
+Kernels of accelerators have their own test files, which run them in interpreters.
 """
 
 from functools import cache
@@ -29,12 +29,12 @@ def run(arrays: Arrays, case: Case, implementation: str) -> np.ndarray:
 
 @cache
 def reference(case: Case) -> np.ndarray:
-    """What the oracle says of a case with seed 1; tests of other implementations compare with it."""
+    """The output of the oracle for a case with seed 1, to compare other backends with."""
     return run(make_arrays(case, seed=1), case, "reference").astype(np.float32)
 
 
 def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
-    """Each query by itself in float64: what attention means."""
+    """Attention by its definition: each query separately, in float64."""
     out = np.zeros(arrays.q.shape)
     assert isinstance(arrays.pages, HeadMajorPages)
     scales = arrays.pages.k_scale, arrays.pages.v_scale
@@ -75,11 +75,11 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     used = int(arrays.query_len.sum())
     actual = run(arrays, case, "xla").astype(np.float32)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
-    assert np.isfinite(actual).all(), "padding must stay finite, it flows on through the layers"
+    assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
 
 
-def test_a_request_does_not_depend_on_its_mates() -> None:
-    """Selective batching loses nothing: the same queries alone give the same bits."""
+def test_a_request_does_not_depend_on_other_requests() -> None:
+    """Queries of a request give the same result alone and in a batch."""
     together = Case("together", ((1, 9), (6, 20), (3, 3)))
     arrays = make_arrays(together)
     merged = run(arrays, together, "xla")

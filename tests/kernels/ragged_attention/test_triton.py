@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU, by Pallas' interpreter; and which GPU gets which kernels."""
+"""The Triton kernels in Pallas' interpreter, without a GPU, and the default kernels of each GPU."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ PREFIX = Case("blocks without masks, fp8 pages", ((1, 290), (140, 300)), 2, 1, 6
 
 
 def fitted(case: Case) -> Case:
-    """The case with the nearest head dim that these kernels take."""
+    """The case with the nearest head dim supported by these kernels."""
     return replace(case, head_dim=min(dim for dim in PARTS if dim >= case.head_dim))
 
 
@@ -67,7 +67,7 @@ def test_every_page_size_and_head_dim(head_dim: int, page_size: int) -> None:
 
 
 def shapes(case: Case, num_pages: int = 8) -> tuple[Any, KVPages]:
-    """Queries and pages of a case without memory."""
+    """Shapes of the queries and pages of a case."""
     page = case.num_kv_heads, case.head_dim, case.page_size
     q = jax.ShapeDtypeStruct((8, case.num_heads, case.head_dim), case.dtype)
     return q, pages_shape("packed", num_pages, *page, jnp.dtype(case.page_dtype))
@@ -82,7 +82,7 @@ def shapes(case: Case, num_pages: int = 8) -> tuple[Any, KVPages]:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_what_they_cannot_do_is_refused(change: dict[str, Any], num_pages: int, reason: str) -> None:
+def test_unsupported_shapes_are_refused(change: dict[str, Any], num_pages: int, reason: str) -> None:
     case = replace(fitted(CASES[0]), **change)
     found: list[str | None] = []
     jax.eval_shape(lambda q, pages: found.append(refusal(q, pages)), *shapes(case, num_pages))
@@ -115,7 +115,7 @@ HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat
         ("gfx942", {}, "xla"),
     ],
 )
-def test_which_gpu_gets_which_kernels(capability: str, change: dict[str, Any], expected: str) -> None:
+def test_default_kernels_of_each_gpu(capability: str, change: dict[str, Any], expected: str) -> None:
     device = Mock(jax.Device, platform="gpu", compute_capability=capability)
     case = replace(HOPPERS, **change)
     found = []

@@ -215,7 +215,7 @@ class _ChunkBlock:
         state, weights = add_weights(state, scores)
         plgpu.barrier_wait(pipeline.v_ready.at[slot])
         if context is not None:
-            # The first consumer is a turn ahead of the second, which therefore finds zeros.
+            # The first consumer is a turn ahead of the second, so the second finds the zeros in place.
             is_mine = (mine == 0) & (token + shape.block > context)
             pl.when(is_mine)(lambda: silence(shape, v, context - token))
         self.take_turns()
