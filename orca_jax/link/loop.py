@@ -19,7 +19,7 @@ SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engin
 COMPILE_THREADS = 2
 
 Compile = Callable[[StructuredOutput], Constraint]
-"""Raises RequestError."""
+"""Compiles a grammar; raises RequestError."""
 
 
 @dataclass(frozen=True)

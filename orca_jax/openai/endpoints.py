@@ -23,4 +23,4 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     completions.ENDPOINT: Endpoint(completion_parser, completions.prepare, completions.CompletionRenderer),
     chat.ENDPOINT: Endpoint(chat_parser, chat.prepare, chat.ChatRenderer),
 }
-"""By path."""
+"""The endpoints by path."""

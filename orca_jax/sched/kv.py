@@ -145,7 +145,7 @@ class KVManager:
         return 0 if row is None else self._pages.num_held_once(self._pages_of_row[row])
 
     def find(self, digests: Iterable[bytes]) -> Sequence[int]:
-        """Pages with the content of these digests (`sched/prefix.py`). Pass them to `share` before any other change."""
+        """Pages with the content of these digests (`Request.digests`). Pass them to `share` before any other change."""
         return self._pages.find(digests)
 
     def num_kept(self, pages: Sequence[int]) -> int:

@@ -10,7 +10,6 @@ from orca_jax.sched.admission import check_length, check_params, check_prompt
 from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
-from orca_jax.sched.prefix import digests_of, may_read
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.results import advance, append, member_results, update_of
 from orca_jax.step import StepPlan, StepResult
@@ -156,10 +155,10 @@ class RequestPool:
 
     def cached_pages(self, request: Request) -> Sequence[int]:
         """Cached pages for the beginning of a waiting request; at least one token is left to compute."""
-        if not self.reuses_prefixes or not may_read(request):
+        if not self.reuses_prefixes or not request.may_read_prefixes:
             return ()
         size = self.kv.page_size
-        return self.kv.find(digests_of(request, size, (request.num_tokens - 1) // size))
+        return self.kv.find(request.digests(size, (request.num_tokens - 1) // size))
 
     def preempt(self, request: Request) -> None:
         """Take row and pages from a running request. It waits again, and later computes its tokens again.
@@ -292,7 +291,7 @@ class RequestPool:
         if request.num_computed < (request.num_remembered + 1) * size:
             return  # nearly always
         num_full = min(request.num_computed, request.num_tokens) // size
-        digests = digests_of(request, size, num_full)
+        digests = request.digests(size, num_full)
         for index in range(request.num_remembered, num_full):
             self.kv.remember(row, index, digests[index])
         request.num_remembered = num_full

@@ -1,9 +1,14 @@
 """A live request: its prompt, its generated ids, and its progress through Algorithm 1."""
 
+import sys
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 
 from orca_jax.request import DEFAULT_URGENCY, Constraint, FinishReason, SamplingParams, TokenLogprobs, Urgency
+from orca_jax.step import has_penalty
 
 
 class State(Enum):
@@ -77,3 +82,39 @@ class Request:
             return self.generated_ids[start - boundary : start - boundary + count]
         ids = self.prompt_ids[start : start + count]
         return ids + self.generated_ids[: count - len(ids)]
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the request could get a row now."""
+        return self.row is None and not self.in_flight
+
+    @property
+    def may_read_prefixes(self) -> bool:
+        """True if the request may begin with pages of another one.
+
+        Prompt log probabilities need every position computed. Penalties count ids in a history on the device; only
+        computed tokens are in it.
+        """
+        return self.params.prompt_logprobs is None and not has_penalty(self.params)
+
+    def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
+        """Digests of the first `num_pages` full pages, in a chain; computed once.
+
+        Equal digests mean equal tokens from the first one on. The chain starts from the request's salt. So requests
+        with different salts never find each other's pages, and response times reveal nothing about them. SHA-256, since
+        a client may choose ids to make digests collide.
+        """
+        digests = self.page_digests
+        while len(digests) < num_pages:
+            parent = digests[-1] if digests else sha256(self.params.cache_salt.encode()).digest()
+            ids = self.ids_from(len(digests) * page_size, page_size)
+            assert len(ids) == page_size, f"{self.request_id}: page {len(digests)} is not full"
+            digests.append(sha256(parent + _bytes(ids)).digest())
+        return digests[:num_pages]
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    words = array("I", ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()

@@ -33,10 +33,5 @@ class Ordering(Protocol):
         ...
 
 
-def is_idle(request: Request) -> bool:
-    """True if a request could get a row now."""
-    return request.row is None and not request.in_flight
-
-
 by_arrival: Callable[[Request], int] = attrgetter("arrival_index")
 """Sort key for the order of arrival."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from orca_jax.sched.orderings.base import by_arrival, is_idle
+from orca_jax.sched.orderings.base import by_arrival
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 
@@ -16,7 +16,7 @@ class FirstComeFirstServed:
         return sorted(pool.running.values(), key=by_arrival)
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        return (request for request in pool if is_idle(request))
+        return (request for request in pool if request.is_idle)
 
     def charge(self, request: Request, num_tokens: int) -> None:
         """Does nothing: arrivals do not depend on service."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
-from orca_jax.sched.orderings.base import is_idle
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 
@@ -24,10 +23,10 @@ class ArrivalCursor:
 
     def news(self, pool: RequestPool) -> list[Request]:
         """Live requests able to get a row and not in a queue; each is returned once."""
-        arrived = [request for request in pool.arrived_since(self._num_seen) if is_idle(request)]
+        arrived = [request for request in pool.arrived_since(self._num_seen) if request.is_idle]
         self._num_seen = pool.num_arrived
-        back = [request for request in self._taken if is_idle(request) and request.state is not State.FINISHED]
-        self._taken = [r for r in self._taken if not is_idle(r) and r.state is not State.FINISHED]
+        back = [request for request in self._taken if request.is_idle and request.state is not State.FINISHED]
+        self._taken = [r for r in self._taken if not r.is_idle and r.state is not State.FINISHED]
         return back + arrived[::-1]
 
     def took(self, request: Request) -> None:
