@@ -123,30 +123,27 @@ class StepPlan:
         return any(member.is_constrained and member.last_on_device for member in self.members)
 
 
-class MultiStepResult(NamedTuple):
-    """Tokens of many steps, for each sampling member in the plan's order."""
+class MemberResult(NamedTuple):
+    """The result of one member of a plan."""
 
-    num_steps: int  # steps that were run
-    runs: Sequence[Sequence[int] | None]  # all unreported ids of the member, in order; None if they stay on the device
+    run: Sequence[int] | None = ()  # its unreported ids, in order; () without sampling; None: they stay on the device
+    is_finite: bool = True  # False: the logits held NaN or infinity, and the last id is undefined
+    logprobs: TokenLogprobs | None = None  # of the last id, if requested
+    scores: Sequence[TokenLogprobs] = ()  # one for each of its targets
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a plan, for each sampling member in the plan's order.
-
-    `logprobs` is empty if no member requested any. `scores` holds, for each member with targets in the plan's order,
-    one entry for each target.
-
-    `multi_step` is None, unless the plan had many steps or an earlier one left tokens on the device. `token_ids` are
-    then the last of each run, and undefined beside a None.
-    """
+    """The result of a plan, member by member in the plan's order."""
 
     iteration: int
-    token_ids: Sequence[int]
-    finite: Sequence[bool]  # False: the logits held NaN or infinity, and the token is undefined
-    logprobs: Sequence[TokenLogprobs | None] = ()
-    scores: Sequence[Sequence[TokenLogprobs]] = ()
-    multi_step: MultiStepResult | None = None
+    members: Sequence[MemberResult]
+    num_steps: int = 1  # steps that were run; 1 unless the plan had many
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The last reported id of each sampling member."""
+        return [member.run[-1] for member in self.members if member.run]
 
 
 @dataclass(slots=True)

@@ -192,14 +192,14 @@ class JaxExecutor:
             return read_results(plan, handle.launches, self._model.vocab_size)
         if plan.multi_step is not None:
             assert handle.many is not None, "a plan of many steps has their results"
-            result, many, num_drawn = read_many(plan, plan.multi_step, handle.many, handle.unreported, rows)
+            result, num_drawn = read_many(plan, plan.multi_step, handle.many, handle.unreported, rows)
             bucket = bucket_for(self.config.buckets, len(plan.members))
             self.stats.tokens += num_drawn
-            self.stats.padding_tokens += bucket * many.num_steps - num_drawn
+            self.stats.padding_tokens += bucket * result.num_steps - num_drawn
             return result
         ids = np.asarray(handle.unreported)
         sampling = [member.row for member in plan.members if member.is_sampling]
-        unreported = [ids[row, : rows.num_unreported[row]].tolist() for row in sampling]
+        unreported = {row: ids[row, : rows.num_unreported[row]].tolist() for row in sampling}
         rows.num_unreported[sampling] = 0
         return read_results(plan, handle.launches, self._model.vocab_size, unreported)
 

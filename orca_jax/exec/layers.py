@@ -19,7 +19,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import RowArrays, prepare, write_and_attend
+from orca_jax.kernels.ragged_attention import prepare, write_and_attend
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -93,8 +93,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
-    requests = RowArrays(batch.page_table, batch.query_start, batch.query_len, batch.context_len)
-    prepared = prepare(device, *_on_one_device(batch.ids.shape[0], model, config, mesh), requests, name)
+    prepared = prepare(device, *_on_one_device(batch.ids.shape[0], model, config, mesh), batch.requests, name)
 
     def on_shard(
         layer: Int[Array, ""],

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.buckets import Segment, sampler_width
 from orca_jax.exec.rows import RowTable
+from orca_jax.kernels.ragged_attention import RowArrays
 from orca_jax.step import Member
 
 
@@ -67,10 +68,7 @@ class Batch(NamedTuple):
     on_device: Bool[Array, " T"]  # the id is `last_token` of the token's row instead
     token_row: Int[Array, " T"]  # R for padding
     positions: Int[Array, " T"]
-    query_start: Int[Array, " R"]
-    query_len: Int[Array, " R"]
-    context_len: Int[Array, " R"]
-    page_table: Int[Array, "R P"]  # in one layer
+    requests: RowArrays  # pages of one layer
     kept_token: Int[Array, " K"]  # tokens whose hidden vectors go to the sampler
 
 
@@ -114,7 +112,8 @@ class Layout:
         """The arrays of a device vector; traced."""
         out = self.vector.unpack(vector)
         out["on_device"] = out["on_device"] != 0
-        return Batch(**out)
+        requests = RowArrays(**{name: out.pop(name) for name in RowArrays._fields})
+        return Batch(requests=requests, **out)
 
 
 class Kept(NamedTuple):

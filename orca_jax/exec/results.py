@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 import jax
@@ -15,7 +16,9 @@ from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import TokenLogprobs, TokenSet
-from orca_jax.step import MultiStep, MultiStepResult, StepPlan, StepResult
+from orca_jax.step import MemberResult, MultiStep, StepPlan, StepResult
+
+_NONE: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -50,11 +53,14 @@ class Launch:
 
 
 def read_results(
-    plan: StepPlan, launches: Sequence[Launch], vocab_size: int, unreported: Sequence[Sequence[int]] = ()
+    plan: StepPlan,
+    launches: Sequence[Launch],
+    vocab_size: int,
+    unreported: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> StepResult:
     """Wait for the device and put results in the plan's order.
 
-    `unreported` has tokens of the sampling members left on the device by earlier plans; it is empty if there are none.
+    `unreported` has the tokens of rows left on the device by earlier plans; it is empty if there are none.
     """
     drawn: dict[int, tuple[int, bool, TokenLogprobs | None]] = {}
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
@@ -72,24 +78,21 @@ def read_results(
             num_top = launch.num_top[place]
             logprobs = None if num_top is None or reader is None else reader.read(place, num_top)
             drawn[index] = tokens[place], finite[place], logprobs
-    in_order = [drawn[index] for index in sorted(drawn)]
-    runs = (
-        [[*earlier, token] for earlier, (token, _, _) in zip(unreported, in_order, strict=True)] if unreported else ()
-    )
-    return StepResult(
-        plan.iteration,
-        [token for token, _, _ in in_order],
-        [finite for _, finite, _ in in_order],
-        [logprobs for _, _, logprobs in in_order] if any([top is not None for _, _, top in in_order]) else (),
-        list(scores.values()),
-        MultiStepResult(1, runs) if runs else None,
-    )
+    results = []
+    for index, member in enumerate(plan.members):
+        scored = scores.get(index, ())
+        if not member.is_sampling:
+            results.append(MemberResult(scores=scored))
+            continue
+        token, is_finite, logprobs = drawn[index]
+        results.append(MemberResult((*unreported.get(member.row, ()), token), is_finite, logprobs, scored))
+    return StepResult(plan.iteration, results)
 
 
 def read_many(
     plan: StepPlan, multi_step: MultiStep, drawn: ManyDrawn, unreported: Int[Array, "R K"], rows: RowTable
-) -> tuple[StepResult, MultiStepResult, int]:
-    """Wait for a plan of many steps, and return its result, its runs, and the number of all drawn tokens.
+) -> tuple[StepResult, int]:
+    """Wait for a plan of many steps, and return its result and the number of all drawn tokens.
 
     `rows` is updated with the number of tokens of each member still on the device.
     """
@@ -100,10 +103,10 @@ def read_many(
     counts = rows.num_unreported[row] + num_drawn
     reported = [limit.report or has_ended for limit, has_ended in zip(multi_step.limits, ended, strict=True)]
     rows.num_unreported[row] = np.where(reported, 0, counts)
-    runs = [ids[row[i], : counts[i]].tolist() if reported[i] else None for i in range(number)]
-    newest = [run[-1] if run else 0 for run in runs]
-    many = MultiStepResult(int(drawn.num_steps), runs)
-    return StepResult(plan.iteration, newest, finite, multi_step=many), many, int(num_drawn.sum())
+    results = [
+        MemberResult(ids[row[i], : counts[i]].tolist() if reported[i] else None, finite[i]) for i in range(number)
+    ]
+    return StepResult(plan.iteration, results, int(drawn.num_steps)), int(num_drawn.sum())
 
 
 def _reader(launch: Launch, vocab_size: int) -> LogprobReader | None:

@@ -11,7 +11,7 @@ from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.results import advance, append, member_results, update_of
+from orca_jax.sched.results import advance, append, update_of
 from orca_jax.step import StepPlan, StepResult
 
 NOTHING_ALLOWED = (
@@ -192,9 +192,14 @@ class RequestPool:
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Record the results of an iteration (lines 11-13 of Algorithm 1)."""
-        for each in member_results(plan, result):
-            request = self._live[each.member.request_id]
-            advance(request, each)
+        number, others = len(plan.members), len(result.members)
+        assert others == number, f"iteration {plan.iteration} has {number} members, the result has {others}"
+        steps = [1] * number
+        if plan.multi_step is not None:
+            steps = [min(limit.most_steps, result.num_steps) for limit in plan.multi_step.limits]
+        for member, each, num_steps in zip(plan.members, result.members, steps, strict=True):
+            request = self._live[member.request_id]
+            advance(request, member, each, num_steps)
             if not request.in_flight:
                 in_initiation = request.num_computed < len(request.prompt_ids)
                 request.state = State.INITIATION if in_initiation else State.INCREMENT

@@ -1,69 +1,37 @@
 """The results of an iteration, member by member: the changes of each request, and its update."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from orca_jax.request import RequestMetrics, RequestUpdate, TokenLogprobs
 from orca_jax.sched.constraint import after
 from orca_jax.sched.request import Request
-from orca_jax.step import NOT_FINITE, Limit, Member, StepPlan, StepResult
-
-_ONE_STEP = Limit()
+from orca_jax.step import NOT_FINITE, Member, MemberResult
 
 
-class MemberResult(NamedTuple):
-    """The result of an iteration for one member."""
-
-    member: Member
-    run: Sequence[int] | None  # the reported ids, () if it does not sample; None: they stay on the device
-    num_steps: int = 1  # steps in which it may have drawn a token
-    is_finite: bool = True  # False: the last id is undefined
-    logprobs: TokenLogprobs | None = None  # of the last id
-    scores: Sequence[TokenLogprobs] = ()  # of its targets
-
-
-def member_results(plan: StepPlan, result: StepResult) -> Iterator[MemberResult]:
-    """One result for each member, in the plan's order.
+def advance(request: Request, member: Member, result: MemberResult, num_steps: int) -> None:
+    """Count an iteration of `num_steps` steps, the tokens drawn in it, and the scores of the prompt's ids.
 
     Raises:
-        AssertionError: plan and result do not belong together.
+        AssertionError: the result does not belong to the member.
     """
-    num_sampling = sum([member.is_sampling for member in plan.members])
-    assert len(result.token_ids) == len(result.finite) == num_sampling, (
-        f"iteration {plan.iteration} samples {num_sampling} tokens, the result has {len(result.token_ids)}"
+    run = result.run
+    assert member.is_sampling == (run is None or len(run) > 0), (
+        f"{request.request_id}: is_sampling is {member.is_sampling}, and the result has {run}"
     )
-    many = result.multi_step
-    runs = [(token,) for token in result.token_ids] if many is None else many.runs
-    limits = [_ONE_STEP] * len(plan.members) if plan.multi_step is None else plan.multi_step.limits
-    sampled = zip(runs, result.finite, result.logprobs or (None,) * num_sampling, strict=True)
-    scores = iter(result.scores)
-    for member, limit in zip(plan.members, limits, strict=True):
-        scored = next(scores) if member.targets else ()
-        if member.is_sampling:
-            run, is_finite, logprobs = next(sampled)
-            num_steps = 1 if many is None else min(limit.most_steps, many.num_steps)
-            yield MemberResult(member, run, num_steps, is_finite, logprobs, scored)
-        else:
-            yield MemberResult(member, (), scores=scored)
-
-
-def advance(request: Request, result: MemberResult) -> None:
-    """Count an iteration, the tokens drawn in it, and the scores of the prompt's ids."""
-    member = result.member
     if member.targets:
         _score(request, member, result.scores)
     request.in_flight -= 1
-    request.num_iterations += result.num_steps
+    request.num_iterations += num_steps
     if not member.is_sampling:
         return
-    if result.run is None:
-        request.num_pending += result.num_steps - 1
-        request.num_computed += result.num_steps - 1
-    elif len(result.run) == 1:
+    if run is None:
+        request.num_pending += num_steps - 1
+        request.num_computed += num_steps - 1
+    elif len(run) == 1:
         request.num_pending -= 1
     else:
         request.num_pending = 0
-        request.num_computed = request.num_tokens + len(result.run) - 1  # the last id was drawn and not computed
+        request.num_computed = request.num_tokens + len(run) - 1  # the last id was drawn and not computed
 
 
 def append(request: Request, result: MemberResult) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orca_jax.request import TokenSet
 from orca_jax.sim.cost import LinearCost, padded
-from orca_jax.step import ExecutorStats, Handle, Member, MultiStep, MultiStepResult, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, MultiStep, StepPlan, StepResult
 
 END_ID = 0
 """The last sampled token of a request; every other one is `OTHER_ID`."""
@@ -61,8 +61,7 @@ class SimExecutor:
             self.stats.idle_seconds += max(0.0, self._clock.now - self._free_at)
         self._is_wanted = True
         result = self._run(plan) if plan.multi_step is None else self._run_many(plan, plan.multi_step)
-        num_steps = 1 if result.multi_step is None else result.multi_step.num_steps
-        self._free_at = max(self._clock.now, self._free_at) + self._cost.seconds(plan, num_steps)
+        self._free_at = max(self._clock.now, self._free_at) + self._cost.seconds(plan, result.num_steps)
         return _SimHandle(result, self._free_at)
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
@@ -84,18 +83,17 @@ class SimExecutor:
         """Do nothing: no memory is held."""
 
     def _run(self, plan: StepPlan) -> StepResult:
-        ids, rows = [], []
+        results = []
         for member in plan.members:
             if member.sampling is not None:
                 self._num_prompt[member.row] = member.sampling.num_prompt
                 self._unreported[member.row] = []
-            if member.is_sampling:
-                ids.append(self._next_id(member, 0))
-                rows.append(member.row)
-        runs = [[*self._unreported[row], token] for row, token in zip(rows, ids, strict=True)]
-        self._unreported |= {row: [] for row in rows}
-        many = MultiStepResult(1, runs) if any([len(run) > 1 for run in runs]) else None
-        return StepResult(plan.iteration, ids, [True] * len(ids), multi_step=many)
+            if not member.is_sampling:
+                results.append(MemberResult())
+                continue
+            results.append(MemberResult((*self._unreported[member.row], self._next_id(member, 0))))
+            self._unreported[member.row] = []
+        return StepResult(plan.iteration, results)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
         """Run a plan of many steps; a member draws no more after its end or at its limit."""
@@ -109,10 +107,9 @@ class SimExecutor:
             ended |= {member.row for member in drawing if self._unreported[member.row][-1] == END_ID}
             drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
         reported = {row for row, limit in limits.items() if limit.report or row in ended}
-        runs = [self._unreported[row] if row in reported else None for row in limits]
+        results = [MemberResult(self._unreported[row] if row in reported else None) for row in limits]
         self._unreported |= {row: [] for row in reported}
-        newest = [run[-1] if run else OTHER_ID for run in runs]
-        return StepResult(plan.iteration, newest, [True] * len(runs), multi_step=MultiStepResult(num_steps, runs))
+        return StepResult(plan.iteration, results, num_steps)
 
     def _next_id(self, member: Member, num_before: int) -> int:
         """The id of a member's draw after `num_before` steps of a plan."""

@@ -17,7 +17,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.request import Constraint, SamplingParams, TokenLogprobs, TokenSet
 from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
 from orca_jax.sim.toy_memory import ToyMemory
-from orca_jax.step import ExecutorStats, Handle, Member, MultiStep, MultiStepResult, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, MultiStep, StepPlan, StepResult
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
@@ -167,7 +167,7 @@ class ToyExecutor:
         self.stats.launches += 1
         scores = tuple([self._score(member) for member in plan.members if member.targets])
         result = None if plan.multi_step is None else self._run_many(plan, plan.multi_step)
-        num_steps = 1 if result is None or result.multi_step is None else result.multi_step.num_steps
+        num_steps = 1 if result is None else result.num_steps
         self.stats.tokens += plan.num_tokens * num_steps
         now = time.perf_counter()
         if self._is_wanted:
@@ -224,20 +224,17 @@ class ToyExecutor:
 
     def _draw(self, handle: _ToyHandle, allowed: Sequence[TokenSet]) -> None:
         """Sample for a plan after all its members were written; `allowed` is for the constrained ones."""
-        plan, sets = handle.plan, iter(allowed)
-        samples = [self._sample(m, next(sets) if m.is_constrained else None) for m in plan.members if m.is_sampling]
-        logprobs = [logprob for _, logprob in samples]
-        token_ids = [token or 0 for token, _ in samples]
-        rows = [self._memory.row(member.row) for member in plan.members if member.is_sampling]
-        runs = [row.report(token) for row, token in zip(rows, token_ids, strict=True)]
-        handle.result = StepResult(
-            iteration=plan.iteration,
-            token_ids=token_ids,
-            finite=[token is not None for token, _ in samples],
-            logprobs=logprobs if any(logprobs) else (),
-            scores=handle.scores,
-            multi_step=MultiStepResult(1, runs) if any([len(run) > 1 for run in runs]) else None,
-        )
+        plan, sets, scores = handle.plan, iter(allowed), iter(handle.scores)
+        results = []
+        for member in plan.members:
+            scored = next(scores) if member.targets else ()
+            if not member.is_sampling:
+                results.append(MemberResult(scores=scored))
+                continue
+            token, logprobs = self._sample(member, next(sets) if member.is_constrained else None)
+            run = tuple(self._memory.row(member.row).report(token or 0))
+            results.append(MemberResult(run, token is not None, logprobs, scored))
+        handle.result = StepResult(plan.iteration, results)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
         """Run a plan of many steps, with its members written once: draw, write the drawn token, and so on."""
@@ -257,16 +254,13 @@ class ToyExecutor:
                 if token is None or token in row.sampling.stop_ids:
                     ended.add(member.row)
             drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
-        runs = [
-            tuple(self._memory.row(row).report()) if limit.report or row in ended else None
+        results = [
+            MemberResult(
+                tuple(self._memory.row(row).report()) if limit.report or row in ended else None, row not in broken
+            )
             for row, limit in limits.items()
         ]
-        return StepResult(
-            iteration=plan.iteration,
-            token_ids=[run[-1] if run else 0 for run in runs],
-            finite=[row not in broken for row in limits],
-            multi_step=MultiStepResult(num_steps, runs),
-        )
+        return StepResult(plan.iteration, results, num_steps)
 
     def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
         """The next id after a member's whole context (None if logits are not finite), and its log probability."""

@@ -141,6 +141,7 @@ class TimelineWriter(Observer):
         self, head: TimelineHeader, encode: Encode, sink: Sink, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._head = head
+        self._has_many_steps = head.config.check_in_intervals is not None
         self._encode, self._sink = encode, sink
         self._clock = clock
         self._requests: dict[str, Request] = {}  # until the last update of each
@@ -218,11 +219,10 @@ class TimelineWriter(Observer):
         now = self._clock()
         self._current = record = self._in_flight.popleft()
         record.collected = now
-        if result.multi_step is not None:
-            record.steps = result.multi_step.num_steps
-            sampling = [self._requests[member.request_id] for member in plan.members if member.is_sampling]
-            told = zip(sampling, result.multi_step.runs, strict=True)
-            record.told = [(request.arrival_index, len(run)) for request, run in told if run]
+        if self._has_many_steps and (plan.multi_step or any([len(each.run or ()) > 1 for each in result.members])):
+            record.steps = result.num_steps
+            told = zip(plan.members, result.members, strict=True)
+            record.told = [(self._requests[m.request_id].arrival_index, len(each.run)) for m, each in told if each.run]
         record.device = now - max(record.planned, self._collected)
         self._collected = now
 

@@ -201,4 +201,4 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cac
     result = executor.collect(
         executor.submit(plan(Member("bad", 0, 0, [7], is_sampling=True, new_pages=range(8), sampling=GREEDY)))
     )
-    assert result.finite == [False]
+    assert [member.is_finite for member in result.members] == [False]

@@ -51,7 +51,7 @@ def reported_tokens(
     for _ in range(count):
         result = run(executor, plan(member))
         tokens += result.token_ids
-        reported += [entry for entry in result.logprobs if entry is not None]
+        reported += [member.logprobs for member in result.members if member.logprobs is not None]
         member = next_of(row, len(PROMPT) + len(tokens) - 1, tokens[-1])
     return tokens, reported
 
@@ -176,7 +176,7 @@ def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Me
             num_top_targets=2,
         )
         result = run(executor, plan(member, *mates.values()))
-        out += [entry for entries in result.scores for entry in entries]  # only the last token has no target
+        out += [entry for each in result.members for entry in each.scores]  # only the last token has no target
         assert len(result.token_ids) == last + sum(mate.is_sampling for mate in mates.values())
     return out
 
@@ -188,7 +188,7 @@ def step_by_step(executor: JaxExecutor) -> list[TokenLogprobs]:
     for position, token in enumerate(IDS[1:], start=1):
         result = run(executor, plan(member), 1 << token)
         assert result.token_ids == [token]
-        out += result.logprobs
+        out += [each.logprobs for each in result.members if each.logprobs is not None]
         member = next_of(3, position, token, is_constrained=True)
     return out
 
@@ -220,7 +220,7 @@ def test_scoring_changes_neither_draws_nor_other_members(executor: JaxExecutor) 
     both = plan(first_of(0, GREEDY, IDS, targets=IDS[1:]), first_of(1, GREEDY))
     result = run(executor, both)
     assert result.token_ids == alone
-    assert len(result.scores) == 1
+    assert len([each for each in result.members if each.scores]) == 1
     check_close(scored(executor, [], mate=first_of(1, GREEDY)), scored(executor, []))
 
 

@@ -1,5 +1,6 @@
 """Packing by hand: the arrays of a launch."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
@@ -26,7 +27,7 @@ def batch_of(members: list[Member], layout: Layout, rows: RowTable) -> tuple[Bat
     rows.update(members)
     [segments] = launches(members, layout.num_tokens, 64)
     vector, kept = pack(members, segments, rows, layout)
-    return Batch(*(np.asarray(array) for array in layout.unpack(jnp.asarray(vector)))), kept
+    return jax.tree.map(np.asarray, layout.unpack(jnp.asarray(vector))), kept
 
 
 def draws_of(kept: Kept, rows: RowTable, width: int) -> Draws:
@@ -49,10 +50,10 @@ def test_a_mixed_batch() -> None:
     assert kept.targets == [None, None]
     assert batch.ids.tolist() == [20, 10, 11, 12, 13, 14, 30, 31, 0, 0]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 0, 1, 0, 0]
-    assert batch.query_start.tolist() == [0, 1, 6, 0]
-    assert batch.query_len.tolist() == [1, 5, 2, 0]
-    assert batch.context_len.tolist() == [5, 5, 2, 0]
-    assert batch.page_table.tolist() == [[0, 3, 0], [5, 1, 0], [2, 0, 0], [0, 0, 0]]
+    assert batch.requests.query_start.tolist() == [0, 1, 6, 0]
+    assert batch.requests.query_len.tolist() == [1, 5, 2, 0]
+    assert batch.requests.context_len.tolist() == [5, 5, 2, 0]
+    assert batch.requests.page_table.tolist() == [[0, 3, 0], [5, 1, 0], [2, 0, 0], [0, 0, 0]]
     assert batch.token_row.tolist() == [1, 2, 2, 2, 2, 2, 0, 0, 4, 4], "row 4 does not exist: padding"
     assert batch.kept_token[:2].tolist() == [0, 5]
     assert not batch.on_device.any()

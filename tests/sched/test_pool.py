@@ -9,7 +9,7 @@ from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.scheduler import Choice, Selection
-from orca_jax.step import RowSampling, StepPlan, StepResult
+from orca_jax.step import MemberResult, RowSampling, StepPlan, StepResult
 
 EOS = 9
 
@@ -25,7 +25,7 @@ def add(pool: RequestPool, request_id: str = "a", prompt=(1, 2, 3), **params) ->
 
 def run_once(pool: RequestPool, request: Request, token: int, finite: bool = True) -> StepPlan:
     plan = make_plan(0, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0)
-    pool.record(plan, StepResult(0, [token], [finite]))
+    pool.record(plan, StepResult(0, [MemberResult((token,), finite)]))
     return plan
 
 
@@ -176,7 +176,7 @@ def test_abort_in_flight_waits_for_the_iteration() -> None:
     assert not pool.abort("a"), "once"
     assert pool.kv.num_held_rows == 1, "the iteration still writes there"
     assert pool.deliver(lambda _: True, 3.0) == []
-    pool.record(plan, StepResult(0, [4], [True]))
+    pool.record(plan, StepResult(0, [MemberResult((4,))]))
     assert pool.kv.num_held_rows == 0
     [update] = pool.deliver(lambda _: True, 3.0)
     assert (update.new_ids, update.finish_reason) == ((), "abort")
@@ -186,8 +186,8 @@ def test_abort_in_flight_waits_for_the_iteration() -> None:
 def test_results_must_fit_the_plan() -> None:
     pool = pool_of()
     plan = make_plan(0, Selection([Choice(add(pool), 3)]), pool, now=2.0)
-    with pytest.raises(AssertionError, match="samples 1 tokens, the result has 2"):
-        pool.record(plan, StepResult(0, [4, 4], [True, True]))
+    with pytest.raises(AssertionError, match="has 1 members, the result has 2"):
+        pool.record(plan, StepResult(0, [MemberResult((4,)), MemberResult((4,))]))
 
 
 def test_plan_of_a_chunked_prompt() -> None:
@@ -199,8 +199,8 @@ def test_plan_of_a_chunked_prompt() -> None:
         plan = make_plan(iteration, Selection([Choice(request, count)]), pool, now=2.0)
         assert request.state is State.RUNNING
         plans.append(plan.members[0])
-        sampled = [6 + iteration] if plan.members[0].is_sampling else []
-        pool.record(plan, StepResult(iteration, sampled, [True] * len(sampled)))
+        run = (6 + iteration,) if plan.members[0].is_sampling else ()
+        pool.record(plan, StepResult(iteration, [MemberResult(run)]))
         tokens.append((request.state, list(request.generated_ids)))
     assert tokens == [(State.INITIATION, []), (State.INCREMENT, [7]), (State.INCREMENT, [7, 8])]
     assert [(m.start, list(m.ids), m.is_sampling) for m in plans] == [
@@ -244,12 +244,12 @@ def test_two_iterations_of_one_request_in_flight() -> None:
     first = make_plan(0, Selection([Choice(request, 2)]), pool, now=2.0)
     second = make_plan(1, Selection([Choice(request, 3)]), pool, now=2.0)
     assert [plan.members[0].start for plan in (first, second)] == [0, 2]
-    pool.record(first, StepResult(0, [], []))
+    pool.record(first, StepResult(0, [MemberResult()]))
     assert (request.state, request.in_flight) == (State.RUNNING, 1)
     pool.check_integrity()
     pool.abort("a")
     assert pool.kv.num_held_rows == 1, "the second chunk still writes there"
-    pool.record(second, StepResult(1, [4], [True]))
+    pool.record(second, StepResult(1, [MemberResult((4,))]))
     assert pool.kv.num_held_rows == 0
     assert [update.finish_reason for update in pool.deliver(lambda _: True, 3.0)] == ["abort"]
 
@@ -283,7 +283,7 @@ def test_log_probabilities_are_delivered_with_their_ids() -> None:
         plan = make_plan(
             iteration, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0
         )
-        pool.record(plan, StepResult(iteration, [4 + iteration], [True], [score_of(iteration)]))
+        pool.record(plan, StepResult(iteration, [MemberResult((4 + iteration,), logprobs=score_of(iteration))]))
         delivered += [
             (u.new_ids, u.logprobs, u.prompt_logprobs) for u in pool.deliver(lambda _, held=held: not held, 3.0)
         ]
@@ -294,7 +294,7 @@ def test_log_probabilities_are_delivered_only_on_request() -> None:
     pool = pool_of()
     requests = [add(pool, "a", max_tokens=1), add(pool, "b", max_tokens=1, logprobs=1)]
     plan = make_plan(0, Selection([Choice(request, 3) for request in requests]), pool, now=2.0)
-    pool.record(plan, StepResult(0, [4, 5], [True, True], [None, score_of(7)]))
+    pool.record(plan, StepResult(0, [MemberResult((4,)), MemberResult((5,), logprobs=score_of(7))]))
     updates = pool.deliver(lambda _: True, 3.0)
     assert [update.logprobs for update in updates] == [(), (score_of(7),)]
 
@@ -304,8 +304,8 @@ def score(pool: RequestPool, request: Request, iteration: int, count: int) -> li
     plan = make_plan(iteration, Selection([Choice(request, count)]), pool, now=2.0)
     [member] = plan.members
     scores = [score_of(member.start + 1 + n) for n in range(len(member.targets))]
-    sampled = [4] if member.is_sampling else []
-    pool.record(plan, StepResult(iteration, sampled, [True] * len(sampled), (), [scores] if member.targets else []))
+    run = (4,) if member.is_sampling else ()
+    pool.record(plan, StepResult(iteration, [MemberResult(run, scores=scores)]))
     return list(member.targets)
 
 
@@ -350,7 +350,7 @@ def test_sets_are_computed_only_for_sampling_members() -> None:
     bound = add(pool, "b", prompt=[1, 2, 3], allowed_token_ids=(4, 5))
     chunk = make_plan(0, Selection([Choice(bound, 2)]), pool, now=2.0)
     assert not chunk.is_constrained
-    pool.record(chunk, StepResult(0, [], []))
+    pool.record(chunk, StepResult(0, [MemberResult()]))
     plan = make_plan(1, Selection([Choice(free, 3), Choice(bound, 1)]), pool, now=2.0)
     assert [member.is_constrained for member in plan.members] == [False, True]
     assert pool.allowed(plan) == [1 << 4 | 1 << 5]

@@ -7,7 +7,7 @@ import pytest
 from orca_jax.request import SamplingParams
 from orca_jax.sim.toy import ToyExecutor, toy_generate
 from orca_jax.sim.toy_logits import toy_logprobs
-from orca_jax.step import Member, StepPlan, StepResult
+from orca_jax.step import Member, MemberResult, StepPlan, StepResult
 from tests.sampling import row_sampling
 
 GREEDY = row_sampling(seed=3)
@@ -167,16 +167,15 @@ def test_logprobs_and_scores() -> None:
     executor = toy()
     result = run(executor, FIRST._replace(sampling=sampling, targets=[2, 3], num_top_targets=2))
     assert result.token_ids == [2]
-    assert result.logprobs == [toy_logprobs(0, 2, 1, 10)]
-    assert [[(score.rank, score.top_ids) for score in scores] for scores in result.scores] == [
-        [(1, (2, 3)), (6, (8, 9))]
-    ]
+    assert result.members[0].logprobs == toy_logprobs(0, 2, 1, 10)
+    [member] = result.members
+    assert [(score.rank, score.top_ids) for score in member.scores] == [(1, (2, 3)), (6, (8, 9))]
 
 
 def test_sampling_leaves_log_probabilities_alone() -> None:
     sampling = row_sampling(1.0, 0, 1.0, 3, logprobs=0)
     result = run(toy(), FIRST._replace(sampling=sampling))
-    assert (result.token_ids, result.logprobs) == ([6], [toy_logprobs(0, 6, 0, 10)])
+    assert (result.token_ids, result.members[0].logprobs) == ([6], toy_logprobs(0, 6, 0, 10))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,10 @@ def test_a_plan_out_of_turn_is_refused() -> None:
 
 def test_override() -> None:
     executor = toy(override=lambda request_id, length, token: {3: 7, 4: None}[length])
-    assert run(executor, FIRST) == StepResult(0, [7], [True])
-    assert run(executor, Member("a", 0, 3, [7], True, num_old_pages=2)) == StepResult(1, [0], [False])
+    assert run(executor, FIRST) == StepResult(0, [MemberResult((7,))])
+    assert run(executor, Member("a", 0, 3, [7], True, num_old_pages=2)) == StepResult(
+        1, [MemberResult((0,), is_finite=False)]
+    )
 
 
 def test_latency() -> None:
