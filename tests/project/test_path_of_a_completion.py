@@ -1,30 +1,44 @@
-"""The files that one completion crosses, from its bytes to the last byte of its answer.
+"""The files and the forms of data that one completion crosses, from its bytes to the last byte of its answer.
 
 A file counts if a function of it runs for the call. The front end and the engine process are traced while a server
 answers one streamed completion of the toy model. The device's part is traced on a real model: one launch on the host,
 and the tracing of its two programs, which stands for their run. Code of start-up does not count.
+
+A form is a value class, or bytes with a layout, that carries the request's data on its way. A container counts together
+with its elements. The traced calls show every value class that is made for a request, so that a new one is noticed.
 """
 
+import asyncio
+import dataclasses
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 import orca_jax
+from orca_jax.batch.local import LocalEngine
+from orca_jax.batch.rows import COMPLETIONS, Row
+from orca_jax.build.engine import build_engine
+from orca_jax.config import EngineConfig
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.server_config import ServerConfig
 from orca_jax.step import Member
 from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.sampling import GREEDY
 from tests.serve.running import Server, running, wait_until
 
 MAX_FILES = 56
+MAX_FORMS = 18
 NUM_CALLS = 5  # only files of all calls count: a heartbeat falls into some of them
 PACKAGE = Path(orca_jax.__file__).parent
 TRACER = Path(__file__).parent / "tracer"
@@ -115,3 +129,115 @@ def test_a_completion_crosses_few_files(host_files: set[str], device_files: set[
     assert {"exec/executor.py", "model/transformer.py"} <= device_files
     files = sorted(host_files | device_files)
     assert len(files) <= MAX_FILES, f"{len(files)} files: {' '.join(files)}"
+
+
+# Forms in their order, and the containers that count with them. Those in quotes are no classes: bytes, or arrays.
+FORMS: dict[str, set[str]] = {
+    "'body of the call'": set(),
+    "CompletionRequest": set(),
+    "Prompt": set(),
+    "SamplingParams": set(),
+    "Submit": {"Job"},
+    "'frame of the link'": set(),
+    "Request": set(),
+    "Choice": {"Selection", "_SelectionBuilder"},
+    "Member": {"RowSampling", "StepPlan", "InFlight"},
+    "'columns of the row table'": set(),
+    "Segment": set(),
+    "'vector of a launch'": {"Kept"},
+    "Batch": {"RowArrays", "Draws", "SamplingParameters"},
+    "Drawn": {"Launch", "JaxHandle"},
+    "MemberResult": {"StepResult"},
+    "RequestUpdate": {"Updates"},
+    "Piece": set(),
+    "'event of the answer'": {"CompletionChoice"},
+}
+# Made for a call too, but without its prompt or its tokens.
+ABOUT_A_CALL = {
+    "Answer", "BadLine", "Deadlines", "DeviceState", "EngineStats", "HeadMajorPages", "Heartbeat", "Range", "RequestEnd",
+    "RequestMetrics", "Row", "ExecutorStats", "Urgency", "Usage", "_ToyHandle", "ToyRow", "VectorLayout", "_Filters",
+    "_SoftmaxState",
+}  # fmt: skip
+
+
+def value_classes(values: dict[str, Any], found: dict[str, set[int]], kept: list[object]) -> None:
+    """Note the value classes of the package among the variables of a function; `kept` keeps ids from being reused."""
+    for value in values.values():
+        kind = type(value)
+        is_value = dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "_fields")
+        if is_value and kind.__module__.startswith("orca_jax."):
+            found.setdefault(kind.__name__, set()).add(id(value))
+            kept.append(value)
+
+
+class Collector:
+    """Collects value classes of all threads while it is entered."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[int]] = {}
+        self.kept: list[object] = []
+
+    def __enter__(self) -> "Collector":
+        threading.settrace_all_threads(self._trace)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+        threading.settrace_all_threads(None)  # type: ignore[arg-type]
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(str(PACKAGE)) or code.co_name == "<module>":
+            return None
+        if event in ("call", "return"):
+            value_classes({**frame.f_locals, "returned": arg}, self.found, self.kept)
+        return self._trace
+
+
+def made_in_the_last(collectors: list[Collector]) -> set[str]:
+    """Names of the classes with an instance that only the last collector saw: values that live longer do not count."""
+    *before, last = collectors
+    old = {number for collector in before for numbers in collector.found.values() for number in numbers}
+    return {name for name, numbers in last.found.items() if numbers - old}
+
+
+def classes_of_the_host() -> set[str]:
+    """Value classes made for a completion of the toy model, in one process."""
+    body = json.dumps({"model": "preset:toy", "prompt": "hi", "max_tokens": 3, "ignore_eos": True}).encode()
+
+    async def complete() -> list[Collector]:
+        config = EngineConfig(model="preset:toy", max_num_seqs=4)
+        collectors = []
+        with build_engine(config) as built:
+            async with LocalEngine(built, ServerConfig(config)) as engine:
+                for number in range(3):
+                    with Collector() as collector:
+                        answer = await engine.answer(Row(number, str(number), COMPLETIONS, body), f"r{number}")
+                    assert answer.status == 200, answer
+                    collectors.append(collector)
+        return collectors
+
+    return made_in_the_last(asyncio.run(complete()))
+
+
+def classes_of_the_device(program_cache: str) -> set[str]:
+    """Value classes made for one launch, and for the tracing of its programs."""
+    executor = make_executor(program_cache)
+    member = Member("r", 0, 0, PROMPT, is_sampling=True, new_pages=range(8), sampling=GREEDY)
+    collectors = []
+    for _ in range(2):
+        with Collector() as collector:
+            executor.collect(executor.submit(plan(member)))
+            lower(executor)
+        collectors.append(collector)
+    executor.close()
+    return made_in_the_last(collectors)
+
+
+def test_a_completion_has_few_forms(program_cache: str) -> None:
+    assert len(FORMS) <= MAX_FORMS
+    made = classes_of_the_host() | classes_of_the_device(program_cache)
+    assert {"CompletionRequest", "Submit", "Request", "Member", "MemberResult", "RequestUpdate", "Drawn"} <= made
+    known = {name for form, containers in FORMS.items() for name in (form, *containers)} | ABOUT_A_CALL
+    assert not sorted(made - known), "new forms: merge them with one of FORMS, or say what they are"
