@@ -154,9 +154,9 @@ FORMS: dict[str, set[str]] = {
 }
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
-    "Answer", "BadLine", "Deadlines", "DeviceState", "EngineStats", "HeadMajorPages", "Heartbeat", "Range", "RequestEnd",
-    "RequestMetrics", "Row", "ExecutorStats", "Urgency", "Usage", "_ToyHandle", "ToyRow", "VectorLayout", "_Filters",
-    "_SoftmaxState",
+    "Answer", "BadLine", "Deadlines", "DeviceState", "EngineStats", "ExecutorStats", "HeadMajorPages", "Heartbeat",
+    "Range", "RequestEnd", "RequestMetrics", "Row", "ToyRow", "Urgency", "Usage", "VectorLayout", "_Filters",
+    "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 
