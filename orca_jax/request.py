@@ -131,6 +131,11 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()  # words that must not be generated; converted into `bad_token_ids`
     skip_special_tokens: bool = True  # leave special tokens out of the text
 
+    @property
+    def has_penalty(self) -> bool:
+        """True if logits depend on the tokens of the context."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+
     def __post_init__(self) -> None:
         # Lists become tuples. A frozen dataclass has no other way to convert a field.
         for name in ("stop_token_ids", "stop", "bad_words"):

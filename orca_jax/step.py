@@ -16,11 +16,6 @@ NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no furthe
 """The error of a request with sound parameters; every other error follows from the request's own parameters."""
 
 
-def has_penalty(params: SamplingParams) -> bool:
-    """True if logits depend on the tokens of the context."""
-    return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1
-
-
 class RowSampling(NamedTuple):
     """The sampling of a request that now holds a row; sent when the row gets a new holder.
 
@@ -37,7 +32,7 @@ class RowSampling(NamedTuple):
     def has_extras(self) -> bool:
         """True if the request needs the full sampler; the whole launch then takes more time."""
         params = self.params
-        return has_penalty(params) or bool(params.logit_bias) or params.logprobs is not None
+        return params.has_penalty or bool(params.logit_bias) or params.logprobs is not None
 
 
 class Member(NamedTuple):

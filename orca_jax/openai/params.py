@@ -1,5 +1,6 @@
 """Conversion of the fields of a call into engine requests."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,21 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
+from orca_jax.openai.schema.sampling import SamplingFields
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.text.bad_words import bad_word_ids
 
-# Fields of a call with the same name and form in `SamplingParams`.
-PLAIN = (
-    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("seed", "logit_bias", "allowed_token_ids", "stop_token_ids", "ignore_eos", "min_tokens"),
+# Fields of a call with the name of a field in `SamplingParams`, but another form or another way there.
+_CONVERTED = frozenset({"max_tokens", "logprobs", "prompt_logprobs", "stop", "bad_words", "cache_salt"}) | {
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+}
+PLAIN = tuple(
+    field.name
+    for field in dataclasses.fields(SamplingParams)
+    if field.name in SamplingFields.__struct_fields__ and field.name not in _CONVERTED
 )
+"""Fields of a call with the same name and form in `SamplingParams`."""
 
 type CompletionCall = CompletionRequest | ChatRequest
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, Selection
-from orca_jax.step import MAX_STOP_IDS, Limit, MultiStep, has_penalty
+from orca_jax.step import MAX_STOP_IDS, Limit, MultiStep
 
 STRETCH = 4
 """A request is checked every K steps if its predicted rest is at least this many times K."""
@@ -62,7 +62,7 @@ def _can_repeat(choice: Choice) -> bool:
         and choice.num_tokens == request.num_left == 1
         and request.num_computed >= len(request.prompt_ids)
         and request.constraint is None
-        and not (has_penalty(params) or params.logit_bias)
+        and not (params.has_penalty or params.logit_bias)
         and params.logprobs is None
         and len(request.stop_ids) <= MAX_STOP_IDS
     )

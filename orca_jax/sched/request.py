@@ -8,7 +8,6 @@ from enum import Enum
 from hashlib import sha256
 
 from orca_jax.request import DEFAULT_URGENCY, Constraint, FinishReason, SamplingParams, TokenLogprobs, Urgency
-from orca_jax.step import has_penalty
 
 
 class State(Enum):
@@ -95,7 +94,7 @@ class Request:
         Prompt log probabilities need every position computed. Penalties count ids in a history on the device; only
         computed tokens are in it.
         """
-        return self.params.prompt_logprobs is None and not has_penalty(self.params)
+        return self.params.prompt_logprobs is None and not self.params.has_penalty
 
     def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
         """Digests of the first `num_pages` full pages, in a chain; computed once.

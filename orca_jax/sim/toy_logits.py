@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
-from orca_jax.step import has_penalty
 
 SLOPE = 1 / 8
 
@@ -34,7 +33,7 @@ def toy_noise(temperature: float, top_k: int, seed: int, length: int) -> int:
 
 def has_adjustments(params: SamplingParams) -> bool:
     """True if biases or penalties change any logit."""
-    return has_penalty(params) or bool(params.logit_bias)
+    return params.has_penalty or bool(params.logit_bias)
 
 
 def toy_adjusted(
