@@ -200,5 +200,6 @@ def _moved(batch: Batch, offset: Int[Array, " T"]) -> Batch:
     """The same increments some positions later. Requests are in the order of their tokens, absent ones last."""
     num_tokens, num_rows = offset.shape[0], batch.requests.query_len.shape[0]
     by_request = jnp.pad(offset, (0, max(0, num_rows - num_tokens)))[:num_rows]
+    positions = batch.positions + offset
     requests = batch.requests._replace(context_len=batch.requests.context_len + by_request)
-    return batch._replace(positions=batch.positions + offset, requests=requests)
+    return batch._replace(positions=positions, requests=requests)
