@@ -136,6 +136,11 @@ class SamplingParams:
         """True if logits depend on the tokens of the context."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
 
+    @property
+    def has_extras(self) -> bool:
+        """True if the request needs the full sampler, at some cost in time for the whole launch."""
+        return self.has_penalty or bool(self.logit_bias) or self.logprobs is not None
+
     def __post_init__(self) -> None:
         # Lists become tuples. A frozen dataclass has no other way to convert a field.
         for name in ("stop_token_ids", "stop", "bad_words"):

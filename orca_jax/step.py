@@ -28,12 +28,6 @@ class RowSampling(NamedTuple):
     num_prompt: int = 0  # tokens of the context that were not generated
     stop_ids: tuple[int, ...] = ()  # end tokens of the request, for plans of many steps
 
-    @property
-    def has_extras(self) -> bool:
-        """True if the request needs the full sampler; the whole launch then takes more time."""
-        params = self.params
-        return params.has_penalty or bool(params.logit_bias) or params.logprobs is not None
-
 
 class Member(NamedTuple):
     """The work of one request in one iteration.

@@ -45,4 +45,4 @@ class RowTable:
         stop_ids = sampling.stop_ids[:MAX_STOP_IDS]  # a request with more of them never gets plans of many steps
         self.stop_ids[row, : len(stop_ids)], self.stop_ids[row, len(stop_ids) :] = stop_ids, NO_ID
         self.num_unreported[row] = 0
-        self.has_extras[row], self.logprobs[row] = sampling.has_extras, sampling.params.logprobs
+        self.has_extras[row], self.logprobs[row] = sampling.params.has_extras, sampling.params.logprobs

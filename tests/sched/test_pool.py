@@ -268,7 +268,7 @@ def test_plan_of_a_request_with_everything() -> None:
     sampling = make_plan(0, Selection([Choice(request, 3)]), pool, now=2.0).members[0].sampling
     assert sampling == RowSampling(request.params, 5, num_prompt=3, stop_ids=(EOS,))
     assert {name: getattr(request.params, name) for name in fields} == fields
-    assert sampling is not None and sampling.has_extras
+    assert sampling is not None and sampling.params.has_extras
 
 
 def score_of(number: int) -> TokenLogprobs:
