@@ -95,11 +95,8 @@ class Engine:
         self._clock = clock
         self._seeds = random.Random(seed)
         self._in_flight: deque[InFlight] = deque()
-        self._iterations = 0
-        self._scheduled_requests = 0
-        self._scheduled_tokens = 0
-        self._schedule_seconds = 0.0
-        self._update_seconds = 0.0
+        self._iterations = self._scheduled_requests = self._scheduled_tokens = 0
+        self._schedule_seconds = self._update_seconds = 0.0
 
     def add(
         self,

@@ -64,15 +64,9 @@ class ServerConfig:
         1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
     )
     max_num_queued_tokens: int = _flag(4_000_000, "limits", "largest number of prompt tokens in the queue")
-    overload_status: Literal[429, 503] = _flag(
-        503, "limits", "HTTP status of a request refused because the queue is full"
-    )
-    queue_timeout: float | None = _flag(
-        None, "limits", "longest wait for the first token; a request may set a shorter one"
-    )
-    request_timeout: float | None = _flag(
-        None, "limits", "longest time for a whole request; a request may set a shorter one"
-    )
+    overload_status: Literal[429, 503] = _flag(503, "limits", "HTTP status of a request refused by a full queue")
+    queue_timeout: float | None = _flag(None, "limits", "longest wait for the first token; a request may set less")
+    request_timeout: float | None = _flag(None, "limits", "longest time for a request; a request may set less")
     read_timeout: float = _flag(30.0, "limits", "longest time for a client to send a request")
     write_timeout: float = _flag(30.0, "limits", "longest time without progress for a client that reads an answer")
     max_body_bytes: int = _flag(32 * MIB, "limits", "largest request body in bytes")

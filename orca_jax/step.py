@@ -68,7 +68,7 @@ class Limit(NamedTuple):
     """The part of one member in a plan of many steps."""
 
     most_steps: int = 1  # tokens that the member may generate in the plan
-    report: bool = True  # False: the tokens stay on the device, unless the member ends; a later result carries them
+    reports: bool = True  # False: the tokens stay on the device, unless the member ends; a later result carries them
 
 
 class MultiStep(NamedTuple):
@@ -77,7 +77,7 @@ class MultiStep(NamedTuple):
     Every member processes one token and samples, without extras or constraints. The device feeds the drawn token to
     the next step. A member ends with one of its `stop_ids` or with logits that are not finite; it stops then, or after
     its `most_steps`. The dispatch returns after `num_steps` steps, when all members have stopped, or, with
-    `stops_early`, when the first one has. Members with `report=False` have the `most_steps` of the whole dispatch.
+    `stops_early`, when the first one has. Members with `reports=False` have the `most_steps` of the whole dispatch.
     """
 
     num_steps: int

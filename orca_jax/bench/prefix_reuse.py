@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
-    if not (SCHEDULERS[config.scheduler].shares_prefixes and config.enable_prefix_caching):
+    if not (SCHEDULERS[config.scheduler].traits.shares_prefixes and config.enable_prefix_caching):
         raise ConfigError(
             "scheduler must be chunked, with prefix caching enabled; the benchmark disables it for every other pass",
             param="scheduler",

@@ -196,7 +196,7 @@ def _observer(header: TimelineHeader) -> TimelineWriter | None:
 
 def default_tokens(config: EngineConfig, platform: str) -> int:
     """Return the tokens of the largest launch; with a token budget, of an iteration, half of them left for prompts."""
-    if SCHEDULERS[config.scheduler].has_token_budget and platform == "cpu":
+    if SCHEDULERS[config.scheduler].traits.has_token_budget and platform == "cpu":
         return max(_CPU_BUDGET, 2 * config.max_num_seqs)
     return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
 

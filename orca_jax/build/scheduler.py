@@ -17,7 +17,7 @@ from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles, Scored
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler, SchedulerSettings
+from orca_jax.sched.scheduler import Scheduler, SchedulerSettings, Traits
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = {
     "orca": OrcaScheduler,
@@ -91,19 +91,19 @@ def check_settings(config: EngineConfig) -> None:
     if config.scheduling_policy not in ORDERINGS:
         message = f"scheduling_policy must be one of {', '.join(ORDERINGS)}, got {config.scheduling_policy!r}"
         raise ConfigError(message, param="scheduling_policy")
-    kind = SCHEDULERS[config.scheduler]
-    if config.scheduling_policy != "fcfs" and not kind.has_orderings:
-        able = _names(lambda kind: kind.has_orderings)
+    traits = SCHEDULERS[config.scheduler].traits
+    if config.scheduling_policy != "fcfs" and not traits.has_orderings:
+        able = _names(lambda traits: traits.has_orderings)
         message = f"scheduling_policy {config.scheduling_policy} needs scheduler {able}, got {config.scheduler}"
         raise ConfigError(message, param="scheduling_policy")
-    if not kind.has_reservations:
+    if not traits.has_reservations:
         _check_on_demand(config)
     if config.check_in_intervals is not None:
         _check_intervals(config.check_in_intervals, config)
 
 
-def _names(has_trait: Callable[[type[Scheduler]], bool]) -> str:
-    return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind))
+def _names(has_trait: Callable[[Traits], bool]) -> str:
+    return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind.traits))
 
 
 def _check_on_demand(config: EngineConfig) -> None:
@@ -121,10 +121,11 @@ def _check_intervals(intervals: tuple[int, ...], config: EngineConfig) -> None:
     if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
         message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
         raise ConfigError(message, param="check_in_intervals")
-    if not SCHEDULERS[config.scheduler].has_many_steps or config.overlap:
+    if not SCHEDULERS[config.scheduler].traits.has_many_steps or config.overlap:
+        able = _names(lambda traits: traits.has_many_steps)
         message = (
-            f"check_in_intervals needs scheduler {_names(lambda kind: kind.has_many_steps)} without overlap: a device "
-            "that runs many steps by itself leaves nothing to overlap; give --no-overlap"
+            f"check_in_intervals needs scheduler {able} without overlap: a device that runs many steps by itself "
+            "leaves nothing to overlap; give --no-overlap"
         )
         raise ConfigError(message, param="check_in_intervals")
 
@@ -135,15 +136,15 @@ def _pool(
     """The pool of requests with its `KVManager`."""
     rows = num_rows(config)
     n_slots = config.n_slots
-    kind = SCHEDULERS[config.scheduler]
-    if kind.has_reservations and n_slots is None:
+    traits = SCHEDULERS[config.scheduler].traits
+    if traits.has_reservations and n_slots is None:
         n_slots = max(1, cache.num_slots - rows * (cache.page_size - 1))
     return RequestPool(
         KVManager(cache.num_pages, cache.page_size, rows, n_slots),
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
-        reuses_prefixes=kind.shares_prefixes and config.enable_prefix_caching,
+        reuses_prefixes=traits.shares_prefixes and config.enable_prefix_caching,
         predictor=predictor,
     )
 

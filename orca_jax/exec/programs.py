@@ -40,13 +40,7 @@ class DeviceState(NamedTuple):
 
 
 class Programs:
-    """Shapes and programs of one decoder on one mesh.
-
-    Args:
-        decoder: parameters on the devices of `mesh`.
-        model: of the decoder.
-        config: shapes, for the finite set of programs.
-        mesh: with a tensor axis.
+    """Shapes and programs of one decoder on one mesh. The arguments are those of `JaxExecutor`.
 
     Attributes:
         weights, unembedding: flat parameters, the first arguments of the programs.

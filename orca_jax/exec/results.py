@@ -101,7 +101,7 @@ def read_many(
     ended, finite = np.asarray(drawn.ended)[:number].tolist(), np.asarray(drawn.finite)[:number].tolist()
     row = [member.row for member in plan.members]
     counts = rows.num_unreported[row] + num_drawn
-    reported = [limit.report or has_ended for limit, has_ended in zip(multi_step.limits, ended, strict=True)]
+    reported = [limit.reports or has_ended for limit, has_ended in zip(multi_step.limits, ended, strict=True)]
     rows.num_unreported[row] = np.where(reported, 0, counts)
     results = [
         MemberResult(ids[row[i], : counts[i]].tolist() if reported[i] else None, finite[i]) for i in range(number)

@@ -95,17 +95,15 @@ class EngineLoop:
         inbox: messages of the front end and of the compiling threads.
         send: sends a message to the front end; called by several threads.
         status: updated with the progress of the thread.
-        compile_grammar: makes a constraint; called by several threads.
+        compiler: makes a constraint of a grammar; called by several threads.
     """
 
-    def __init__(
-        self, engine: Engine, inbox: Inbox, send: Send, status: EngineStatus, compile_grammar: Compile
-    ) -> None:
+    def __init__(self, engine: Engine, inbox: Inbox, send: Send, status: EngineStatus, compiler: Compile) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
         self._status = status
-        self._compile = compile_grammar
+        self._compile = compiler
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
         status.sample(engine)

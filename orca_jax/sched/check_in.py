@@ -49,7 +49,7 @@ class CheckIns:
         num_steps = max(1, min([interval - choice.request.num_pending for choice, interval in pairs], default=1))
         num_steps = _fitting(choices, num_steps, kv)
         limits = [_limit(choice.request, num_steps, interval) for choice, interval in pairs]
-        if num_steps == 1 and all([limit.report for limit in limits]):
+        if num_steps == 1 and all([limit.reports for limit in limits]):
             return selection
         return selection._replace(multi_step=MultiStep(num_steps, stops_early=num_waiting > 0, limits=limits))
 

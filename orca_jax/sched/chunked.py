@@ -15,7 +15,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
 
 
 class ChunkedScheduler:
@@ -34,11 +34,9 @@ class ChunkedScheduler:
         check_ins: makes plans of many steps when all members generate; needs a `depth` of 1.
     """
 
-    has_reservations: ClassVar[bool] = False
-    shares_prefixes: ClassVar[bool] = True
-    has_orderings: ClassVar[bool] = True
-    has_token_budget: ClassVar[bool] = True
-    has_many_steps: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        shares_prefixes=True, has_orderings=True, has_token_budget=True, has_many_steps=True
+    )
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
 
 
 class OrcaScheduler:
@@ -16,11 +16,7 @@ class OrcaScheduler:
     holds back a running request.
     """
 
-    has_reservations: ClassVar[bool] = True
-    shares_prefixes: ClassVar[bool] = False
-    has_orderings: ClassVar[bool] = False
-    has_token_budget: ClassVar[bool] = False
-    has_many_steps: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(has_reservations=True)
 
     def __init__(self, max_bs: int, n_workers: int = 1) -> None:
         self.max_bs = max_bs

@@ -6,7 +6,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
 
 
 class RequestLevelScheduler:
@@ -19,11 +19,7 @@ class RequestLevelScheduler:
     - No token is delivered before the whole batch has ended. Only aborted members leave at once.
     """
 
-    has_reservations: ClassVar[bool] = True
-    shares_prefixes: ClassVar[bool] = False
-    has_orderings: ClassVar[bool] = False
-    has_token_budget: ClassVar[bool] = False
-    has_many_steps: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(has_reservations=True)
 
     def __init__(self, max_bs: int, n_workers: int = 1) -> None:
         """Raises ConfigError if `n_workers` is not 1: there is no second batch to overlap with."""

@@ -45,18 +45,23 @@ class SchedulerSettings(NamedTuple):
     check_in_intervals: tuple[int, ...] | None
 
 
+class Traits(NamedTuple):
+    """The abilities of a kind of scheduler."""
+
+    has_reservations: bool = False  # a request reserves all its slots when it is admitted; else pages on demand
+    shares_prefixes: bool = False  # requests may begin with pages of the prefix cache
+    has_orderings: bool = False  # `--scheduling-policy` decides the order
+    has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
+    has_many_steps: bool = False  # `--check-in-intervals` makes plans of many steps
+
+
 class Scheduler(Protocol):
     """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`.
 
-    The class variables are its traits; other parts read them instead of comparing names.
+    Other parts read its traits instead of comparing names.
     """
 
-    has_reservations: ClassVar[bool]  # a request reserves all its slots when it is admitted; else pages on demand
-    shares_prefixes: ClassVar[bool]  # requests may begin with pages of the prefix cache
-    has_orderings: ClassVar[bool]  # `--scheduling-policy` decides the order
-    has_token_budget: ClassVar[bool]  # an iteration has at most `--max-num-batched-tokens` tokens
-    has_many_steps: ClassVar[bool]  # `--check-in-intervals` makes plans of many steps
-
+    traits: ClassVar[Traits]
     n_workers: int  # iterations that may be in flight
 
     @classmethod

@@ -106,7 +106,7 @@ class SimExecutor:
             num_steps += 1
             ended |= {member.row for member in drawing if self._unreported[member.row][-1] == END_ID}
             drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
-        reported = {row for row, limit in limits.items() if limit.report or row in ended}
+        reported = {row for row, limit in limits.items() if limit.reports or row in ended}
         results = [MemberResult(self._unreported[row] if row in reported else None) for row in limits]
         self._unreported |= {row: [] for row in reported}
         return StepResult(plan.iteration, results, num_steps)

@@ -256,7 +256,7 @@ class ToyExecutor:
             drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
         results = [
             MemberResult(
-                tuple(self._memory.row(row).report()) if limit.report or row in ended else None, row not in broken
+                tuple(self._memory.row(row).report()) if limit.reports or row in ended else None, row not in broken
             )
             for row, limit in limits.items()
         ]

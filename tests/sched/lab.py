@@ -1,7 +1,7 @@
 """An engine on the toy model with a record of every batch, for tests of schedulers."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
@@ -171,6 +171,15 @@ def _shown(plan: StepPlan) -> Iterable[str]:
     many = plan.multi_step
     if many is not None:
         yield f"{many.num_steps}{'!' if many.stops_early else ''}x"
-    reports = [True] * len(plan.members) if many is None else [limit.report for limit in many.limits]
+    reports = [True] * len(plan.members) if many is None else [limit.reports for limit in many.limits]
     for member, report in zip(plan.members, reports, strict=True):
         yield f"{member.request_id}{member.num_tokens}{'' if member.is_sampling else '-'}{'' if report else '~'}"
+
+
+def run_lab(requests: Iterable[tuple[str, int, int]], **sizes: Any) -> Lab:
+    """A lab with `sizes` after it has run these requests: (id, prompt tokens, `max_tokens`) of each."""
+    lab = Lab(**sizes)
+    for request_id, num_prompt, max_tokens in requests:
+        lab.add(request_id, num_prompt, max_tokens)
+    lab.run()
+    return lab

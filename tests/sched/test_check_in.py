@@ -3,7 +3,7 @@
 import pytest
 
 from orca_jax.request import SamplingParams
-from tests.sched.lab import Lab, Shape
+from tests.sched.lab import Lab, Shape, run_lab
 from tests.sched.test_properties import EOS
 
 STEPPED = Shape(depth=1, reuses_prefixes=False, budget=8, intervals=(2, 4))  # from 8 and 16 tokens to go
@@ -35,10 +35,7 @@ TABLE = {
 @pytest.mark.parametrize("case", TABLE)
 def test_by_hand(case: str) -> None:
     sizes, requests, iterations = TABLE[case]
-    lab = Lab(**sizes)
-    for request_id, num_prompt, max_tokens in requests:
-        lab.add(request_id, num_prompt, max_tokens)
-    lab.run()
+    lab = run_lab(requests, **sizes)
     assert lab.batches == iterations
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from orca_jax.build.scheduler import ORDERINGS
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.orderings.priority import Priority
-from tests.sched.lab import Lab, Shape
+from tests.sched.lab import Lab, Shape, run_lab
 from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, serve
 
 ONE = Shape(depth=1, reuses_prefixes=False)
@@ -54,10 +54,7 @@ TABLE = {
 @pytest.mark.parametrize("case", TABLE)
 def test_by_hand(case: str) -> None:
     sizes, requests, iterations = TABLE[case]
-    lab = Lab(**sizes)
-    for request_id, num_prompt, max_tokens in requests:
-        lab.add(request_id, num_prompt, max_tokens)
-    lab.run()
+    lab = run_lab(requests, **sizes)
     assert lab.batches == iterations
     for request_id, num_prompt, max_tokens in requests:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)

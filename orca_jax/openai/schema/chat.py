@@ -150,18 +150,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         bool | None, Meta(description="End the prompt with the start of an assistant message. Default true.")
     ] = None
     continue_final_message: Annotated[
-        bool | None,
-        Meta(
-            description="Continue the last message instead of starting a new one. Requires "
-            "`add_generation_prompt: false`."
-        ),
+        bool | None, Meta(description="Continue the last message. Requires `add_generation_prompt: false`.")
     ] = None
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description="Additional variables for the chat template.")
     ] = None
-    echo: Annotated[
-        bool | None, Meta(description="Put the last message before the answer. Requires `continue_final_message`.")
-    ] = None
+    echo: Annotated[bool | None, Meta(description="Repeat the last message. Requires `continue_final_message`.")] = None
 
     prompt_name: ClassVar[str] = "messages"
     default_limit: ClassVar[int | None] = None  # None: the rest of the context

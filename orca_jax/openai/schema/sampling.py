@@ -154,17 +154,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_logprobs: Annotated[
         NumLogprobs | None,
-        Meta(
-            description="Return log probabilities of the prompt's tokens and of this many most probable ones. Not "
-            "with `stream`."
-        ),
+        Meta(description="Log probabilities of the prompt, with this many most probable tokens. Not with `stream`."),
     ] = None
     return_token_ids: Annotated[bool | None, Meta(description="Also return `prompt_token_ids` and `token_ids`.")] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=INT64)] | None,
-        Meta(
-            description="Keep only this many tokens at the end of the prompt; -1: as many as leave room for the answer."
-        ),
+        Meta(description="Keep only this many last tokens of the prompt; -1: as many as leave room for the answer."),
     ] = None
     add_special_tokens: Annotated[
         bool | None,
