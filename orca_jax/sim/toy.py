@@ -235,6 +235,9 @@ class ToyExecutor:
             run = tuple(self._memory.row(member.row).report(token or 0))
             results.append(MemberResult(run, token is not None, logprobs, scored))
         handle.result = StepResult(plan.iteration, results)
+        # `sim/clock.py` counts the latency from the draw, so a token must not be seen before that.
+        handle.ready_at = max(handle.ready_at, time.perf_counter() + self._latency)
+        self._ready_at = max(self._ready_at, handle.ready_at)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
         """Run a plan of many steps, with its members written once: draw, write the drawn token, and so on."""
