@@ -5,7 +5,7 @@ This code runs for every token of every stream, so the usual case is cheap: one 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -161,33 +161,25 @@ class Generation:
             ApiError: the engine refused the call or failed, or a deadline passed.
             ClientGone: the client has disconnected.
         """
-        try:
-            async with contextlib.aclosing(self._run(receive)) as batches:
-                async for pieces in batches:
-                    yield pieces
-        except LinkError as error:
-            raise api_error(error, self._overload_status) from None
-
-    async def _run(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
         job = self.job
-        call = self._client.open(job.requests, job.deadlines)
-        async with call, _watch(receive, call):
-            self._begin()
-            try:
-                while (messages := await _receive_soon(call)) is None:
-                    yield []
-                while True:
-                    pieces, failure = self._collect(call, messages)
-                    if pieces:  # also the pieces before a failure
-                        yield pieces
-                    if failure is not None:
-                        raise failure
-                    if not self._open:
-                        return
-                    messages = await call.receive()
-            except BaseException as error:
-                self._end_all(_end_reason(error))
-                raise
+        with self._api_errors():
+            async with self._client.open(job.requests, job.deadlines) as call, _watch(receive, call):
+                self._begin()
+                try:
+                    while (messages := await _receive_soon(call)) is None:
+                        yield []
+                    while True:
+                        pieces, failure = self._collect(call, messages)
+                        if pieces:  # also the pieces before a failure
+                            yield pieces
+                        if failure is not None:
+                            raise failure
+                        if not self._open:
+                            return
+                        messages = await call.receive()
+                except BaseException as error:
+                    self._end_all(_end_reason(error))
+                    raise
 
     def usage(self) -> Usage:
         """Token counts so far."""
@@ -195,6 +187,14 @@ class Generation:
         generated = sum(output.num_tokens for output in self._outputs)
         details = PromptDetails(sum(self._cached)) if any(self._cached) else UNSET
         return Usage(prompt, generated, prompt + generated, details)
+
+    @contextlib.contextmanager
+    def _api_errors(self) -> Iterator[None]:
+        """Turn errors of the link into answers. Around the whole call, so that no piece passes another generator."""
+        try:
+            yield
+        except LinkError as error:
+            raise api_error(error, self._overload_status) from None
 
     def _begin(self) -> None:
         job = self.job
