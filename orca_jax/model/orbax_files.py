@@ -150,7 +150,7 @@ def _steps(root: Path) -> dict[int, Path]:
 
 
 def _folders(root: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _scan(root, MAX_ENTRIES) if entry.is_dir()]
+    return [path for path in (Path(entry.path) for entry in _scan(root, MAX_ENTRIES)) if path.is_dir()]
 
 
 def _scan(folder: Path, limit: int) -> Iterator[os.DirEntry[str]]:
@@ -181,16 +181,19 @@ def _refused(folder: Path, problem: str) -> CheckpointError:
 
 def _check_files(folder: Path) -> None:
     """Check the number of files, and that none is a pipe or a device, since reading these may never end."""
-    pending, count = [folder], 0
+    pending, seen, count = [folder], {folder.resolve()}, 0
     while pending:
         for entry in _scan(pending.pop(), MAX_FILES):
-            count += 1
+            path, count = Path(entry.path), count + 1
             if count > MAX_FILES:
                 raise _refused(folder, f"the checkpoint has more than {MAX_FILES} files")
-            if entry.is_dir():
-                pending.append(Path(entry.path))
-            elif not entry.is_file():
+            if path.is_file():
+                continue
+            if not path.is_dir():
                 raise _refused(folder, f"{entry.name} is not a regular file")
+            if path.resolve() not in seen:  # a link may lead to a folder above it
+                seen.add(path.resolve())
+                pending.append(path)
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
