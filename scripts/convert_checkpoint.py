@@ -18,9 +18,10 @@ import jax
 
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.model.checkpoint import PARAMS, save_decoder
+from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
+from orca_jax.model.orbax_files import PARAMS
 from orca_jax.progress import progress_bar
 
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
