@@ -73,8 +73,12 @@ def orbax_root(directory: Path) -> Path | None:
     """The folder of the Orbax checkpoint of a model directory: params/, or the directory itself; None without one."""
     if (directory / PARAMS).is_dir():
         return directory / PARAMS
-    is_checkpoint = any((directory / mark).is_file() for mark in _MARKS)
-    return directory if is_checkpoint or (directory.is_dir() and _steps(directory)) else None
+    return directory if is_checkpoint(directory) else None
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True if Orbax wrote `folder`: a tree, a checkpoint of several trees, or the steps of a `CheckpointManager`."""
+    return any((folder / mark).is_file() for mark in _MARKS) or (folder.is_dir() and bool(_steps(folder)))
 
 
 def read_tree(root: Path) -> StoredTree:

@@ -24,6 +24,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
 from orca_jax.progress import Progress
 
@@ -152,7 +153,10 @@ def _file_names(directory: Path) -> Mapping[str, set[str]]:
             "convert them to safetensors",
             param="model",
         )
-    problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in params/"
+    if orbax_root(directory) is not None:
+        message = f"{directory} has no safetensors, but an Orbax checkpoint; use --load-format auto"
+        raise ConfigError(message, param="load_format")
+    problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in {PARAMS}/"
     raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
 
 

@@ -16,10 +16,10 @@ import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 from flax import nnx
 
-from orca_jax.errors import CheckpointError
+from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model import checkpoint as orbax_reader
 from orca_jax.model import orbax_files
-from orca_jax.model.describe import config_from_hf
+from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
@@ -283,6 +283,24 @@ def test_safetensors_beside_orbax_are_logged(
     with caplog.at_level("INFO"):
         assert_served(plain.parent, flat)
     assert "load_format safetensors" in logged(caplog)
+
+
+def test_load_formats_that_a_directory_does_not_have(plain: Path) -> None:
+    with pytest.raises(ConfigError, match="use --load-format auto") as caught:
+        load_decoder(plain.parent, dtype="float32", mesh=mesh_of(1), load_format="safetensors")
+    assert caught.value.param == "load_format"
+    shutil.rmtree(plain)
+    with pytest.raises(CheckpointError, match=r"params.*\n.*the folder cannot be read: No such file"):
+        load_decoder(plain.parent, dtype="float32", mesh=mesh_of(1), load_format="orbax")
+
+
+@pytest.mark.parametrize("name", ["params", "steps"])
+def test_a_checkpoint_without_a_model_directory_gets_advice(plain: Path, name: str) -> None:
+    """A user names the folder that Orbax wrote, and it has no config.json."""
+    if name == "steps":
+        plain = Path(shutil.move(plain, plain.parents[1] / "steps" / "3")).parent
+    with pytest.raises(ConfigError, match=rf"config\.json is missing.*ln -s {plain} MODEL/params"):
+        read_model_config(plain)
 
 
 def test_numbered_folders_of_a_trainer_are_not_checkpoints_of_orbax(model: Path) -> None:
