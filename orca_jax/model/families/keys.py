@@ -86,7 +86,6 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
         "return_dict",
         "torchscript",
         "use_cache",
-        "use_return_dict",
         "xla_device",
     ),
     "roles in models of another kind": (

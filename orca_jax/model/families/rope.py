@@ -16,6 +16,7 @@ from orca_jax.model.families.values import (
     get_floats,
     get_int,
     get_optional_float,
+    is_number,
     is_same,
     refusal,
     short,
@@ -71,6 +72,9 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int) -> tuple[RopeConfig, int]
     if unknown:
         message = f"config.json: {key} has the unknown key {short(unknown[0])}; remove it if the model does not need it"
         raise ConfigError(message, param=unknown[0])
+    for name in _NEEDED.get(kind, ()):
+        if scaling.get(name) is None:
+            raise ConfigError(f"config.json: rope_type {kind} needs {name} in {key}", param=name)
     _check_partial(hf, scaling)
     if head_dim % 2:
         raise refusal("head_dim", "must be even for rotary positions", head_dim)
@@ -156,10 +160,16 @@ def _yarn(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConf
         beta_fast=get_float(scaling, "beta_fast", 32.0),
         beta_slow=get_float(scaling, "beta_slow", 1.0),
         attention_factor=get_optional_float(scaling, "attention_factor"),
-        mscale=get_optional_float(scaling, "mscale"),
-        mscale_all_dim=get_optional_float(scaling, "mscale_all_dim"),
+        mscale=_get_scale(scaling, "mscale"),
+        mscale_all_dim=_get_scale(scaling, "mscale_all_dim"),
         truncate=get_bool(scaling, "truncate", True),
     )
+
+
+def _get_scale(scaling: Scaling, key: str) -> float | None:
+    """A positive number, or None for null and 0."""
+    value = scaling.get(key)
+    return None if is_number(value) and value == 0 else get_optional_float(scaling, key)
 
 
 def _longrope(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
@@ -182,4 +192,11 @@ _KINDS: Mapping[str, Callable[[Scaling, float, int, int], RopeConfig]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+}
+
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("low_freq_factor", "high_freq_factor", "factor"),
+    "longrope": ("short_factor", "long_factor"),
 }
