@@ -75,7 +75,7 @@ def convert(source: Path, destination: Path, dtype: DType | None = None) -> None
 
 
 def _untie(file: Path) -> None:
-    """Correct a configuration that ties a head which the weights have of their own."""
+    """Correct a configuration whose head is tied, although the weights have one."""
     values = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**values, "tie_word_embeddings": False}, indent=2) + "\n", encoding="utf-8")
 

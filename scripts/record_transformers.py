@@ -65,7 +65,7 @@ def record(made: Directory) -> dict[str, Any]:
 
 
 def too_long(number: int, frame: object) -> None:
-    """Stop a directory that would take for ever."""
+    """Stop a directory without an end."""
     raise TimeoutError(f"more than {SECONDS} s")
 
 

@@ -27,7 +27,7 @@ def preset_names() -> tuple[str, ...]:
 def read_model_config(source: str | Path) -> ModelConfig:
     """The configuration of `source`, a model directory or "preset:<name>".
 
-    End tokens of generation_config.json join those that config.json names, since models rely on both. If neither file
+    End tokens of generation_config.json join those named in config.json, since models rely on both. If neither file
     names one, there is none, as in transformers.
 
     Raises:

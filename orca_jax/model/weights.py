@@ -92,10 +92,10 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
 
 
 def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelConfig:
-    """The configuration, untied if the files hold an unembedding that differs from the embedding.
+    """The configuration, untied if the files hold an unembedding unequal to the embedding.
 
-    Some fine-tuned models have a head of their own, and a configuration that still ties it. Transformers compares both
-    as the type in which they are loaded, and unties them; the file is right.
+    Some fine-tuned models have a head of their own, and a configuration with a tied one. As in transformers, both are
+    compared in the type of loading, and the files decide.
 
     Raises:
         ConfigError: as in `load_safetensors`.

@@ -36,13 +36,13 @@ class Family:
 
     Args:
         name: the `model_type`.
-        config_from_hf: reads a configuration whose keys were checked (`keys.check_keys`).
-        keys: the keys that `config_from_hf` reads, beside those shared by all families.
+        config_from_hf: reads a configuration with checked keys (`keys.check_keys`).
+        keys: the keys read by `config_from_hf`, beside those shared by all families.
         architectures: classes of transformers with these weights; the first is the usual one.
         weights: the tensors of a checkpoint.
         prefixes: prefixes of tensors in published files.
-        ignored: matches tensors that hold no weights.
-        fixed: keys with one supported value, and the values that mean it; see `keys.FIXED`.
+        ignored: matches tensors without weights.
+        fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
     """
 

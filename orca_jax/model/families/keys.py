@@ -1,7 +1,7 @@
 """The keys of a config.json: those with one supported value, those without effect, and the refusal of all others.
 
-A family has the table of the keys that it reads (`Family.keys`). Every other key must be in a table of this module. So
-no key that changes the arithmetic is ignored.
+A family has the table of its own keys (`Family.keys`). Every other key must be in a table of this module. So no key
+with an effect on the arithmetic is ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ FIXED: Mapping[str, tuple[object, ...]] = {
     "transformers_weights": (None,),
     "use_sliding_window": (False, None),
 }
-"""Keys that change the arithmetic, with the values that leave it as it is."""
+"""Keys with an effect on the arithmetic, and their values without one."""
 
 HARMLESS: Mapping[str, tuple[str, ...]] = {
     "notes of the program that wrote the file": (
@@ -147,7 +147,7 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def check_keys(hf: HfConfig, family: Family) -> None:
-    """Refuse every key that could change the results and is not read for this family.
+    """Refuse every key with a possible effect on the results, unless this family reads it.
 
     Raises:
         ConfigError: a key is unknown, or has a value without support in the decoder. The error names the key.
@@ -199,7 +199,7 @@ def _check_classes(hf: HfConfig, family: Family) -> None:
 
 
 def resolve_aliases(hf: HfConfig, family: Family) -> HfConfig:
-    """The configuration with each alias replaced by the key that it stands for.
+    """The configuration with each alias replaced by its key.
 
     Raises:
         ConfigError: an alias and its key have different values.
