@@ -128,8 +128,8 @@ def _is_equal(one: Any, other: Any, dtype: DType) -> bool:
     step = max(1, _COMPARED // max(1, shape[1]))
     for start in range(0, shape[0], step):
         rows = slice(start, min(start + step, shape[0]))
-        parts = (np.asarray(table[rows]).astype(jnp.dtype(dtype)) for table in (one, other))
-        if not np.array_equal(*parts):
+        first, second = (np.asarray(table[rows]).astype(jnp.dtype(dtype)) for table in (one, other))
+        if not np.array_equal(first, second):
             return False
     return True
 

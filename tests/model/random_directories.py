@@ -22,7 +22,7 @@ LENGTH, NEW = 24, 8  # tokens of the prompt, and generated ones
 
 Settings = Mapping[str, tuple[Any, ...]]
 
-TOKENS = (None, 0, 3, [3, 5], [])
+TOKENS: tuple[Any, ...] = (None, 0, 3, [3, 5], [])
 CLASSES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model"), "llama": ("LlamaForCausalLM", "LlamaModel")}
 
 # Values that a writer of such files would use. Sizes are not here: they decide the weights.
@@ -65,6 +65,14 @@ USUAL: Settings = {
     "unsloth_version": ("2025.3",),
     "unsloth_fixed": (True,),
     "model_max_length": (1024,),
+    "author": ("a name",),
+    "created_date": ("2021-04-28",),
+    "description": ("a model",),
+    "license": ("mit",),
+    "n_special": (0,),
+    "type_vocab_size": (16,),
+    "hidden_dropout_prob": (0.1,),
+    "attention_probs_dropout_prob": (0.1,),
     "num_labels": (2,),
     "_num_labels": (1,),
     "classifier_dropout": (None, 0.1),
@@ -234,9 +242,9 @@ SIZES = {
         *("head_dim", "max_position_embeddings", "vocab_size"),
     ),
 }
-NOT_NUMBERS = ("1", "true", "false", "", [], [1], {}, {"a": 1}, True, False)
+NOT_NUMBERS: tuple[Any, ...] = ("1", "true", "false", "", [], [1], {}, {"a": 1}, True, False)
 WRONG = (*NOT_NUMBERS, float("nan"), float("inf"), -1, 0, 1, 2.0, 10**400)
-INNER_ODD = (
+INNER_ODD: tuple[tuple[str, Any], ...] = (
     ("mrope_section", [1, 1]),
     ("finetuned", True),
     ("partial_rotary_factor", 0.5),
@@ -247,7 +255,7 @@ INNER_ODD = (
     ("rope_type", "su"),
     ("rope_type", None),
 )
-INNER_WRONG = ("1", [], {}, float("nan"), float("inf"), -1.0, 0, True, False, None, 10**400)
+INNER_WRONG: tuple[Any, ...] = ("1", [], {}, float("nan"), float("inf"), -1.0, 0, True, False, None, 10**400)
 
 
 @dataclass

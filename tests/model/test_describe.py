@@ -33,6 +33,7 @@ PRESETS = {
 
 GPT2: dict[str, Any] = {"model_type": "gpt2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
+LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 HUB: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/fixtures/configs/hub.json").read_text(encoding="utf-8"))
 
 
@@ -80,7 +81,11 @@ def test_describing_a_model_imports_no_jax() -> None:
         ({**LLAMA, "rope_scaling": ["linear"]}, "rope_scaling"),
         ({**LLAMA, "rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({**LLAMA, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "long_factor"),
+        (
+            {**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor",
+        ),
         ({**LLAMA, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**LLAMA, "is_causal": False}, "is_causal"),
         ({**GPT2, "is_causal": None}, "is_causal"),
@@ -265,7 +270,10 @@ def test_malformed_rotary_positions_are_refused_by_name(kind: str) -> None:
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
         ({"rope_type": "yarn", "factor": 8.0, "rope_theta": 1.0}, "rope_theta"),
-        ({"rope_type": "longrope", "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        (
+            {"rope_type": "longrope", "original_max_position_embeddings": 1, **LONG},
+            "original_max_position_embeddings",
+        ),
         ({"rope_type": 7}, "rope_type"),
         ({"rope_type": ["linear"]}, "rope_type"),
         ({"rope_type": None}, "rope_type"),

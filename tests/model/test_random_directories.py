@@ -64,7 +64,7 @@ def check_refusal(error: ConfigError | CheckpointError, made: Directory, theirs:
     assert made.strange, f"{error}: transformers has {theirs}"
     is_named = any(key[:40] in str(error) for key in made.strange)
     sizes = {*SIZES[made.family], "attention_bias", "mlp_bias", "tie_word_embeddings", "n_layer", "num_hidden_layers"}
-    assert is_named or (isinstance(error, CheckpointError) and sizes & made.strange.keys()), f"{made.strange}: {error}"
+    assert is_named or sizes & made.strange.keys(), f"{made.strange}: {error}"
 
 
 def check_result(config: ModelConfig, decoder: Decoder, made: Directory, theirs: Mapping[str, Any]) -> None:
