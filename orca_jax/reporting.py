@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     print(title)
     width = max(map(len, rows))
     for name, value in rows.items():
+        if value is None:
+            continue
         print(f"  {name:<{width}}  {value:,.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
+
+
+def print_warning(message: str | None) -> None:
+    """Print a warning to standard error, if there is one; the tables go to standard output."""
+    if message is not None:
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def hardware() -> dict[str, Any]:

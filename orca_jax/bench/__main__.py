@@ -1,6 +1,5 @@
 """`python -m orca_jax.bench COMMAND [flags]`: benchmarks; `--help` lists them."""
 
-import argparse
 import sys
 
 from orca_jax.bench import (
@@ -17,6 +16,7 @@ from orca_jax.bench import (
 )
 from orca_jax.bench.online import command as online
 from orca_jax.errors import OrcaError
+from orca_jax.flags import FlagParser
 
 COMMANDS = {
     "batch": batch,
@@ -35,7 +35,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one benchmark. Return the exit code, 2 if a flag is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
+    parser = FlagParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)

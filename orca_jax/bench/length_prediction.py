@@ -23,7 +23,7 @@ from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import Scorer
 from orca_jax.ranker.storage import load_scorer
-from orca_jax.reporting import hardware, print_table
+from orca_jax.reporting import hardware, print_table, print_warning
 from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
 from orca_jax.sched.request import Request
@@ -77,7 +77,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real-load", type=float, default=1.2, metavar="X", help="load of the engine in these passes (default: 1.2)"
     )
-    add_engine_args(parser, model="demo", scheduler="chunked", max_num_seqs=16)
+    # Each contestant has its ordering and its predictor, and the timelines stay in memory.
+    chosen = ("scheduling_policy", "length_predictor", "trace_file")
+    add_engine_args(parser, without=chosen, model="demo", scheduler="chunked", max_num_seqs=16)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -119,7 +121,8 @@ def _on_the_engine(
     drawn = answers.draw(args.real_requests, args.seed)
     first, timeline = runner.real(drawn, [0.0] * args.real_requests, "fcfs", ClientBound())
     fit = fit_cost(timeline)
-    print_table("fitted cost in seconds", {**dataclasses.asdict(fit.cost), "r_squared": fit.r_squared})
+    print_table("fitted cost in seconds", fit.shown)
+    print_warning(fit.warning)
     known = dataclasses.replace(drawn, lengths=first.lengths)
     capacity = _capacity(runner, answers, fit.cost)
     arrivals = poisson(args.real_requests, args.real_load * capacity, args.seed)
@@ -134,7 +137,8 @@ def _on_the_engine(
             shown["ranker_share"] = timed.seconds / served.wall
             shown["ranker_us"] = 1e6 * timed.seconds / args.real_requests
             print_table("the ranker", {key: shown[key] for key in ("ranker_share", "ranker_us")})
-    return {**shown, "r_squared": fit.r_squared, "requests": args.real_requests}, fit.cost
+    fitted = {"r_squared": fit.r_squared, "fit_warning": fit.warning}
+    return {**shown, **fitted, "requests": args.real_requests}, fit.cost
 
 
 def _simulate(

@@ -3,13 +3,13 @@
 `python -m orca_jax.bench replay FILE` runs its arrivals again under other settings.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 
 from orca_jax.errors import OrcaError
+from orca_jax.flags import FlagParser
 from orca_jax.reporting import print_table
 from orca_jax.timeline.read import figures, load_timeline
 from orca_jax.timeline.views import add_file_args, write_views
@@ -17,7 +17,7 @@ from orca_jax.timeline.views import add_file_args, write_views
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show a file. Return the exit code, 2 if a flag or the file is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m orca_jax.timeline", description=__doc__)
+    parser = FlagParser(prog="python -m orca_jax.timeline", description=__doc__)
     add_file_args(parser)
     args = parser.parse_args(argv)
     try:

@@ -11,13 +11,14 @@ import pytest
 
 from tests.project.source import ROOT, SourceFile, python_files
 
-FACTS = frozenset({"errors", "config", "request", "step"})
+FACTS = frozenset({"checks", "errors", "config", "request", "step"})
 
 # The floors, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "config": frozenset(),
-    "request": frozenset({"errors"}),
+    "checks": frozenset({"errors"}),
+    "config": frozenset({"checks", "errors"}),
+    "request": frozenset({"checks", "errors"}),
     "step": frozenset({"request"}),
     "bundled": frozenset({"errors"}),
     "flags": FACTS,
@@ -34,7 +35,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "sim": FACTS,
     "observer": FACTS | {"sched"},
     "engine": FACTS | {"sched", "observer"},
-    "timeline": FACTS | {"sched", "sim", "observer", "engine", "reporting"},
+    "timeline": FACTS | {"flags", "sched", "sim", "observer", "engine", "reporting"},
     "build": FACTS
     | {"bundled", "progress", "sched", "kernels", "text", "model", "exec", "ranker", "sim", "engine", "timeline"},
     "llm": FACTS | {"build", "engine", "text"},
