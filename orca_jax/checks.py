@@ -64,7 +64,7 @@ def check_values(settings: Any) -> None:
     Raises:
         ConfigError: a value has another type, or is not one of the choices; `param` names the field.
     """
-    for name, hint in _hints(type(settings)).items():
+    for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         fitting = _fitting(value, hint)
         if fitting is _UNFIT:
@@ -80,11 +80,6 @@ def choices(hint: Any) -> tuple[Any, ...]:
 
 
 _UNFIT = object()
-
-
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

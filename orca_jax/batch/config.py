@@ -11,6 +11,7 @@ from typing import Any, Literal
 import httpx
 
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
+from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import FlagParser, add_engine_args, add_field_args, engine_config_from_args
@@ -34,9 +35,14 @@ def _flag(default: Any, group: str, text: str) -> Any:
     return field(default=default, metadata={"group": group, "help": text})
 
 
+@names_checked(ConfigError)
 @dataclass(frozen=True)
 class BatchConfig:
-    """Settings of a run. Times are in seconds."""
+    """Settings of a run. Times are in seconds.
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
+    """
 
     input: Path
     output: Path
@@ -66,6 +72,9 @@ class BatchConfig:
     )
     max_retries: int = _flag(6, "server", "retries of a request after 408, 409, 429, 5xx or a lost connection")
     request_timeout: float = _flag(600.0, "server", "seconds to wait for an answer")
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
     @property
     def line_format(self) -> LineFormat:
