@@ -3,7 +3,6 @@
 import math
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,13 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     print(title)
     width = max(map(len, rows))
     for name, value in rows.items():
-        if value is None:
-            continue
         print(f"  {name:<{width}}  {value:,.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
 
 
 def print_warning(message: str | None) -> None:
-    """Print a warning to standard error, if there is one; the tables go to standard output."""
+    """Print a warning, if there is one, among the tables: a saved report then holds it too."""
     if message is not None:
-        print(f"warning: {message}", file=sys.stderr)
+        print(f"warning: {message}")
 
 
 def hardware() -> dict[str, Any]:

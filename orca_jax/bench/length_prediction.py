@@ -28,7 +28,7 @@ from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
 from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
-from orca_jax.timeline.fit import fit_cost
+from orca_jax.timeline.fit import Fit, fit_cost
 
 HELP = "latency with each length predictor, on word problems for the demo model"
 
@@ -91,16 +91,17 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     with build_engine(config) as built:
         runner = PassRunner(built, config)
-        real, cost = _on_the_engine(runner, answers, scorer, args)
+        real, fit = _on_the_engine(runner, answers, scorer, args)
     taus = {
         name: _tau(contestant.predictor(answers), answers)
         for name, contestant in _contestants(scorer).items()
         if name != "fcfs"
     }
     print_table("Kendall's tau against the true lengths", taus)
-    simulated = _simulate(runner, answers, scorer, cost, args)
+    simulated = _simulate(runner, answers, scorer, fit.cost, args)
+    print_warning(fit.warning)
     settings = {name: getattr(args, name) for name in ("log", "ranker", "load", "seeds", "num_requests", "real_load")}
-    line = {"tau": taus, "real": real, "simulated": simulated, "cost": dataclasses.asdict(cost), "args": settings}
+    line = {"tau": taus, "real": real, "simulated": simulated, "cost": dataclasses.asdict(fit.cost), "args": settings}
     print(json.dumps({**line, "hardware": hardware(), "config": dataclasses.asdict(config)}))
 
 
@@ -116,7 +117,7 @@ def _contestants(score: Callable[[Sequence[int]], float]) -> dict[str, Contestan
 
 def _on_the_engine(
     runner: PassRunner, answers: LoggedAnswers, scorer: Scorer, args: argparse.Namespace
-) -> tuple[dict[str, object], LinearCost]:
+) -> tuple[dict[str, object], Fit]:
     """Run every contestant at one load, after a pass that yields the lengths of the answers and the iteration cost."""
     drawn = answers.draw(args.real_requests, args.seed)
     first, timeline = runner.real(drawn, [0.0] * args.real_requests, "fcfs", ClientBound())
@@ -138,7 +139,7 @@ def _on_the_engine(
             shown["ranker_us"] = 1e6 * timed.seconds / args.real_requests
             print_table("the ranker", {key: shown[key] for key in ("ranker_share", "ranker_us")})
     fitted = {"r_squared": fit.r_squared, "fit_warning": fit.warning}
-    return {**shown, **fitted, "requests": args.real_requests}, fit.cost
+    return {**shown, **fitted, "requests": args.real_requests}, fit
 
 
 def _simulate(

@@ -71,12 +71,12 @@ def run(args: argparse.Namespace) -> None:
     recorded, replayed = figures(recording), figures(again)
     fitted = fit.shown
     print_table("fitted cost in seconds", fitted)
-    print_warning(fit.warning)
     print_table(f"{'recorded, then replayed with':<28} {changes or 'nothing changed'}", _columns(recorded, replayed))
+    print_warning(fit.warning)
     line = {
         "recorded": recorded,
         "replayed": replayed,
-        "fit": fitted,
+        "fit": {**fitted, "warning": fit.warning},
         "config": dataclasses.asdict(again.head.config),
         "trace": args.file,
         "hardware": {"cpu": cpu_name(), "cores": os.cpu_count()},  # of the replay; its figures do not depend on it

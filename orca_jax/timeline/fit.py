@@ -35,9 +35,9 @@ class Fit:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The coefficients in seconds, `r_squared`, and `warning`, for tables and lines of JSON."""
+        """The coefficients in seconds, and `r_squared`."""
         cost = {name: value for name, value in dataclasses.asdict(self.cost).items() if name != "buckets"}
-        return {**cost, "r_squared": self.r_squared, "warning": self.warning}
+        return {**cost, "r_squared": self.r_squared}
 
 
 def fit_cost(timeline: Timeline) -> Fit:

@@ -20,7 +20,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "config": frozenset({"checks", "errors"}),
     "request": frozenset({"checks", "errors"}),
     "step": frozenset({"request"}),
-    "bundled": frozenset({"errors"}),
+    "bundled": frozenset({"checks", "errors"}),
     "flags": FACTS,
     "logs": FACTS | {"server_config"},
     "progress": frozenset(),
