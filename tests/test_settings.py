@@ -11,7 +11,7 @@ import pytest
 from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
-from orca_jax.build.engine import Built, build_engine, default_tokens
+from orca_jax.build.engine import Built, build_engine, cache_directory, default_tokens
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
 from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
@@ -281,3 +281,14 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
     assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(SERVER_REFUSED)
     always = {"input", "output", "server", "format", "body", "order", "overwrite", "concurrency", "base_url"}
     assert {field.name for field in dataclasses.fields(BatchConfig)} <= always | set(BATCH_REFUSED)
+
+
+def test_no_home_directory_means_no_compile_cache(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_directory("auto") is None and "no home directory" in caplog.text
+    assert cache_directory("/given") == "/given" and cache_directory(None) is None

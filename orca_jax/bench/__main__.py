@@ -47,6 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a directory for temporary files that cannot be written, for example
+        place = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -208,7 +208,7 @@ def _resolve(
         max_model_len=max_model_len,
         cache=cache,
         attention_implementation=config.attention_implementation,
-        compile_cache=_compile_cache(config.compile_cache),
+        compile_cache=cache_directory(config.compile_cache),
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
     )
@@ -295,5 +295,12 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
     return devices[:size]
 
 
-def _compile_cache(directory: str | None) -> str | None:
-    return str(Path.home() / ".cache" / "orca-jax" / "programs") if directory == "auto" else directory
+def cache_directory(directory: str | None) -> str | None:
+    """Return the directory of compiled programs; None: programs are not kept."""
+    if directory != "auto":
+        return directory
+    try:
+        return str(Path.home() / ".cache" / "orca-jax" / "programs")
+    except RuntimeError:  # no HOME, and a user without an entry in the table of users, as in some containers
+        logger.warning("there is no home directory for the compile cache, so programs are compiled at each start")
+        return None
