@@ -11,8 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from tqdm import tqdm
-
+from orca_jax import progress
 from orca_jax.build.engine import build_engine
 from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
@@ -147,7 +146,8 @@ class LLM:
         call, ids = self._add(_as_list(prompts), sampling_params, priority)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
-        with tqdm(total=len(ids), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
+        with progress.bar(total=len(ids), **options) as bar:
             for output in self._drain(call, ids):
                 outputs[output.request_id] = output
                 num_tokens += len(output.outputs[0].token_ids)

@@ -15,6 +15,7 @@ from orca_jax.bench import (
     timeline_cost,
 )
 from orca_jax.bench.online import command as online
+from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser
 
@@ -34,7 +35,13 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one benchmark. Return the exit code, 2 if a flag is wrong."""
+    """Run one benchmark. Return the exit code: 1 if its report was lost, 2 if a flag is wrong."""
+    with lasting_output() as output:
+        status = _main(argv)
+    return 1 if output.is_lost and status == 0 else status
+
+
+def _main(argv: list[str] | None) -> int:
     parser = FlagParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
