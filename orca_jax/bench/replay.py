@@ -67,7 +67,6 @@ def run(args: argparse.Namespace) -> None:
     changes = {name: getattr(args, name) for name in _FLAGS if hasattr(args, name)}
     # Of the recorded settings, the other scheduler may have no use for some.
     again = replay(recording, adapted(replace(recording.head.config, **changes), changes), fit.cost)
-    write_views(again, args)
     recorded, replayed = figures(recording), figures(again)
     fitted = fit.shown
     print_table("fitted cost in seconds", fitted)
@@ -82,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
         "hardware": {"cpu": cpu_name(), "cores": os.cpu_count()},  # of the replay; its figures do not depend on it
     }
     print(json.dumps(line))
+    write_views(again, args)
 
 
 def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost) -> Timeline:
