@@ -33,7 +33,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def unknown_name(owner: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an argument that `owner` does not have."""
+    """Return the message for an argument unknown to `owner`."""
     hint = did_you_mean(name, known) or f"; the known ones are {', '.join(known)}"
     return f"{owner} has no argument {name!r}{hint}"
 
@@ -75,7 +75,7 @@ def check_values(settings: Any) -> None:
 
 
 def choices(hint: Any) -> tuple[Any, ...]:
-    """Return the values that a type lists with Literal."""
+    """Return the values listed by the Literals of a type."""
     return tuple(choice for part in _parts(hint) if get_origin(part) is Literal for choice in get_args(part))
 
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error that may fail: a full disk, or a reader that has ended, such as `head`."""
+"""Standard output and standard error in spite of failures: a full disk, or the early end of a reader such as `head`."""
 
 import errno
 import logging
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class LastingStream:
-    """A stream that drops everything after its first error, instead of raising it. The error is logged.
+    """A stream without exceptions: it logs its first error, and drops everything after it.
 
     Args:
         stream: the stream to write to.
@@ -46,7 +46,7 @@ class LastingStream:
 
     @property
     def is_lost(self) -> bool:
-        """True if text was lost that had a reader: one that closes a pipe early wants no more of it."""
+        """True if text was lost against the will of the reader; by closing a pipe early, it declines the rest."""
         return self.error is not None and self.error.errno != errno.EPIPE
 
     def __getattr__(self, name: str) -> Any:

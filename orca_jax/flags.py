@@ -70,7 +70,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G"
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser that takes no abbreviations, and suggests the flag or value that a misspelt one resembles."""
+    """A parser without abbreviations. It suggests flags and values for misspelt ones."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
@@ -91,7 +91,7 @@ class FlagParser(argparse.ArgumentParser):
         return message + self._suggestions() if has_misspelt else message
 
     def given(self, argv: Sequence[str] | None = None) -> frozenset[str]:
-        """Return the names of the settings for which the command line has a flag; their values may be the defaults."""
+        """Return the names of the settings with a flag on the command line; their values may be the defaults."""
         missing = object()
         names = {action.dest: missing for action in self._actions}
         parsed = vars(self.parse_args(argv, argparse.Namespace(**names)))

@@ -13,7 +13,7 @@ type Progress = Callable[[int, int], None]
 
 
 def bar(**options: Any) -> "tqdm[Any]":
-    """Return tqdm's bar on standard error. A reader that has closed it does not end the program."""
+    """Return tqdm's bar on standard error. It stops if standard error is closed, and the program continues."""
     stream = None if sys.stderr is None else LastingStream(sys.stderr)
     return tqdm(file=stream, **{"disable": stream is None, **options})
 

@@ -40,7 +40,7 @@ _AT_LEAST_ONE = (
 
 
 class Need(NamedTuple):
-    """A setting that some engines cannot honour, and the engines that can."""
+    """A setting honoured by some engines only."""
 
     setting: str
     without_effect: tuple[object, ...]  # values that ask for nothing; the first one is the default
@@ -71,7 +71,7 @@ def reads_predictions(config: EngineConfig) -> bool:
 def _of_schedulers(
     setting: str, without_effect: tuple[object, ...], has_trait: Callable[[Traits], bool], why: str
 ) -> Need:
-    """Make the need of a setting that belongs to schedulers with a trait."""
+    """Make the need of a setting for schedulers with a trait."""
 
     def reason(config: EngineConfig) -> str:
         return f"{setting} needs scheduler {_able(has_trait)}: {config.scheduler} {why}; leave it out"
@@ -124,7 +124,7 @@ TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
     "attention_implementation": (None,),
     "compile_cache": ("auto", None),
 }
-"""Settings of weights, devices and programs with the values that the toy model accepts: it has none of the three."""
+"""Settings of weights, devices and programs with their values for the toy model, which has none of the three."""
 
 
 def check_settings(config: EngineConfig) -> None:
@@ -149,7 +149,7 @@ def check_settings(config: EngineConfig) -> None:
 
 
 def check_budget(config: EngineConfig, budget: int) -> None:
-    """Refuse a token budget that caps the batch: each running request needs a token in an iteration.
+    """Refuse a token budget below the batch size: each running request needs a token in an iteration.
 
     Raises:
         ConfigError: `param` is "max_num_batched_tokens".
@@ -175,7 +175,7 @@ def check_toy(config: EngineConfig) -> None:
 
 
 def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:
-    """Return the settings without those that this scheduler has no use for, except for those named in `keep`.
+    """Return the settings without those of no use for this scheduler, except for those named in `keep`.
 
     It is for settings made for another scheduler, such as the recorded ones of a replay.
     """

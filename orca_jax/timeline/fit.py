@@ -24,7 +24,7 @@ class Fit:
 
     @property
     def warning(self) -> str | None:
-        """The reason not to trust predictions by this cost, or None if the fit is sound."""
+        """The reason to distrust predictions by this cost, or None if the fit is sound."""
         if self.r_squared >= SOUND:
             return None
         return (
