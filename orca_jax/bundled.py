@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from orca_jax.checks import did_you_mean
 from orca_jax.errors import ConfigError
 
 DEMO = "demo"
@@ -47,7 +48,8 @@ def ranker_directory(name: str) -> Path:
     found = _bundled(DEMO_RANKER, "params/_METADATA") if name == DEMO else Path(name)
     if found is None or not found.is_dir():
         message = f'length_predictor must be "bound", "quantiles", "demo" or the directory of a ranker, got {name!r}'
-        raise ConfigError(message, param="length_predictor")
+        hint = did_you_mean(name, ("bound", "quantiles", DEMO))
+        raise ConfigError(message + hint, param="length_predictor")
     return found
 
 

@@ -7,11 +7,16 @@ into the other classes. No setting is read from the environment.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orca_jax.checks import check_values, names_checked
+from orca_jax.errors import ConfigError
+
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
+
+GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,16 @@ class ExecutorConfig:
     max_steps: int = 1  # most repetitions of an iteration in one dispatch, and tokens kept per row
 
 
+@names_checked(ConfigError)
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/engine.py` resolves it."""
+    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/engine.py` resolves it.
+
+    A setting other than its default is honoured or refused by name (`build/settings.py`).
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
+    """
 
     model: str = "demo"  # "demo", a directory, or "preset:<name>"
     tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
@@ -107,16 +119,16 @@ class EngineConfig:
     max_num_seqs: int = 64  # the paper's max_bs
     scheduler: SchedulerName = "chunked"
     scheduling_policy: OrderingName = "fcfs"  # chunked: order of the waiting requests
-    length_predictor: str = "bound"  # bound, quantiles, demo, or the directory of a ranker
-    overlap: bool = True  # chunked: select the next iteration while one runs
+    length_predictor: str | None = None  # bound (None), quantiles, demo, or the directory of a ranker
+    overlap: bool | None = None  # chunked (None: yes): select the next iteration while one runs
     check_in_intervals: tuple[int, ...] | None = None  # chunked: iterations between checks of medium, of long requests
-    enable_prefix_caching: bool = True  # chunked: reuse pages of prompts with the same beginning
+    enable_prefix_caching: bool | None = None  # chunked (None: yes): reuse pages of prompts with the same beginning
     n_workers: int = 1  # the paper's n_workers: iterations in flight
     n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
     tensor_parallel_size: int | None = None
     page_size: int | None = None
     num_pages: int | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
     kv_cache_dtype: DType | Literal["auto"] = "auto"
     max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration
     compile_cache: str | None = field(default="auto")
@@ -124,3 +136,6 @@ class EngineConfig:
     attention_implementation: str | None = None
     trace_file: str | None = None  # file for the timeline, which `python -m orca_jax.timeline` shows
     progress: bool = True  # bars on standard error while loading and compiling
+
+    def __post_init__(self) -> None:
+        check_values(self)

@@ -3,11 +3,13 @@
 import argparse
 import dataclasses
 import re
+import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from orca_jax.config import EngineConfig
+from orca_jax.checks import VALUE_ALIASES, did_you_mean
+from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig
 
 HELP: Mapping[str, str] = {
     "model": 'model to run: "demo", a directory, or "preset:<name>"',
@@ -22,19 +24,24 @@ HELP: Mapping[str, str] = {
     "scheduling_policy": "chunked: order of the waiting requests: by arrival (fcfs), priority, fair shares of tenants, "
     "deadline, or predicted length (shortest)",
     "length_predictor": "prediction of output lengths: bound (a request's max_tokens), quantiles (of past requests), "
-    "demo (the bundled ranker), or the directory of a ranker",
-    "overlap": "chunked: select the next iteration while one runs",
+    "demo (the bundled ranker), or the directory of a ranker (default: bound); for --scheduling-policy shortest and "
+    "--check-in-intervals",
+    "overlap": "chunked: select the next iteration while one runs (default for chunked)",
     "check_in_intervals": "chunked, with --no-overlap: repeat an iteration on the device; the host checks medium "
     "requests every K1 iterations and long ones every K2",
-    "enable_prefix_caching": "chunked: reuse the KV cache pages of earlier prompts with the same beginning",
-    "n_workers": "iterations in flight (the paper's n_workers)",
-    "n_slots": "most tokens of KV cache reserved at once (the paper's n_slots); default: what fits in memory",
+    "enable_prefix_caching": "chunked: reuse the KV cache pages of earlier prompts with the same beginning "
+    "(default for chunked)",
+    "n_workers": "orca: iterations in flight (the paper's n_workers)",
+    "n_slots": "orca and request_level: most tokens of KV cache reserved at once (the paper's n_slots); "
+    "default: what fits in memory",
     "tensor_parallel_size": "devices that share every layer; default: 1, and on a CPU as many as the model allows",
     "page_size": "tokens of one KV cache page",
     "num_pages": "pages of the KV cache; default: what fits in memory",
-    "gpu_memory_utilization": "fraction of device memory for weights and KV cache, above 0 and at most 1",
+    "gpu_memory_utilization": "fraction of an accelerator's memory for weights and KV cache, above 0 and at most 1 "
+    f"(default: {GPU_MEMORY_UTILIZATION})",
     "kv_cache_dtype": "type of the KV cache",
-    "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration",
+    "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration, at "
+    "least --max-num-seqs",
     "compile_cache": 'directory for compiled programs; "auto": in the user\'s cache, "none": no cache',
     "strict_compile": "raise an error on a compilation after start-up, instead of counting it",
     "attention_implementation": "attention kernel; default: the best one for the device",
@@ -62,6 +69,51 @@ METAVARS: Mapping[str, str] = {
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+class FlagParser(argparse.ArgumentParser):
+    """A parser without abbreviations. It suggests flags and values for misspelt ones."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+        self._words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; keep the words for the message of an error."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message with a suggestion, and end the process with code 2."""
+        super().error(self.hinted(message))
+
+    def hinted(self, message: str) -> str:
+        """Return the message of an error with suggestions for misspelt flags."""
+        has_misspelt = message.startswith(("unrecognized arguments", "the following arguments are required"))
+        return message + self._suggestions() if has_misspelt else message
+
+    def given(self, argv: Sequence[str] | None = None) -> frozenset[str]:
+        """Return the names of the settings with a flag on the command line; their values may be the defaults."""
+        missing = object()
+        names = {action.dest: missing for action in self._actions}
+        parsed = vars(self.parse_args(argv, argparse.Namespace(**names)))
+        return frozenset(name for name, value in parsed.items() if value is not missing)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            raise argparse.ArgumentError(action, error.message + did_you_mean(value, action.choices or ())) from None
+
+    def _suggestions(self) -> str:
+        known = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                chosen = [parser for name, parser in action.choices.items() if name in self._words]
+                known += [flag for parser in chosen for flag in parser._option_string_actions]
+        words = [word.partition("=")[0] for word in self._words]
+        unknown = [word for word in words if word.startswith("--") and word not in known]
+        return "".join(hint and f"; {word}: {hint[2:]}" for word in unknown if (hint := did_you_mean(word, known)))
+
+
 def human_int(text: str) -> int:
     """Read `4096`, `4k` (4000) or `4K` (4096) as vLLM does; `1.5k` is allowed, since the result is an integer.
 
@@ -77,11 +129,17 @@ def human_int(text: str) -> int:
     return int(value)
 
 
-def add_engine_args(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add a flag for every field of `EngineConfig`; `defaults` override those of the fields."""
+def add_engine_args(parser: argparse.ArgumentParser, *, without: Collection[str] = (), **defaults: Any) -> None:
+    """Add a flag for every field of `EngineConfig`; `defaults` override those of the fields.
+
+    A program that sets some fields itself leaves them out (`without`): it could not honour their flags.
+    """
     group = parser.add_argument_group("engine")
     hints = get_type_hints(EngineConfig)
     for field in dataclasses.fields(EngineConfig):
+        if field.name in without:
+            parser.set_defaults(**{field.name: defaults.get(field.name, field.default)})
+            continue
         flags = [flag_of(field.name), *ALIASES.get(field.name, ())]
         default = defaults.get(field.name, field.default)
         shown = "" if default is None else f" (default: {default})"
@@ -127,7 +185,8 @@ def options_for(hint: Any, name: str) -> dict[str, Any]:
     parts = tuple(part for part in parts if part is not type(None))
     if all(get_origin(part) is Literal for part in parts):
         choices = [choice for part in parts for choice in get_args(part)]
-        return {"choices": choices, "type": type(choices[0])}
+        kind = type(choices[0])
+        return {"choices": choices, "type": _choice if kind is str else kind}
     (kind,) = parts
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -136,3 +195,7 @@ def options_for(hint: Any, name: str) -> dict[str, Any]:
         kind, several = get_args(kind)[0], {"nargs": "+"}
     metavar = METAVARS.get(name, {int: "N", float: "X"}.get(kind, "NAME"))
     return {"type": human_int if kind is int else kind, "metavar": metavar, **several}
+
+
+def _choice(text: str) -> str:
+    return VALUE_ALIASES.get(text, text)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import logging
 import signal
@@ -12,9 +11,9 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from tqdm import tqdm
-
+from orca_jax import progress
 from orca_jax.build.engine import build_engine
+from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
@@ -110,9 +109,7 @@ class LLM:
         known = [config_field.name for config_field in dataclasses.fields(EngineConfig)]
         for name in settings:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
-                raise ConfigError(f"LLM has no argument {name!r}{hint}", param=name)
+                raise ConfigError(unknown_name("LLM", name, known), param=name)
         config = EngineConfig(model=model, **settings)
         self._built = built = build_engine(config)
         self._has_priorities = config.scheduling_policy == "priority"
@@ -149,7 +146,8 @@ class LLM:
         call, ids = self._add(_as_list(prompts), sampling_params, priority)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
-        with tqdm(total=len(ids), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
+        with progress.bar(total=len(ids), **options) as bar:
             for output in self._drain(call, ids):
                 outputs[output.request_id] = output
                 num_tokens += len(output.outputs[0].token_ids)
@@ -352,6 +350,12 @@ def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
 def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    given: object = params
+    if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
+        raise RequestError(
+            f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}",
+            param="sampling_params",
+        )
     if len(params) != count:
         raise RequestError(
             f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all",

@@ -22,6 +22,12 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
         print(f"  {name:<{width}}  {value:,.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
 
 
+def print_warning(message: str | None) -> None:
+    """Print a warning, if there is one, among the tables: a saved report then holds it too."""
+    if message is not None:
+        print(f"warning: {message}")
+
+
 def hardware() -> dict[str, Any]:
     """Describe the processor, the devices and the versions of JAX and Python."""
     import jax

@@ -1,10 +1,11 @@
 """Values that a caller of the engine passes and gets: parameters, urgency, updates, outputs."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
+from orca_jax.checks import did_you_mean, unknown_name
 from orca_jax.errors import RequestError
 
 MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
@@ -71,12 +72,40 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class StructuredOutput:
-    """A constraint on the generated text. `kind` gives the format of `value`."""
+StructuredKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
-    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+class _NamesChecked:
+    """Base of values constructed by callers: an unknown argument raises RequestError, with a suggestion."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __new__(cls, *_: object, **values: object) -> Self:
+        known = cls.__dataclass_fields__
+        if not values.keys() <= known.keys():
+            name = next(name for name in values if name not in known)
+            raise RequestError(unknown_name(cls.__name__, name, known), param=name)
+        return super().__new__(cls)
+
+
+@dataclass(frozen=True)
+class StructuredOutput(_NamesChecked):
+    """A constraint on the generated text. `kind` gives the format of `value`.
+
+    Raises:
+        RequestError: `kind` is unknown, or `value` is not a string.
+    """
+
+    kind: StructuredKind
     value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar
+
+    def __post_init__(self) -> None:
+        kinds = get_args(StructuredKind)
+        if self.kind not in kinds:
+            message = f"kind must be one of {', '.join(kinds)}, got {self.kind!r}{did_you_mean(self.kind, kinds)}"
+            raise RequestError(message, param="kind")
+        _require(isinstance(self.value, str), "value", "a string", self.value)
 
 
 class Constraint(Protocol):
@@ -96,14 +125,14 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(_NamesChecked):
     """Rules for choosing a request's tokens and for ending it.
 
     The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields, or
     convert them into the fields above. The engine refuses `stop` and `bad_words`, and ignores the other two.
 
     Raises:
-        RequestError: a value is out of range; `param` names it.
+        RequestError: an argument is unknown, or a value has the wrong type or is out of range; `param` names it.
     """
 
     max_tokens: int = 16  # maximum number of generated tokens
@@ -145,15 +174,29 @@ class SamplingParams:
         # Lists become tuples. A frozen dataclass has no other way to convert a field.
         for name in ("stop_token_ids", "stop", "bad_words"):
             if type(values := getattr(self, name)) is not tuple:
-                object.__setattr__(self, name, tuple(values))
+                object.__setattr__(self, name, _as_tuple(name, values))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
         if self.bad_token_ids != ():
-            object.__setattr__(self, "bad_token_ids", tuple(tuple(ids) for ids in self.bad_token_ids))
+            sequences = _as_tuple("bad_token_ids", self.bad_token_ids)
+            object.__setattr__(self, "bad_token_ids", tuple(_as_tuple("bad_token_ids", ids) for ids in sequences))
+        bias: object = self.logit_bias
+        if bias is None:
+            object.__setattr__(self, "logit_bias", {})
+        self._check_types()
         self._check_draw()
         self._check_end()
         self._check_logits()
         self._check_text()
+
+    def _check_types(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if type(value := getattr(self, name)) is not bool:
+                _require(False, name, "true or false", value)
+        _require(isinstance(self.cache_salt, str), "cache_salt", "a string", self.cache_salt)
+        _require(isinstance(self.logit_bias, Mapping), "logit_bias", RANGES["logit_bias"].text, self.logit_bias)
+        is_structured = self.structured is None or isinstance(self.structured, StructuredOutput)
+        _require(is_structured, "structured", "a StructuredOutput or None", self.structured)
 
     def _check_draw(self) -> None:
         for name in ("temperature", "top_p", "top_k", "min_p"):
@@ -198,6 +241,17 @@ def _check(param: str, value: object) -> None:
         raise RequestError(f"{param} must be {known.text}, got {value!r}", param=param)
 
 
+def _as_tuple(param: str, values: object) -> tuple[Any, ...]:
+    """Return the values of a list. As in vLLM, None is the empty list, and one string a list of it."""
+    if values is None:
+        return ()
+    if isinstance(values, str) and param in ("stop", "bad_words"):
+        return (values,)
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise RequestError(f"{param} must be a list, got {values!r}", param=param)
+    return tuple(values)
+
+
 def _check_ids(param: str, ids: Collection[int]) -> None:
     if not ids or (set(map(type, ids)) == {int} and TOKEN_ID.has(min(ids)) and TOKEN_ID.has(max(ids))):
         return  # fast path: a list may contain a whole vocabulary
@@ -211,7 +265,7 @@ def _require(holds: bool, param: str, what: str, got: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Urgency:
+class Urgency(_NamesChecked):
     """Inputs of a scheduler's ordering. Each ordering uses one of them, and `fcfs` none.
 
     Raises:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
 from orca_jax.request import MAX_LOGPROBS
 
 MIB = 2**20
@@ -14,9 +16,14 @@ def _flag(default: Any, group: str, text: str, *, shown: bool = True) -> Any:
     return field(default=default, repr=shown, metadata={"group": group, "help": text})
 
 
+@names_checked(ConfigError)
 @dataclass(frozen=True)
 class ServerConfig:
-    """Settings of the front end. Times are seconds; `None` means no limit, or the default named in the help text."""
+    """Settings of the front end. Times are seconds; `None` means no limit, or the default named in the help text.
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
+    """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -84,6 +91,9 @@ class ServerConfig:
         "observability",
         "URL of an OpenTelemetry collector (OTLP over HTTP) for a span per request; needs the otel extra",
     )
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
     @property
     def names(self) -> tuple[str, ...]:

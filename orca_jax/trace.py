@@ -3,10 +3,16 @@
 import sys
 from collections.abc import Sequence
 
+from orca_jax.console import lasting_output
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and print its new name to standard error."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    with lasting_output():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: list[str]) -> int:
     if words[:1] in (["replay"], ["burst"]):
         print(f"python -m orca_jax.trace {words[0]} is now python -m orca_jax.bench {words[0]}", file=sys.stderr)
         from orca_jax.bench.__main__ import main as bench

@@ -19,6 +19,7 @@ import jax
 
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.flags import FlagParser
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
@@ -31,7 +32,7 @@ OF_WEIGHTS = ".index.json"  # the end of the lists of shards, of each format and
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; returns 2 if the source cannot be read or the destination already has a checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="directory with config.json and weights")
     parser.add_argument("destination", type=Path, help="model directory to write")
     parser.add_argument(

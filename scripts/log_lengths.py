@@ -14,13 +14,14 @@ from pathlib import Path
 
 from length_ranker.word_problems import prompts_of, read_questions
 from orca_jax.errors import OrcaError
+from orca_jax.flags import FlagParser
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = FlagParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--questions", required=True, metavar="FILE", help="JSON lines, each with a question")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="log to append to")
     parser.add_argument("--model", default="demo", help="model to run (default: demo)")

@@ -32,6 +32,7 @@ from demo.card import write_card
 from demo.data import Packer, Rows, read_corpus, split_texts, train_tokenizer
 from demo.training import Trainer, learning_rate
 from orca_jax.config import ModelConfig
+from orca_jax.flags import FlagParser
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 
@@ -50,7 +51,7 @@ class Run:
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--data", type=Path, nargs="+", required=True, help=".jsonl files with question and answer, or text files"
     )

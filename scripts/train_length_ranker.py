@@ -19,6 +19,7 @@ from length_ranker.log import read_log
 from length_ranker.training import Settings, scores_of, train
 from orca_jax.bundled import model_directory
 from orca_jax.errors import OrcaError
+from orca_jax.flags import FlagParser
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import calibrate
@@ -31,7 +32,7 @@ HELD_OUT = 1 / 6
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     defaults = Settings()
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = FlagParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--data", type=Path, nargs="+", required=True, metavar="FILE", help="logs of JSON lines, see log_lengths.py"
     )

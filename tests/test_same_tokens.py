@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from orca_jax.build.engine import build_engine
-from orca_jax.build.scheduler import ORDERINGS
+from orca_jax.build.settings import ORDERINGS
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency

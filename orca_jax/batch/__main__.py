@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from orca_jax.batch.config import parse_args
 from orca_jax.batch.run import run_batch
+from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, EngineError
 
 EXIT_STOPPED = 1
@@ -19,6 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if every line has its row, possibly an error row. 1 if the engine, the server or the disk ended the run, and
         130 after SIGINT or SIGTERM: the same command resumes the run. 2 if a setting is wrong.
     """
+    with lasting_output():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         summary = run_batch(parse_args(argv))
     except ConfigError as error:

@@ -1,10 +1,9 @@
 """Settings of a batch run, with one flag for each field."""
 
-import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +11,10 @@ from typing import Any, Literal
 import httpx
 
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
+from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, add_field_args, engine_config_from_args
+from orca_jax.flags import FlagParser, add_engine_args, add_field_args, engine_config_from_args
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema import completion_parser
 from orca_jax.openai.schema.limits import MAX_ANSWERS
@@ -35,9 +35,14 @@ def _flag(default: Any, group: str, text: str) -> Any:
     return field(default=default, metadata={"group": group, "help": text})
 
 
+@names_checked(ConfigError)
 @dataclass(frozen=True)
 class BatchConfig:
-    """Settings of a run. Times are in seconds."""
+    """Settings of a run. Times are in seconds.
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
+    """
 
     input: Path
     output: Path
@@ -67,6 +72,9 @@ class BatchConfig:
     )
     max_retries: int = _flag(6, "server", "retries of a request after 408, 409, 429, 5xx or a lost connection")
     request_timeout: float = _flag(600.0, "server", "seconds to wait for an answer")
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
     @property
     def line_format(self) -> LineFormat:
@@ -115,7 +123,7 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     """
     name = "python -m orca_jax.batch"
     usage = f"{name} -i INPUT -o OUTPUT [flags]"
-    parser = argparse.ArgumentParser(name, usage, description=DESCRIPTION, allow_abbrev=False)
+    parser = FlagParser(name, usage, description=DESCRIPTION)
     parser.add_argument(
         "-i", "--input", type=Path, required=True, metavar="FILE", help="input file with one request per line"
     )
@@ -131,6 +139,7 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     own = {field.name: getattr(args, field.name) for field in _own_fields()}
     config = BatchConfig(args.input, args.output, server_config(engine_config_from_args(args), **of_model), **own)
     check(config)
+    _check_place(config, parser.given(argv))
     return config
 
 
@@ -175,20 +184,32 @@ def _check_body(config: BatchConfig) -> None:
         raise ConfigError(f"is not a valid body of {COMPLETIONS}: {error.message}", param="body") from None
 
 
-def _check_place(config: BatchConfig) -> None:
-    """Refuse settings of an engine together with --base-url, and settings of a server without it."""
+def _check_place(config: BatchConfig, given: Collection[str] = ()) -> None:
+    """Refuse settings of an engine together with --base-url, and settings of a server without it.
+
+    Args:
+        given: settings that count as set although they may have their default values.
+    """
+
+    def is_set(owner: object, name: str) -> bool:
+        return name in given or not _is_default(owner, name)
+
     if config.base_url is None:
         for name in _OF_REMOTE:
-            _require(_is_default(config, name), name, "is only for a server; it requires --base-url")
+            _require(not is_set(config, name), name, "is only for a server; it requires --base-url")
         return
     _require(_is_base_url(config.base_url), "base_url", "must be a URL such as http://localhost:8000")
     for name in _model_names():
-        holds = name == "served_model_name" or _is_default(config.server, name)
+        holds = name == "served_model_name" or not is_set(config.server, name)
         _require(holds, name, "is only for an engine in this process; leave it out with --base-url")
     for one in dataclasses.fields(EngineConfig):
         if one.name not in ("model", "progress"):
-            holds = _is_default(config.server.engine, one.name)
+            holds = not is_set(config.server.engine, one.name)
             _require(holds, one.name, "is only for an engine in this process; leave it out with --base-url")
+    names = config.server.served_model_name
+    _require(len(names) <= 1, "served_model_name", "must be one name with --base-url: that of prompts without a model")
+    has_two = bool(names) and is_set(config.server.engine, "model")
+    _require(not has_two, "model", "has no effect beside --served-model-name with --base-url; leave one of them out")
 
 
 def _is_base_url(text: str) -> bool:

@@ -1,6 +1,5 @@
 """`python -m orca_jax.bench COMMAND [flags]`: benchmarks; `--help` lists them."""
 
-import argparse
 import sys
 
 from orca_jax.bench import (
@@ -16,7 +15,9 @@ from orca_jax.bench import (
     timeline_cost,
 )
 from orca_jax.bench.online import command as online
+from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError
+from orca_jax.flags import FlagParser
 
 COMMANDS = {
     "batch": batch,
@@ -34,8 +35,14 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one benchmark. Return the exit code, 2 if a flag is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
+    """Run one benchmark. Return the exit code: 1 if its report was lost, 2 if a flag is wrong."""
+    with lasting_output() as output:
+        status = _main(argv)
+    return 1 if output.is_lost and status == 0 else status
+
+
+def _main(argv: list[str] | None) -> int:
+    parser = FlagParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
@@ -46,6 +53,10 @@ def main(argv: list[str] | None = None) -> int:
         args.run(args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a directory for temporary files that cannot be written, for example
+        place = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
         return 2
     return 0
 

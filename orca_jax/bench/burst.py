@@ -13,6 +13,7 @@ from dataclasses import replace
 from orca_jax.bench.measure import reschedule, run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.settings import adapted
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
@@ -46,11 +47,11 @@ def run(args: argparse.Namespace) -> None:
     prompt, output = tuple(args.prompt_tokens), tuple(args.output_tokens)
     burst = mixed_burst(args.num_requests, prompt_tokens=prompt, output_tokens=output, seed=config.seed)
     runs = run_burst(config, burst, ("request_level", config.scheduler))
-    write_plot(list(runs.values()), args)
     for name, each in runs.items():
         print_table(name, figures(each))
     line = {name: figures(each) for name, each in runs.items()}
     print(json.dumps({**line, "config": dataclasses.asdict(config), "hardware": hardware()}))
+    write_plot(list(runs.values()), args)
 
 
 def mixed_burst(
@@ -86,7 +87,7 @@ def run_burst(
         ConfigError: a setting is wrong, or `trace_file` is set.
         RequestError: a request is too large for the engine.
     """
-    configs = {name: replace(config, scheduler=name) for name in schedulers}
+    configs = {name: adapted(replace(config, scheduler=name)) for name in schedulers}
     with build_engine(config) as built:
         warm_up(built.engine, burst)
         return {name: _recorded(built, each, burst) for name, each in configs.items()}

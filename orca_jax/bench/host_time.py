@@ -32,7 +32,13 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passes", type=int, default=3, metavar="N", help="passes; the result is the median (default: 3)"
     )
-    add_engine_args(parser, model="preset:gpt2-tiny", scheduler="chunked", max_model_len=NUM_INPUT + NUM_OUTPUT)
+    add_engine_args(
+        parser,
+        without=("max_num_seqs",),  # --running
+        model="preset:gpt2-tiny",
+        scheduler="chunked",
+        max_model_len=NUM_INPUT + NUM_OUTPUT,
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -23,12 +23,12 @@ from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import Scorer
 from orca_jax.ranker.storage import load_scorer
-from orca_jax.reporting import hardware, print_table
+from orca_jax.reporting import hardware, print_table, print_warning
 from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
 from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
-from orca_jax.timeline.fit import fit_cost
+from orca_jax.timeline.fit import Fit, fit_cost
 
 HELP = "latency with each length predictor, on word problems for the demo model"
 
@@ -77,7 +77,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real-load", type=float, default=1.2, metavar="X", help="load of the engine in these passes (default: 1.2)"
     )
-    add_engine_args(parser, model="demo", scheduler="chunked", max_num_seqs=16)
+    # Each contestant has its ordering and its predictor, and the timelines stay in memory.
+    chosen = ("scheduling_policy", "length_predictor", "trace_file")
+    add_engine_args(parser, without=chosen, model="demo", scheduler="chunked", max_num_seqs=16)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -89,16 +91,17 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     with build_engine(config) as built:
         runner = PassRunner(built, config)
-        real, cost = _on_the_engine(runner, answers, scorer, args)
+        real, fit = _on_the_engine(runner, answers, scorer, args)
     taus = {
         name: _tau(contestant.predictor(answers), answers)
         for name, contestant in _contestants(scorer).items()
         if name != "fcfs"
     }
     print_table("Kendall's tau against the true lengths", taus)
-    simulated = _simulate(runner, answers, scorer, cost, args)
+    simulated = _simulate(runner, answers, scorer, fit.cost, args)
+    print_warning(fit.warning)
     settings = {name: getattr(args, name) for name in ("log", "ranker", "load", "seeds", "num_requests", "real_load")}
-    line = {"tau": taus, "real": real, "simulated": simulated, "cost": dataclasses.asdict(cost), "args": settings}
+    line = {"tau": taus, "real": real, "simulated": simulated, "cost": dataclasses.asdict(fit.cost), "args": settings}
     print(json.dumps({**line, "hardware": hardware(), "config": dataclasses.asdict(config)}))
 
 
@@ -114,12 +117,13 @@ def _contestants(score: Callable[[Sequence[int]], float]) -> dict[str, Contestan
 
 def _on_the_engine(
     runner: PassRunner, answers: LoggedAnswers, scorer: Scorer, args: argparse.Namespace
-) -> tuple[dict[str, object], LinearCost]:
+) -> tuple[dict[str, object], Fit]:
     """Run every contestant at one load, after a pass that yields the lengths of the answers and the iteration cost."""
     drawn = answers.draw(args.real_requests, args.seed)
     first, timeline = runner.real(drawn, [0.0] * args.real_requests, "fcfs", ClientBound())
     fit = fit_cost(timeline)
-    print_table("fitted cost in seconds", {**dataclasses.asdict(fit.cost), "r_squared": fit.r_squared})
+    print_table("fitted cost in seconds", fit.shown)
+    print_warning(fit.warning)
     known = dataclasses.replace(drawn, lengths=first.lengths)
     capacity = _capacity(runner, answers, fit.cost)
     arrivals = poisson(args.real_requests, args.real_load * capacity, args.seed)
@@ -134,7 +138,8 @@ def _on_the_engine(
             shown["ranker_share"] = timed.seconds / served.wall
             shown["ranker_us"] = 1e6 * timed.seconds / args.real_requests
             print_table("the ranker", {key: shown[key] for key in ("ranker_share", "ranker_us")})
-    return {**shown, "r_squared": fit.r_squared, "requests": args.real_requests}, fit.cost
+    fitted = {"r_squared": fit.r_squared, "fit_warning": fit.warning}
+    return {**shown, **fitted, "requests": args.real_requests}, fit
 
 
 def _simulate(

@@ -89,7 +89,8 @@ class PassRunner:
     """Runs passes with different orderings and predictors on one built engine; executor and model stay the same."""
 
     def __init__(self, built: Built, config: EngineConfig) -> None:
-        assert built.executor_config is not None, "the toy model has no answers"
+        if built.executor_config is None:
+            raise ConfigError(f"{config.model} answers no prompts; give a model with weights", param="model")
         self._built = built
         self._resolved = built.executor_config
         self._config = config

@@ -16,7 +16,7 @@ from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_wor
 from orca_jax.bench.prefix_hits import Admissions, count_missed, possible_hits
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
-from orca_jax.build.scheduler import SCHEDULERS
+from orca_jax.build.settings import reuses_prefixes
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
@@ -31,7 +31,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     add_workload_args(parser, "mooncake")
     parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second; default: all requests at once")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes per kind, averaged (default: 1)")
-    add_engine_args(parser, model="preset:gpt2", scheduler="chunked")
+    # Two pools take turns, so a timeline would mix their requests.
+    add_engine_args(parser, without=("trace_file",), model="preset:gpt2", scheduler="chunked")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
-    if not (SCHEDULERS[config.scheduler].traits.shares_prefixes and config.enable_prefix_caching):
+    if not reuses_prefixes(config):
         raise ConfigError(
             "scheduler must be chunked, with prefix caching enabled; the benchmark disables it for every other pass",
             param="scheduler",

@@ -17,13 +17,14 @@ from typing import get_type_hints
 import msgspec
 
 from orca_jax.bench.feed import advance, feed
-from orca_jax.build.scheduler import PREDICTORS, build_scheduling
+from orca_jax.build.scheduler import build_scheduling
+from orca_jax.build.settings import PREDICTORS, adapted
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.flags import HELP as FLAG_HELP
 from orca_jax.flags import options_for
-from orca_jax.reporting import cpu_name, print_table
+from orca_jax.reporting import cpu_name, print_table, print_warning
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sim.cost import LinearCost
@@ -64,21 +65,23 @@ def run(args: argparse.Namespace) -> None:
     recording = load_timeline(args.file)
     fit = fit_cost(recording)
     changes = {name: getattr(args, name) for name in _FLAGS if hasattr(args, name)}
-    again = replay(recording, replace(recording.head.config, **changes), fit.cost)
-    write_views(again, args)
+    # Of the recorded settings, the other scheduler may have no use for some.
+    again = replay(recording, adapted(replace(recording.head.config, **changes), changes), fit.cost)
     recorded, replayed = figures(recording), figures(again)
-    cost = {name: value for name, value in dataclasses.asdict(fit.cost).items() if name != "buckets"}
-    print_table("fitted cost in seconds", {**cost, "r_squared": fit.r_squared})
+    fitted = fit.shown
+    print_table("fitted cost in seconds", fitted)
     print_table(f"{'recorded, then replayed with':<28} {changes or 'nothing changed'}", _columns(recorded, replayed))
+    print_warning(fit.warning)
     line = {
         "recorded": recorded,
         "replayed": replayed,
-        "fit": {**cost, "r_squared": fit.r_squared},
+        "fit": {**fitted, "warning": fit.warning},
         "config": dataclasses.asdict(again.head.config),
         "trace": args.file,
         "hardware": {"cpu": cpu_name(), "cores": os.cpu_count()},  # of the replay; its figures do not depend on it
     }
     print(json.dumps(line))
+    write_views(again, args)
 
 
 def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost) -> Timeline:
@@ -139,11 +142,12 @@ def _predictor(
     timeline: Timeline, config: EngineConfig, arrivals: Sequence[Arrival], lengths: Mapping[str, int]
 ) -> Predictor | None:
     """Return a predictor with recorded values, or None if `config` is enough to build one."""
-    if config.length_predictor == ORACLE:
+    name = config.length_predictor
+    if name == ORACLE:
         return Oracle(lengths)
-    if config.length_predictor in PREDICTORS or config.length_predictor != timeline.head.config.length_predictor:
+    if name is None or name in PREDICTORS or name != timeline.head.config.length_predictor:
         return None
-    return Oracle({str(each.n): each.predicted for each in arrivals}, config.length_predictor)
+    return Oracle({str(each.n): each.predicted for each in arrivals}, name)
 
 
 def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]) -> None:

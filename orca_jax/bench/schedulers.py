@@ -11,15 +11,16 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.settings import NEEDS, adapted, check_settings
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware
 
 HELP = "compare schedulers over a sweep of arrival rates"
@@ -68,7 +69,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", metavar="FILE", help="draw throughput and latencies over rates to a .png or .svg file"
     )
-    add_engine_args(parser, model="preset:gpt2", max_num_seqs=16)
+    # --schedulers names the schedulers; and a timeline would mix the requests of their pools.
+    add_engine_args(parser, without=("scheduler", "trace_file"), model="preset:gpt2", max_num_seqs=16)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -86,11 +88,11 @@ def run(args: argparse.Namespace) -> None:
         loads = [_measure(built, contestants, args, None, None)]
         capacity = loads[0].results[args.schedulers[0]]["requests_per_s"]
         loads += [_measure(built, contestants, args, load, load * capacity) for load in args.load]
-    if args.plot is not None:
-        plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
     settings = {**dataclasses.asdict(config), **workload_settings(args), "load": args.load, "repeat": args.repeat}
     line = {"capacity_requests_per_s": capacity, "loads": [dataclasses.asdict(load) for load in loads]}
     print(json.dumps({**line, "hardware": hardware(), "config": settings}))
+    if args.plot is not None:
+        plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
 
 
 def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, EngineConfig]:
@@ -103,30 +105,40 @@ def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, E
     add_engine_args(parser, **dataclasses.asdict(config))
     contestants = {}
     for text in words:
-        theirs = engine_config_from_args(parser.parse_args(["--scheduler", *shlex.split(text)]))
-        changed = [f.name for f in dataclasses.fields(config) if getattr(theirs, f.name) != getattr(config, f.name)]
-        for name in changed:
-            if name not in MAY_DIFFER:
+        flags = ["--scheduler", *shlex.split(text)]
+        theirs = adapted(engine_config_from_args(parser.parse_args(flags)), parser.given(flags))
+        for name in sorted(parser.given(flags)):
+            if name not in MAY_DIFFER and getattr(theirs, name) != getattr(config, name):
                 raise ConfigError(
                     f"{text!r}: all contestants share {name}; set it outside of --schedulers", param="schedulers"
                 )
+        check_settings(theirs)
         contestants[text] = theirs
     if len(contestants) < len(words):
         raise ConfigError("--schedulers names a contestant twice", param="schedulers")
+    _check_used(config, contestants.values())
     return contestants
+
+
+def _check_used(config: EngineConfig, contestants: Iterable[EngineConfig]) -> None:
+    """Refuse a setting for all contestants that none of them can honour."""
+    for name in {need.setting for need in NEEDS if getattr(config, need.setting) not in need.without_effect}:
+        if all(getattr(each, name) != getattr(config, name) for each in contestants):
+            raise ConfigError(f"{name} has no effect on any of --schedulers; leave it out", param=name)
 
 
 def _shared(config: EngineConfig, contestants: Iterable[EngineConfig]) -> EngineConfig:
     """Return the settings of the shared executor. With check-in intervals, its largest launch is that of `chunked`."""
     intervals = [each.check_in_intervals for each in contestants if each.check_in_intervals]
-    if not intervals:
-        return dataclasses.replace(config, scheduler="orca")
-    return dataclasses.replace(config, scheduler="chunked", overlap=False, check_in_intervals=max(intervals, key=max))
+    changes: dict[str, Any] = {"scheduler": "orca"}
+    if intervals:
+        changes = {"scheduler": "chunked", "overlap": False, "check_in_intervals": max(intervals, key=max)}
+    return adapted(dataclasses.replace(config, **changes))
 
 
-class _ContestantParser(argparse.ArgumentParser):
+class _ContestantParser(FlagParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"--schedulers: {message}", param="schedulers")
+        raise ConfigError(f"--schedulers: {self.hinted(message)}", param="schedulers")
 
 
 def _workload(built: Built, args: argparse.Namespace, rate: float | None) -> list[WorkloadRequest]:

@@ -1,5 +1,6 @@
 """Builds a running engine from the settings of the user. Every "auto" is resolved here."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -9,9 +10,19 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from orca_jax.build.scheduler import SCHEDULERS, build_scheduling, check_settings, num_rows
+from orca_jax.build.scheduler import build_scheduling, num_rows
+from orca_jax.build.settings import check_settings, check_toy, traits_of
 from orca_jax.bundled import is_preset, model_directory
-from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout
+from orca_jax.checks import did_you_mean
+from orca_jax.config import (
+    GPU_MEMORY_UTILIZATION,
+    CacheConfig,
+    DType,
+    EngineConfig,
+    ExecutorConfig,
+    ModelConfig,
+    PageLayout,
+)
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
@@ -37,6 +48,9 @@ _PAGE_SIZE = 128  # tokens; the fastest size measured on a CPU, and large enough
 _LARGEST_BUCKET = {"cpu": 512}  # the size at which a matrix product on a CPU reaches full speed
 _LARGEST_BUCKET_OF_ACCELERATORS = 2048
 _CPU_BUDGET = 128  # of `chunked`: four fifths of full speed, and a third of the inter-token latency
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,13 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
     check_settings(config)
+    if config.n_workers > 1:
+        logger.warning(
+            "n_workers is %d, but the model has one pipeline stage: the batches take turns on it, so only the time of "
+            "the host is hidden, and each token waits for %d iterations; 1 is faster if the device is busy",
+            config.n_workers,
+            config.n_workers,
+        )
     if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
         return _build_toy(config)
     source = model_directory(config.model) or config.model
@@ -122,6 +143,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
     from orca_jax.model.load import load_decoder, tensor_mesh
 
     devices = _devices(config.tensor_parallel_size, model)
+    _check_platform(config, devices[0].platform)
     mesh = tensor_mesh(devices)
     decoder = load_decoder(
         source,
@@ -137,20 +159,30 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
     return decoder, mesh
 
 
+def _check_platform(config: EngineConfig, platform: str) -> None:
+    """Refuse settings that the devices cannot honour. Raises ConfigError."""
+    from orca_jax.kernels.ragged_attention import implementations
+
+    known, chosen = implementations(platform), config.attention_implementation
+    if chosen not in (None, *known):
+        message = f"attention_implementation must be one of {', '.join(known)} on {platform} devices, got {chosen!r}"
+        raise ConfigError(message + did_you_mean(chosen, known), param="attention_implementation")
+    if platform == "cpu" and config.gpu_memory_utilization is not None:
+        message = (
+            "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
+            "leave it out, or give num_pages"
+        )
+        raise ConfigError(message, param="gpu_memory_utilization")
+
+
 def _resolve(
     config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]"
 ) -> ExecutorConfig:
     """Choose shapes and devices. The size of the cache follows from the memory left by the loaded model."""
     from orca_jax.exec.buckets import default_buckets
     from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
-    from orca_jax.kernels.ragged_attention import implementations
 
     platform = devices[0].platform
-    if config.attention_implementation not in (None, *implementations(platform)):
-        message = (
-            f"attention_implementation must be one of {', '.join(implementations(platform))} on {platform} devices"
-        )
-        raise ConfigError(message, param="attention_implementation")
     dtype = _dtype(config, platform)
     # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so the KV cache stays float32 there.
     cache_auto: DType = "float32" if platform == "cpu" else dtype
@@ -163,7 +195,7 @@ def _resolve(
         cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     else:
         workspace = workspace_bytes(model, largest, rows, max_model_len)
-        memory = free_memory(devices, config.gpu_memory_utilization, workspace)
+        memory = free_memory(devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, workspace)
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
         )
@@ -176,7 +208,7 @@ def _resolve(
         max_model_len=max_model_len,
         cache=cache,
         attention_implementation=config.attention_implementation,
-        compile_cache=_compile_cache(config.compile_cache),
+        compile_cache=cache_directory(config.compile_cache),
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
     )
@@ -196,13 +228,16 @@ def _observer(header: TimelineHeader) -> TimelineWriter | None:
 
 def default_tokens(config: EngineConfig, platform: str) -> int:
     """Return the tokens of the largest launch; with a token budget, of an iteration, half of them left for prompts."""
-    if SCHEDULERS[config.scheduler].traits.has_token_budget and platform == "cpu":
+    has_budget = traits_of(config).has_token_budget
+    if has_budget and platform == "cpu":
         return max(_CPU_BUDGET, 2 * config.max_num_seqs)
-    return _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
+    largest = _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
+    return max(largest, 2 * config.max_num_seqs) if has_budget else largest
 
 
 def _build_toy(config: EngineConfig) -> Built:
     """Build an engine with the toy model or its clock, for tests and load tests: it starts at once and needs no JAX."""
+    check_toy(config)
     override = None if config.model == TOY else Clock(clock_latency(config.model))
     latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
     max_model_len = _max_model_len(config, TOY_MODEL)
@@ -210,7 +245,7 @@ def _build_toy(config: EngineConfig) -> Built:
     rows = num_rows(config)
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     cache = CacheConfig(num_pages, page_size, "float32")
-    budget = config.max_num_batched_tokens or TOY_BUDGET
+    budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
     executor = ToyExecutor(
         TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
@@ -244,6 +279,13 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
         cores = min(cores, len(jax.devices("cpu")))
     devices = jax.local_devices()
     on_cpu = devices[0].platform == "cpu"
+    if on_cpu and wanted is not None and wanted > cores:
+        logger.warning(
+            "tensor_parallel_size %d is more than the %d cores of this CPU: shards wait for each other; lower it or "
+            "leave it out",
+            wanted,
+            cores,
+        )
     size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)
     if size > len(devices):
         raise ConfigError(
@@ -253,5 +295,12 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
     return devices[:size]
 
 
-def _compile_cache(directory: str | None) -> str | None:
-    return str(Path.home() / ".cache" / "orca-jax" / "programs") if directory == "auto" else directory
+def cache_directory(directory: str | None) -> str | None:
+    """Return the directory of compiled programs; None: programs are not kept."""
+    if directory != "auto":
+        return directory
+    try:
+        return str(Path.home() / ".cache" / "orca-jax" / "programs")
+    except RuntimeError:  # no HOME, and a user without an entry in the table of users, as in some containers
+        logger.warning("there is no home directory for the compile cache, so programs are compiled at each start")
+        return None

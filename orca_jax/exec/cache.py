@@ -67,7 +67,7 @@ def size_cache(
         raise ConfigError(
             f"{memory / 2**30:.2f} GiB are free for the KV cache, but one request of "
             f"max_model_len={max_model_len} beside {num_rows} rows needs {needed / 2**30:.2f} GiB; lower "
-            f"max_model_len, max_num_seqs or page_size, or raise gpu_memory_utilization",
+            f"max_model_len, max_num_seqs or page_size, or on an accelerator raise gpu_memory_utilization",
             param="max_model_len",
         )
     return CacheConfig(min(fitting, useful), page_size, dtype)

@@ -1,7 +1,9 @@
 """Compilation of all programs at start, kept on disk. Compilations after start are counted."""
 
 import logging
+import tempfile
 import threading
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,12 +44,14 @@ class CompileCounter:
 def compile_cache(directory: str | None) -> Iterator[None]:
     """Keep compiled programs in `directory` within this block, including small and quick ones.
 
-    The settings are JAX's own and belong to the process. They are restored at the end for the user's other programs.
+    A directory that cannot be written is never an error: a warning is logged, and programs are compiled without it.
+    If it exists, the programs in it are used. The settings are JAX's own and belong to the process. They are restored
+    at the end for the user's other programs.
     """
-    if directory is None:
+    reason = None if directory is None else _unwritable(directory)
+    if directory is None or (reason and not Path(directory).is_dir()):
         yield
         return
-    Path(directory).mkdir(parents=True, exist_ok=True)
     wanted: dict[str, Any] = {
         "jax_compilation_cache_dir": directory,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -56,9 +60,29 @@ def compile_cache(directory: str | None) -> Iterator[None]:
     before = {name: getattr(jax.config, name) for name in wanted}
     _configure(wanted)
     try:
-        yield
+        with warnings.catch_warnings():
+            if reason:  # logged once; JAX would warn about every program
+                warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
+            yield
     finally:
         _configure(before)
+
+
+def _unwritable(directory: str) -> str | None:
+    """Return the reason why the cache cannot be written, and log it, or None. Creates the directory."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+    logger.warning(
+        "the compile cache %s cannot be written: %s; programs compiled now are compiled again at the next start; give "
+        "a writable directory as compile_cache, or none",
+        directory,
+        reason,
+    )
+    return reason
 
 
 def _configure(settings: dict[str, Any]) -> None:

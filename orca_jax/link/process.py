@@ -16,6 +16,7 @@ import threading
 import time
 
 from orca_jax.build.engine import build_engine
+from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
@@ -29,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 def main(argv: list[str]) -> int:
     """Serve the front end over the socket with descriptor `argv[1]`, log in format `argv[2]`; return the exit code."""
+    with lasting_output():
+        return _main(argv)
+
+
+def _main(argv: list[str]) -> int:
     for number in (
         signal.SIGTERM,
         signal.SIGINT,

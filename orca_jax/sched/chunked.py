@@ -35,7 +35,7 @@ class ChunkedScheduler:
     """
 
     traits: ClassVar[Traits] = Traits(
-        shares_prefixes=True, has_orderings=True, has_token_budget=True, has_many_steps=True
+        shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True, has_many_steps=True
     )
 
     def __init__(

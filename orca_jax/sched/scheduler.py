@@ -52,6 +52,8 @@ class Traits(NamedTuple):
     shares_prefixes: bool = False  # requests may begin with pages of the prefix cache
     has_orderings: bool = False  # `--scheduling-policy` decides the order
     has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
+    has_workers: bool = False  # `--n-workers` iterations may be in flight
+    has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
     has_many_steps: bool = False  # `--check-in-intervals` makes plans of many steps
 
 

@@ -1,8 +1,6 @@
 """Makes a `ServerConfig` of flags and of the `--config` file. One flag per field, spelt as in vLLM."""
 
-import argparse
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from orca_jax.checks import did_you_mean
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.flags import ALIASES, add_engine_args, add_field_args, engine_config_from_args, flag_of
+from orca_jax.flags import ALIASES, FlagParser, add_engine_args, add_field_args, engine_config_from_args, flag_of
 from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig
 
@@ -30,13 +29,17 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
     """
     parser = _make_parser()
     args = parser.parse_args(argv)
+    given = parser.given(argv)
     if args.config is not None:
-        defaults = parser.parse_args(list(_file_flags(Path(args.config))))
-        args = parser.parse_args(argv, defaults)  # the command line overrides the file
+        flags = list(_file_flags(Path(args.config)))
+        given |= parser.given(flags)
+        args = parser.parse_args(argv, parser.parse_args(flags))  # the command line overrides the file
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     config = ServerConfig(engine=engine_config_from_args(args), **values)
     check(config)
+    for name in {"host", "port"} & given if config.uds is not None else ():
+        _require(False, name, "cannot be combined with --uds; use one of them")
     return config
 
 
@@ -104,9 +107,9 @@ def _default(name: str) -> Any:
     return next(field.default for field in _FIELDS if field.name == name)
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> FlagParser:
     name = "python -m orca_jax.serve"
-    parser = argparse.ArgumentParser(name, f"{name} [flags]", description=DESCRIPTION, allow_abbrev=False)
+    parser = FlagParser(name, f"{name} [flags]", description=DESCRIPTION)
     config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line overrides it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
     add_engine_args(parser)
@@ -149,8 +152,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     for key, value in data.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+            hint = did_you_mean(name.replace("_", "-"), [one.replace("_", "-") for one in known])
             raise ConfigError(f"{path}: there is no setting {key!r}{hint}", param="config")
         if name in found:
             raise ConfigError(f"{path} sets {key} twice", param="config")

@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 import msgspec
 import uvicorn
 
+from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.supervisor import Supervisor
@@ -46,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong.
     """
+    with lasting_output():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         config = parse_args(argv)
         configure_logging(config)

@@ -3,21 +3,28 @@
 `python -m orca_jax.bench replay FILE` runs its arrivals again under other settings.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 
+from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError
+from orca_jax.flags import FlagParser
 from orca_jax.reporting import print_table
 from orca_jax.timeline.read import figures, load_timeline
 from orca_jax.timeline.views import add_file_args, write_views
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show a file. Return the exit code, 2 if a flag or the file is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m orca_jax.timeline", description=__doc__)
+    """Show a file. Return the exit code: 1 if the report was lost, 2 if a flag or the file is wrong."""
+    with lasting_output() as output:
+        status = _main(argv)
+    return 1 if output.is_lost and status == 0 else status
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = FlagParser(prog="python -m orca_jax.timeline", description=__doc__)
     add_file_args(parser)
     args = parser.parse_args(argv)
     try:

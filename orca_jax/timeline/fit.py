@@ -1,7 +1,9 @@
 """Fits the cost of an iteration to a timeline."""
 
+import dataclasses
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from orca_jax.sim.cost import LinearCost, pairs
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.writer import IterationRecord
 
+SOUND = 0.8  # least share of the variance that a sound fit explains
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -17,6 +21,23 @@ class Fit:
 
     cost: LinearCost
     r_squared: float
+
+    @property
+    def warning(self) -> str | None:
+        """The reason to distrust predictions by this cost, or None if the fit is sound."""
+        if self.r_squared >= SOUND:
+            return None
+        return (
+            f"the cost explains {max(self.r_squared, 0):.0%} of the variance of the device times (r_squared "
+            f"{self.r_squared:.2g}, below {SOUND}); figures predicted with it are not reliable: record more iterations "
+            "of different sizes, on an idle machine"
+        )
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The coefficients in seconds, and `r_squared`."""
+        cost = {name: value for name, value in dataclasses.asdict(self.cost).items() if name != "buckets"}
+        return {**cost, "r_squared": self.r_squared}
 
 
 def fit_cost(timeline: Timeline) -> Fit:

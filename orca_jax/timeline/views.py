@@ -25,8 +25,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot-unit",
         choices=("iterations", "seconds"),
-        default="iterations",
-        help="unit of the axis (default: iterations)",
+        help="unit of the axis of --plot (default: iterations)",
     )
 
 
@@ -49,13 +48,16 @@ def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
     Raises:
         ConfigError: the file cannot be written, or matplotlib is missing; `param` is "plot".
     """
+    if args.plot is None and args.plot_unit is not None:
+        raise ConfigError("plot_unit has no effect without --plot; give both", param="plot_unit")
     if args.plot is None:
         return
     try:
         from orca_jax.timeline.plot import draw_timelines, save_figure, title
     except ModuleNotFoundError as error:
         raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
-    save_figure(draw_timelines({title(timeline): timeline for timeline in timelines}, args.plot_unit), args.plot)
+    named = {title(timeline): timeline for timeline in timelines}
+    save_figure(draw_timelines(named, args.plot_unit or "iterations"), args.plot)
 
 
 def _write_text(path: str, text: str, param: str) -> None:

@@ -9,11 +9,13 @@ would find cold caches and take five times as long.
 
 import logging
 import os
+import secrets
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
@@ -54,7 +56,7 @@ class Arrival:
     prompt: int  # tokens
     max_tokens: int
     priority: int = 0
-    tenant: int = 0  # keyed hash of the name
+    tenant: int = 0  # keyed hash of the name; 0: no name
     deadline: float | None = None  # seconds after `at`
     predicted: float = 0.0  # predicted tokens to generate
 
@@ -144,6 +146,7 @@ class TimelineWriter(Observer):
         self._has_many_steps = head.config.check_in_intervals is not None
         self._encode, self._sink = encode, sink
         self._clock = clock
+        self._secret = secrets.token_bytes(32)  # not in the file, and not Python's hash seed, which a user may set
         self._requests: dict[str, Request] = {}  # until the last update of each
         self._preempted: list[int] = []  # for the next iteration
         self._in_flight: deque[IterationRecord] = deque()
@@ -166,7 +169,7 @@ class TimelineWriter(Observer):
             prompt=len(request.prompt_ids),
             max_tokens=request.params.max_tokens,
             priority=urgency.priority,
-            tenant=hash(urgency.tenant),  # salted per process, so that it does not reveal an API key
+            tenant=self._keyed(urgency.tenant.encode()) if urgency.tenant else 0,
             deadline=urgency.deadline,
             predicted=request.predicted_output,
         )
@@ -242,14 +245,17 @@ class TimelineWriter(Observer):
 
     def _end(self, request: Request, now: float, reason: FinishReason) -> End:
         num_full = len(request.prompt_ids) // self._head.cache.page_size
-        # Python keys the hash of bytes with a secret of the process, so the content cannot be guessed from the numbers.
-        pages = [hash(digest) for digest in request.page_digests[:num_full]]
+        pages = [self._keyed(digest) for digest in request.page_digests[:num_full]]
         return End(request.arrival_index, now, reason, len(request.generated_ids), request.num_cached, pages)
 
     def flush(self) -> None:
         """Pass all lines to the sink."""
         self._flushed = self._clock()
         _write(self._finished, self._encode, self._sink)
+
+    def _keyed(self, content: bytes) -> int:
+        """Hash with the secret of the run: a guess of a prompt or of an API key cannot be checked against the file."""
+        return int.from_bytes(blake2b(content, digest_size=8, key=self._secret).digest(), signed=True)
 
     def _add_members(self, record: IterationRecord, plan: StepPlan) -> None:
         """Add the members by kind. This is the only part with a time that grows with the batch."""

@@ -9,7 +9,7 @@ from orca_jax.bench.replay import replay
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
 from orca_jax.sim.cost import LinearCost, padded, pairs
-from orca_jax.timeline.fit import fit_cost
+from orca_jax.timeline.fit import SOUND, fit_cost
 from orca_jax.timeline.read import Timeline, figures, token_times
 from orca_jax.timeline.writer import IterationRecord
 from tests.sched.lab import Shape
@@ -142,6 +142,16 @@ def test_the_fit_finds_the_cost(weights: tuple[float, float, float]) -> None:
 def test_no_work_has_a_negative_price() -> None:
     fit = fit_cost(synthetic(LinearCost(0.1, -1e-4, 1e-6)))
     assert min(fit.cost.per_iteration, fit.cost.per_token, fit.cost.per_pair) >= 0 and fit.r_squared < 1
+
+
+def test_a_fit_without_explanatory_power_has_a_warning() -> None:
+    """Device times that do not depend on the work: nothing predicts them."""
+    run, draw = synthetic(LinearCost(5e-3, 4e-5, 3e-8)), random.Random(1)
+    assert fit_cost(run).warning is None
+    for iteration in run.iterations:
+        iteration.device = draw.uniform(0.0, 1.0)
+    fit = fit_cost(run)
+    assert fit.r_squared < SOUND and fit.warning is not None and "not reliable" in fit.warning
 
 
 def test_work_is_counted_with_its_padding() -> None:

@@ -1,12 +1,14 @@
 """Options of the compiler, and compilers without them."""
 
 import logging
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from orca_jax.exec.compile import compile_one, compiler_options
+from orca_jax.exec.compile import compile_cache, compile_one, compiler_options
 
 
 def test_one_generation_has_options() -> None:
@@ -26,3 +28,39 @@ def test_a_wrong_value_of_an_option_is_an_error() -> None:
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
     with pytest.raises(jax.errors.JaxRuntimeError):
         compile_one(lowered, {"xla_dump_max_hlo_modules": True})
+
+
+def compiled_in(directory: str) -> jax.Array:
+    with compile_cache(directory):
+        return jax.jit(lambda x: x * 3)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("place", ["file/below", "file"])
+def test_an_unwritable_cache_is_left_out_with_a_warning(
+    place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A regular file stands where a directory is needed: neither root nor the owner can write there."""
+    (tmp_path / "file").write_text("not a directory")
+    before = jax.config.jax_compilation_cache_dir
+    with caplog.at_level(logging.WARNING):
+        assert compiled_in(str(tmp_path / place)).tolist() == [3, 3]
+    (record,) = caplog.records
+    assert str(tmp_path / place) in record.getMessage() and "cannot be written" in record.getMessage()
+    assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_read_only_cache_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of containers hold such caches. JAX's warnings about each new program are left out."""
+    compiled_in(str(tmp_path))
+    entries = sorted(path.name for path in tmp_path.iterdir())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("orca_jax.exec.compile.tempfile.TemporaryFile", refuse)
+    with caplog.at_level(logging.WARNING), compile_cache(str(tmp_path)):
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+        warnings.warn("Error writing persistent compilation cache entry for 'x'", stacklevel=1)
+    assert "Permission denied" in caplog.text and entries

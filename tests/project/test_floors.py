@@ -11,18 +11,20 @@ import pytest
 
 from tests.project.source import ROOT, SourceFile, python_files
 
-FACTS = frozenset({"errors", "config", "request", "step"})
+FACTS = frozenset({"checks", "errors", "config", "request", "step"})
 
 # The floors, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "config": frozenset(),
-    "request": frozenset({"errors"}),
+    "checks": frozenset({"errors"}),
+    "config": frozenset({"checks", "errors"}),
+    "request": frozenset({"checks", "errors"}),
     "step": frozenset({"request"}),
-    "bundled": frozenset({"errors"}),
+    "bundled": frozenset({"checks", "errors"}),
     "flags": FACTS,
     "logs": FACTS | {"server_config"},
-    "progress": frozenset(),
+    "console": frozenset(),
+    "progress": frozenset({"console"}),
     "reporting": frozenset(),
     "server_config": FACTS,
     "sched": FACTS,
@@ -34,19 +36,33 @@ FLOORS: dict[str, frozenset[str]] = {
     "sim": FACTS,
     "observer": FACTS | {"sched"},
     "engine": FACTS | {"sched", "observer"},
-    "timeline": FACTS | {"sched", "sim", "observer", "engine", "reporting"},
+    "timeline": FACTS | {"console", "flags", "sched", "sim", "observer", "engine", "reporting"},
     "build": FACTS
     | {"bundled", "progress", "sched", "kernels", "text", "model", "exec", "ranker", "sim", "engine", "timeline"},
-    "llm": FACTS | {"build", "engine", "text"},
-    "link": FACTS | {"bundled", "server_config", "logs", "engine", "build"},
+    "llm": FACTS | {"progress", "build", "engine", "text"},
+    "link": FACTS | {"bundled", "console", "server_config", "logs", "engine", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
-    "serve": FACTS | {"server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
-    "batch": FACTS | {"flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
+    "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
+    "batch": FACTS
+    | {"console", "flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
     "bench": FACTS
-    | {"bundled", "flags", "reporting", "sched", "text", "exec", "ranker", "sim", "observer", "engine", "timeline"}
+    | {
+        "bundled",
+        "console",
+        "flags",
+        "reporting",
+        "sched",
+        "text",
+        "exec",
+        "ranker",
+        "sim",
+        "observer",
+        "engine",
+        "timeline",
+    }
     | {"build", "batch"},
-    "trace": frozenset({"timeline", "bench"}),
+    "trace": frozenset({"console", "timeline", "bench"}),
     "__init__": FACTS | {"llm"},
 }
 MAX_MODULES = 20  # of a folder, `__init__` included
@@ -55,6 +71,7 @@ STANDARD_LIBRARY_ONLY = FACTS | {"bundled", "sched", "observer", "engine"}
 NO_JAX = STANDARD_LIBRARY_ONLY | {
     "text",
     "sim",
+    "console",
     "progress",
     "link",
     "telemetry",

@@ -113,7 +113,7 @@ WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete mo
     "does not divide": lambda model: EngineConfig(str(model), tensor_parallel_size=5),
     "but this process sees 1": lambda model: EngineConfig(str(model), tensor_parallel_size=16),
     "GiB are free for the KV cache": lambda model: EngineConfig(
-        str(model), gpu_memory_utilization=1e-9, tensor_parallel_size=1
+        str(model), scheduler="orca", max_num_seqs=10**9, tensor_parallel_size=1
     ),
     "is more than the model's": lambda model: EngineConfig(str(model), max_model_len=10**6),
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -147,7 +148,7 @@ def test_settings_that_name_one(tmp_path: Path) -> None:
     assert error.value.param == "length_predictor"
     for name in ("median", str(tmp_path / "nowhere")):
         with pytest.raises(ConfigError, match="length_predictor must be"):
-            build_scheduling(EngineConfig(length_predictor=name), model, 256, cache, 64)
+            build_scheduling(replace(config, length_predictor=name), model, 256, cache, 64)
 
 
 def test_the_bundled_one_is_small() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orca_jax.build.scheduler import ORDERINGS
+from orca_jax.build.settings import ORDERINGS
 from orca_jax.config import EngineConfig
 from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE

@@ -8,6 +8,7 @@ import pytest
 
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.timeline.__main__ import main
+from orca_jax.timeline.fit import Fit, fit_cost
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
 from orca_jax.timeline.read import Timeline
@@ -126,6 +127,19 @@ def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert line["replayed"]["mean_batch_size"] == 1, "two requests of 7 slots each"
     assert line["fit"]["per_iteration"] > 0 and line["config"]["n_slots"] == 7
     assert "orca" in html.read_text()
+
+
+def test_a_replay_by_an_unsound_fit_is_marked(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for r_squared, is_marked in ((0.01, True), (0.79, True), (0.8, False)):
+        monkeypatch.setattr("orca_jax.bench.replay.fit_cost", lambda run, r=r_squared: Fit(fit_cost(run).cost, r))
+        assert bench(["replay", str(file)]) == 0
+        *text, line = capsys.readouterr().out.splitlines()
+        warnings = [row for row in text if row.startswith("warning: ")]
+        assert len(warnings) == is_marked
+        expected = warnings[0].removeprefix("warning: ") if is_marked else None
+        assert json.loads(line)["fit"]["warning"] == expected
 
 
 WRONG = {

@@ -125,6 +125,22 @@ def test_shared_pages_have_equal_numbers() -> None:
     assert [lab.timeline.ends[n].cached for n in range(3)] == [0, 4, 2]
 
 
+def test_hashes_are_keyed_by_a_secret_of_the_run() -> None:
+    """Two runs in one process have the same hash seed of Python, and different hashes of the same content."""
+    runs = []
+    for _ in range(2):
+        lab = TracedLab(max_bs=1, page_size=2, shape=Shape(depth=1))
+        for number in range(2):
+            lab.engine.add(str(number), [1, 2, 3], SamplingParams(max_tokens=1), urgency=Urgency(tenant="a-secret-key"))
+        lab.run()
+        runs.append(lab.timeline)
+    (pages, tenant), (other_pages, other_tenant) = ((run.ends[0].pages, run.arrivals[0].tenant) for run in runs)
+    assert set(pages).isdisjoint(other_pages) and tenant != other_tenant
+    assert runs[0].ends[1].pages == pages and runs[0].arrivals[1].tenant == tenant, "equal within a run"
+    assert hash("a-secret-key") not in (tenant, other_tenant)
+    assert all(-(2**63) <= number < 2**63 for number in (*pages, tenant)), "an integer of 64 bits for other readers"
+
+
 def traced_toy(path: Path, **settings) -> None:
     config = EngineConfig(model="preset:toy", scheduler="chunked", trace_file=str(path), **settings)
     engine = build_engine(config).engine

@@ -27,6 +27,7 @@ from orca_jax.reporting import hardware, percentile, print_table
 from orca_jax.sim.clock import CLOCK_PREFIX
 
 HELP = "many streaming clients against the server"
+PACES = (1, 100)  # milliseconds per iteration
 SAMPLE_SECONDS = 0.1  # between samples of processor time
 PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: a multiple of the groups of the clock
 
@@ -66,7 +67,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=1000, metavar="N", help="concurrent streams (default: 1000)")
     parser.add_argument("--tokens", type=int, default=400, metavar="N", help="tokens of every stream (default: 400)")
     parser.add_argument(
-        "--pace", type=int, nargs="+", default=[1, 100], metavar="MS",
+        "--pace", type=int, nargs="+", metavar="MS",
         help="milliseconds per iteration; one pass for each (default: 1 100)",
     )  # fmt: skip
     parser.add_argument("--base-url", metavar="URL", help="measure a running server in one pass; needs --model")
@@ -82,6 +83,10 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("clients must be at least 1, and tokens at least 16", param="clients")
     if (args.base_url is None) != (args.model is None):
         raise ConfigError("base_url and model must be given together", param="base_url")
+    if args.base_url is not None and (args.pace or args.server_flags):
+        name = "pace" if args.pace else "server_flags"
+        raise ConfigError(f"{name} is for the servers of this benchmark; leave it out with --base-url", param=name)
+    args.pace = args.pace or list(PACES)
     passes = []
     if args.base_url is not None:
         passes.append(_measure(Target(args.base_url.rstrip("/"), args.model), args))

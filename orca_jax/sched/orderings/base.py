@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
@@ -16,6 +16,7 @@ class Ordering(Protocol):
     """
 
     name: str
+    reads_predictions: ClassVar[bool]  # of output lengths
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
         """The requests with rows; the last one is preempted first."""

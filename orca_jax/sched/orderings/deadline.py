@@ -1,6 +1,7 @@
 """Order by deadline, the earliest first."""
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from orca_jax.sched.orderings.queue import WaitingQueue
 from orca_jax.sched.pool import RequestPool
@@ -19,6 +20,7 @@ class EarliestDeadline:
     """
 
     name = "deadline"
+    reads_predictions: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._queue = WaitingQueue(_deadline)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace, nlargest
+from typing import ClassVar
 
 from orca_jax.sched.orderings.base import by_arrival
 from orca_jax.sched.orderings.queue import ArrivalCursor
@@ -31,6 +32,7 @@ class FairShare:
     """
 
     name = "fair"
+    reads_predictions: ClassVar[bool] = False
 
     def __init__(self, max_idle: int = 4096) -> None:
         self._max_idle = max_idle

@@ -1,6 +1,7 @@
 """First come, first served."""
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from orca_jax.sched.orderings.base import by_arrival
 from orca_jax.sched.pool import RequestPool
@@ -11,6 +12,7 @@ class FirstComeFirstServed:
     """The order of arrival, as in the paper; a preempted request keeps its place. No request is ever overtaken."""
 
     name = "fcfs"
+    reads_predictions: ClassVar[bool] = False
 
     def running(self, pool: RequestPool) -> Sequence[Request]:
         return sorted(pool.running.values(), key=by_arrival)

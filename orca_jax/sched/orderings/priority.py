@@ -1,6 +1,7 @@
 """Order by the caller's priority, with bounded overtaking."""
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from orca_jax.sched.orderings.queue import WaitingQueue
 from orca_jax.sched.pool import RequestPool
@@ -20,6 +21,7 @@ class Priority:
     """
 
     name = "priority"
+    reads_predictions: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._queue = WaitingQueue(lambda request: request.arrival + SECONDS_PER_STEP * request.urgency.priority)

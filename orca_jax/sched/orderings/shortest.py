@@ -1,6 +1,7 @@
 """Order by predicted output, the shortest first, with bounded overtaking."""
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from orca_jax.sched.orderings.queue import WaitingQueue
 from orca_jax.sched.pool import RequestPool
@@ -25,6 +26,7 @@ class ShortestFirst:
     """
 
     name = "shortest"
+    reads_predictions: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._queue = WaitingQueue(lambda request: request.arrival + SECONDS_PER_TOKEN * request.predicted_output)

@@ -125,7 +125,8 @@ def tune(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tune one shape of heads. Returns 2 without a TPU."""
-    parser = argparse.ArgumentParser(prog="python -m orca_jax.kernels.ragged_attention.tpu.tune", description=__doc__)
+    name = "python -m orca_jax.kernels.ragged_attention.tpu.tune"
+    parser = argparse.ArgumentParser(name, description=__doc__, allow_abbrev=False)
     add: Any = parser.add_argument
     add("--num-heads", type=int, default=32, metavar="H", help="query heads of one device (default: 32)")
     add("--num-kv-heads", type=int, default=8, metavar="K", help="KV heads of one device (default: 8)")
@@ -153,7 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run:
         print(f"would write {asdict(best)} for {asdict(heads)}")
         return 0
-    args.out.write_text(write_table({**table, heads: best}), encoding="utf-8")
+    try:
+        args.out.write_text(write_table({**table, heads: best}), encoding="utf-8")
+    except OSError as error:
+        print(f"error: --out: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

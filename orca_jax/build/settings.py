@@ -1,0 +1,196 @@
+"""The choices of settings, and the refusal of settings in conflict or without effect."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.sched.orca import OrcaScheduler
+from orca_jax.sched.orderings.base import Ordering
+from orca_jax.sched.orderings.deadline import EarliestDeadline
+from orca_jax.sched.orderings.fair import FairShare
+from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
+from orca_jax.sched.orderings.priority import Priority
+from orca_jax.sched.orderings.shortest import ShortestFirst
+from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
+from orca_jax.sched.request_level import RequestLevelScheduler
+from orca_jax.sched.scheduler import Scheduler, Traits
+
+SCHEDULERS: Mapping[str, type[Scheduler]] = {
+    "orca": OrcaScheduler,
+    "request_level": RequestLevelScheduler,
+    "chunked": ChunkedScheduler,
+}
+ORDERINGS: Mapping[str, type[Ordering]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": Priority,
+    "fair": FairShare,
+    "deadline": EarliestDeadline,
+    "shortest": ShortestFirst,
+}
+PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
+MAX_STEPS = 256  # with more of them a new request waits for seconds on most devices
+
+_AT_LEAST_ONE = (
+    "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "page_size", "num_pages",
+    "max_num_batched_tokens",
+)  # fmt: skip
+
+
+class Need(NamedTuple):
+    """A setting honoured by some engines only."""
+
+    setting: str
+    without_effect: tuple[object, ...]  # values that ask for nothing; the first one is the default
+    is_met: Callable[[EngineConfig], bool]
+    reason: Callable[[EngineConfig], str]
+
+
+def traits_of(config: EngineConfig) -> Traits:
+    """Return the traits of the chosen scheduler."""
+    return SCHEDULERS[config.scheduler].traits
+
+
+def reuses_prefixes(config: EngineConfig) -> bool:
+    """Return True if the engine has a prefix cache."""
+    return traits_of(config).shares_prefixes and config.enable_prefix_caching is not False
+
+
+def overlaps(config: EngineConfig) -> bool:
+    """Return True if the next iteration is selected while one runs."""
+    return traits_of(config).has_overlap and config.overlap is not False
+
+
+def reads_predictions(config: EngineConfig) -> bool:
+    """Return True if predicted output lengths decide something."""
+    return ORDERINGS[config.scheduling_policy].reads_predictions or config.check_in_intervals is not None
+
+
+def _of_schedulers(
+    setting: str, without_effect: tuple[object, ...], has_trait: Callable[[Traits], bool], why: str
+) -> Need:
+    """Make the need of a setting for schedulers with a trait."""
+
+    def reason(config: EngineConfig) -> str:
+        return f"{setting} needs scheduler {_able(has_trait)}: {config.scheduler} {why}; leave it out"
+
+    return Need(setting, without_effect, lambda config: has_trait(traits_of(config)), reason)
+
+
+def _able(has_trait: Callable[[Traits], bool]) -> str:
+    return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind.traits))
+
+
+NEEDS: tuple[Need, ...] = (
+    _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
+    _of_schedulers(
+        "n_workers", (1,), lambda traits: traits.has_workers, "decides itself about its iterations in flight"
+    ),
+    _of_schedulers(
+        "n_slots", (None,), lambda traits: traits.has_reservations, "reserves nothing, and num_pages bounds its memory"
+    ),
+    _of_schedulers("overlap", (None, False), lambda traits: traits.has_overlap, "does not overlap iterations"),
+    _of_schedulers(
+        "enable_prefix_caching", (None, False), lambda traits: traits.shares_prefixes, "has no prefix cache"
+    ),
+    Need(
+        "check_in_intervals",
+        (None,),
+        lambda config: traits_of(config).has_many_steps and config.overlap is False,
+        lambda config: (
+            f"check_in_intervals needs scheduler {_able(lambda traits: traits.has_many_steps)} without overlap: a "
+            "device that runs many steps by itself leaves nothing to overlap; give --no-overlap"
+        ),
+    ),
+    Need(
+        "length_predictor",
+        (None,),
+        reads_predictions,
+        lambda config: (
+            f"length_predictor has no effect with scheduling_policy {config.scheduling_policy}, which reads no "
+            "predictions; leave it out, or give scheduling_policy shortest or check_in_intervals"
+        ),
+    ),
+)
+
+TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
+    "load_format": ("auto", "dummy"),
+    "dtype": ("auto",),
+    "kv_cache_dtype": ("auto",),
+    "tensor_parallel_size": (None, 1),
+    "gpu_memory_utilization": (None,),
+    "attention_implementation": (None,),
+    "compile_cache": ("auto", None),
+}
+"""Settings of weights, devices and programs with their values for the toy model, which has none of the three."""
+
+
+def check_settings(config: EngineConfig) -> None:
+    """Refuse numbers out of range, settings in conflict, and settings without effect.
+
+    Raises:
+        ConfigError: `param` names the setting.
+    """
+    for name in _AT_LEAST_ONE:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    share = config.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization")
+    if config.check_in_intervals is not None:
+        _check_intervals(config.check_in_intervals)
+    for need in _unmet(config):
+        raise ConfigError(need.reason(config), param=need.setting)
+    if config.max_num_batched_tokens is not None:
+        check_budget(config, config.max_num_batched_tokens)
+
+
+def check_budget(config: EngineConfig, budget: int) -> None:
+    """Refuse a token budget below the batch size: each running request needs a token in an iteration.
+
+    Raises:
+        ConfigError: `param` is "max_num_batched_tokens".
+    """
+    if traits_of(config).has_token_budget and budget < config.max_num_seqs:
+        message = (
+            f"max_num_batched_tokens {budget} is less than max_num_seqs {config.max_num_seqs}, so an iteration could "
+            "not hold a token of each request; raise it, or lower max_num_seqs"
+        )
+        raise ConfigError(message, param="max_num_batched_tokens")
+
+
+def check_toy(config: EngineConfig) -> None:
+    """Refuse settings without effect on the toy model.
+
+    Raises:
+        ConfigError: `param` names the setting.
+    """
+    for name, accepted in TOY_HAS_NO.items():
+        if getattr(config, name) not in accepted:
+            message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
+            raise ConfigError(message, param=name)
+
+
+def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:
+    """Return the settings without those of no use for this scheduler, except for those named in `keep`.
+
+    It is for settings made for another scheduler, such as the recorded ones of a replay.
+    """
+    defaults: dict[str, Any] = {
+        need.setting: need.without_effect[0] for need in _unmet(config) if need.setting not in keep
+    }
+    return adapted(replace(config, **defaults), keep) if defaults else config  # one setting may need another
+
+
+def _unmet(config: EngineConfig) -> list[Need]:
+    in_use = [need for need in NEEDS if getattr(config, need.setting) not in need.without_effect]
+    return [need for need in in_use if not need.is_met(config)]
+
+
+def _check_intervals(intervals: tuple[int, ...]) -> None:
+    if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
+        message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
+        raise ConfigError(message, param="check_in_intervals")

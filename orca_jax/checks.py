@@ -1,0 +1,140 @@
+"""Checks of the names and values of parameters, with a suggestion for a misspelt one.
+
+Flags, arguments of Python and `--config` files share these checks.
+"""
+
+import dataclasses
+import difflib
+import functools
+import operator
+import os
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get_type_hints
+
+from orca_jax.errors import ConfigError
+
+VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32"}
+"""Values accepted in place of others, as in vLLM."""
+
+_SYNONYMS: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "block_size": "page_size"}
+_LEAST_LIKENESS = 0.6  # difflib's own default: one wrong letter in three
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return `; did you mean X?` for the known name closest to `name`, or an empty string if none is close."""
+    names = {str(one).lower(): str(one) for one in known}
+    text = str(name).lower()
+    near = difflib.get_close_matches(text, names, 1, _LEAST_LIKENESS)
+    found = _SYNONYMS[text] if _SYNONYMS.get(text) in names else names[near[0]] if near else None
+    return "" if found is None else f"; did you mean {found}?"
+
+
+def unknown_name(owner: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for an argument unknown to `owner`."""
+    hint = did_you_mean(name, known) or f"; the known ones are {', '.join(known)}"
+    return f"{owner} has no argument {name!r}{hint}"
+
+
+def names_checked[T](error: Callable[[str, str], Exception]) -> Callable[[type[T]], type[T]]:
+    """Decorate a dataclass: for an unknown argument its constructor raises `error(message, name)`, not TypeError.
+
+    It costs a call per construction, so the values of a request have a base class instead.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        known = tuple(field.name for field in dataclasses.fields(kind) if field.init)  # type: ignore[arg-type]
+        every, init = frozenset(known), kind.__init__
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **values: Any) -> None:
+            if not values.keys() <= every:
+                name = next(name for name in values if name not in every)
+                raise error(unknown_name(kind.__name__, name, known), name)
+            init(self, *args, **values)
+
+        kind.__init__ = checked  # type: ignore[assignment]
+        return kind
+
+    return decorate
+
+
+def check_values(settings: Any) -> None:
+    """Convert the fields of a frozen dataclass to their types: a path to a string, a list to a tuple, an alias.
+
+    Raises:
+        ConfigError: a value has another type, or is not one of the choices; `param` names the field.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        fitting = _fitting(value, hint)
+        if fitting is _UNFIT:
+            hint_of_value = did_you_mean(value, choices(hint)) if isinstance(value, str) else ""
+            raise ConfigError(f"{name} must be {_described(hint)}, got {value!r}{hint_of_value}", param=name)
+        if fitting is not value:
+            object.__setattr__(settings, name, fitting)
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
+    """Return the values listed by the Literals of a type."""
+    return tuple(choice for part in _parts(hint) if get_origin(part) is Literal for choice in get_args(part))
+
+
+_UNFIT = object()
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fitting(value: Any, hint: Any) -> Any:
+    """Return the value as one of the types of the hint, or `_UNFIT`."""
+    for part in _parts(hint):
+        fitting = _as_part(value, part)
+        if fitting is not _UNFIT:
+            return fitting
+    return _UNFIT
+
+
+def _as_part(value: Any, part: Any) -> Any:
+    if get_origin(part) is Literal:
+        return _as_choice(value, get_args(part))
+    if get_origin(part) is tuple:
+        items = [_fitting(item, get_args(part)[0]) for item in value] if isinstance(value, list | tuple) else [_UNFIT]
+        fits = not any(item is _UNFIT for item in items)
+        return tuple(items) if fits else _UNFIT
+    if part is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if part is Path and isinstance(value, str | os.PathLike):
+        return Path(value)
+    if part in (int, float):
+        return _as_number(value, part)
+    return value if isinstance(value, part) else _UNFIT
+
+
+def _as_choice(value: Any, known: tuple[Any, ...]) -> Any:
+    if isinstance(value, str) and VALUE_ALIASES.get(value) in known:
+        return VALUE_ALIASES[value]
+    return value if any(value == choice and type(value) is type(choice) for choice in known) else _UNFIT
+
+
+def _as_number(value: Any, kind: type) -> Any:
+    """Return a number as `kind`. A boolean is not a number; an integer of another library is one."""
+    if isinstance(value, bool):
+        return _UNFIT
+    if isinstance(value, SupportsIndex):
+        return value if type(value) is int else operator.index(value)
+    return value if kind is float and isinstance(value, float) else _UNFIT
+
+
+def _described(hint: Any) -> str:
+    listed = ", ".join(map(str, choices(hint)))
+    if listed:
+        return f"one of {listed}"
+    part = next(part for part in _parts(hint) if part is not type(None))
+    if get_origin(part) is tuple:
+        return f"a list, each item {_WORDS[get_args(part)[0]]}"
+    words = _WORDS.get(part, f"of type {getattr(part, '__name__', part)}")
+    return f"{words} or None" if type(None) in _parts(hint) else words

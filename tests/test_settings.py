@@ -1,0 +1,294 @@
+"""Every setting is honoured or refused by name, in every combination: none is accepted and ignored."""
+
+import dataclasses
+import logging
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.batch.config import BatchConfig
+from orca_jax.batch.config import parse_args as batch_args
+from orca_jax.bench.__main__ import main as bench
+from orca_jax.build.engine import Built, build_engine, cache_directory, default_tokens
+from orca_jax.build.scheduler import build_scheduling
+from orca_jax.build.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
+from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
+from orca_jax.errors import ConfigError
+from orca_jax.serve.args import parse_args as serve_args
+from orca_jax.server_config import ServerConfig
+from orca_jax.sim.toy import TOY_MODEL
+
+MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
+CHUNKED: dict[str, Any] = {"scheduler": "chunked"}
+ORCA: dict[str, Any] = {"scheduler": "orca"}
+BASELINE: dict[str, Any] = {"scheduler": "request_level"}
+SHORTEST: dict[str, Any] = {"scheduling_policy": "shortest"}
+MANY_STEPS: dict[str, Any] = {"overlap": False, "check_in_intervals": (4, 8)}
+
+# Settings of an engine without effect in a combination, each with the words of its refusal.
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_num_batched_tokens": 63}, "max_num_batched_tokens", "less than max_num_seqs 64"),
+    ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "max_num_batched_tokens", "lower max_num_seqs"),
+    ({**ORCA, "overlap": True}, "overlap", "needs scheduler chunked"),
+    ({**BASELINE, "overlap": True}, "overlap", "needs scheduler chunked"),
+    ({**ORCA, "enable_prefix_caching": True}, "enable_prefix_caching", "needs scheduler chunked"),
+    ({**BASELINE, "enable_prefix_caching": True}, "enable_prefix_caching", "no prefix cache"),
+    ({"length_predictor": "quantiles"}, "length_predictor", "no effect with scheduling_policy fcfs"),
+    ({"length_predictor": "bound"}, "length_predictor", "no effect"),
+    ({"length_predictor": "demo", "scheduling_policy": "fair"}, "length_predictor", "scheduling_policy fair"),
+    ({**ORCA, "length_predictor": "quantiles"}, "length_predictor", "no effect"),
+    ({**ORCA, **SHORTEST}, "scheduling_policy", "needs scheduler chunked"),
+    ({**BASELINE, "scheduling_policy": "priority"}, "scheduling_policy", "needs scheduler chunked"),
+    ({"n_workers": 2}, "n_workers", "needs scheduler orca"),
+    ({**BASELINE, "n_workers": 2}, "n_workers", "needs scheduler orca"),
+    ({"n_slots": 100}, "n_slots", "num_pages"),
+    ({**ORCA, **MANY_STEPS}, "check_in_intervals", "needs scheduler chunked"),
+    ({"check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
+    ({"overlap": True, "check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
+    ({"load_format": "safetensors"}, "load_format", "no weights"),
+    ({"dtype": "float32"}, "dtype", "no effect on preset:toy"),
+    ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype", "no effect on preset:toy"),
+    ({"tensor_parallel_size": 2}, "tensor_parallel_size", "no device"),
+    ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization", "no device"),
+    ({"attention_implementation": "xla"}, "attention_implementation", "no effect on preset:toy"),
+    ({"compile_cache": "programs"}, "compile_cache", "no effect on preset:toy"),
+    ({"model": "preset:clock-5", "dtype": "float32"}, "dtype", "no effect on preset:clock-5"),
+    ({"model": "preset:gpt2-tiny", "load_format": "orbax"}, "load_format", "no weights"),
+    ({"model": MODEL, "tokenizer": "byte", "gpu_memory_utilization": 0.9}, "gpu_memory_utilization", "on a CPU"),
+    ({"model": MODEL, "tokenizer": "byte", "gpu_memory_utilization": 0.5}, "gpu_memory_utilization", "num_pages"),
+]
+
+# A value of each setting that the toy engine honours, with the rest of the engine's settings.
+HONOURED: dict[str, dict[str, Any]] = {
+    "model": {"model": "preset:clock-3"},
+    "tokenizer": {"tokenizer": "byte"},
+    "load_format": {"load_format": "dummy"},
+    "dtype": {"dtype": "auto"},
+    "seed": {"seed": 7},
+    "max_model_len": {"max_model_len": 32},
+    "max_num_seqs": {"max_num_seqs": 3000},
+    "scheduler": ORCA,
+    "scheduling_policy": {"scheduling_policy": "fair"},
+    "length_predictor": {**SHORTEST, "length_predictor": "quantiles"},
+    "overlap": {"overlap": True},
+    "check_in_intervals": {**MANY_STEPS, "length_predictor": "quantiles"},
+    "enable_prefix_caching": {"enable_prefix_caching": True},
+    "n_workers": {**ORCA, "n_workers": 2},
+    "n_slots": {**ORCA, "n_slots": 300},
+    "tensor_parallel_size": {"tensor_parallel_size": 1},
+    "page_size": {"page_size": 4},
+    "num_pages": {"num_pages": 900},
+    "gpu_memory_utilization": {},
+    "kv_cache_dtype": {"kv_cache_dtype": "auto"},
+    "max_num_batched_tokens": {"max_num_batched_tokens": 64},
+    "compile_cache": {"compile_cache": None},
+    "strict_compile": {"strict_compile": True},
+    "attention_implementation": {},
+    "trace_file": {},
+    "progress": {"progress": False},
+}
+
+
+def built_with(**settings: Any) -> Built:
+    return build_engine(EngineConfig(**{"model": "preset:toy", "max_model_len": 64, **settings}))
+
+
+@pytest.mark.parametrize(("settings", "param", "words"), REFUSED, ids=str)
+def test_a_setting_without_effect_is_refused(settings: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built_with(**settings)
+    assert caught.value.param == param and words in caught.value.message
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_a_setting_with_effect_is_accepted(name: str) -> None:
+    built_with(**HONOURED[name]).close()
+
+
+def test_the_tables_have_every_setting() -> None:
+    assert list(HONOURED) == [field.name for field in dataclasses.fields(EngineConfig)]
+    refused = {param for _, param, _ in REFUSED}
+    assert refused == {need.setting for need in NEEDS} | set(TOY_HAS_NO) | {"max_num_batched_tokens"}
+
+
+def test_defaults_are_never_refused() -> None:
+    for scheduler in SCHEDULERS:
+        built_with(scheduler=scheduler).close()
+        built_with(scheduler=scheduler, overlap=False, enable_prefix_caching=False, n_workers=1).close()
+
+
+def test_defaults_of_the_scheduler() -> None:
+    chunked, plain = built_with(), built_with(overlap=False, enable_prefix_caching=False)
+    assert (chunked.engine.scheduler.n_workers, plain.engine.scheduler.n_workers) == (2, 1)
+    assert (chunked.engine.pool.reuses_prefixes, plain.engine.pool.reuses_prefixes) == (True, False)
+    assert not built_with(**ORCA).engine.pool.reuses_prefixes
+
+
+def test_the_default_budget_never_caps_the_batch() -> None:
+    for platform in ("cpu", "gpu", "tpu"):
+        for rows in (1, 64, 5000):
+            assert default_tokens(EngineConfig(max_num_seqs=rows), platform) >= rows
+    budget = built_with(max_num_seqs=5000).timeline_header.budget
+    assert budget >= 5000
+
+
+def test_a_budget_from_elsewhere_is_checked_too() -> None:
+    """A replay has the budget of the recorded engine, not that of its settings."""
+    cache = CacheConfig(1000, 16, "float32")
+    with pytest.raises(ConfigError, match="less than max_num_seqs 65"):
+        build_scheduling(EngineConfig(max_num_seqs=65), TOY_MODEL, 128, cache, 64)
+
+
+def test_choices_and_registries_agree() -> None:
+    assert typing.get_args(SchedulerName) == tuple(SCHEDULERS) and typing.get_args(OrderingName) == tuple(ORDERINGS)
+
+
+def test_settings_of_another_scheduler_are_left_out() -> None:
+    config = EngineConfig(**SHORTEST, length_predictor="demo", overlap=True, enable_prefix_caching=True, num_pages=9)
+    orca = adapted(dataclasses.replace(config, scheduler="orca"))
+    assert orca == EngineConfig(scheduler="orca", num_pages=9)
+    assert adapted(config) == config
+    with pytest.raises(ConfigError, match="overlap"):
+        check_settings(adapted(dataclasses.replace(config, scheduler="orca"), ("overlap",)))
+
+
+def test_several_workers_on_one_stage_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        built_with(**ORCA, n_workers=2).close()
+        built_with(**ORCA).close()
+    (record,) = caplog.records
+    assert "n_workers is 2" in record.getMessage() and "one pipeline stage" in record.getMessage()
+
+
+def test_more_shards_than_cores_are_warned_about(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    with caplog.at_level(logging.WARNING):
+        for shards in (2, 4):
+            with pytest.raises(ConfigError, match="gpu_memory_utilization"):  # before any weight is read
+                build_engine(
+                    EngineConfig(MODEL, "byte", tensor_parallel_size=shards, gpu_memory_utilization=0.5, progress=False)
+                )
+    (record,) = caplog.records
+    assert "tensor_parallel_size 4 is more than the 2 cores" in record.getMessage()
+
+
+# Flags of the server: each is read on every run, except for these, which need another one.
+SERVER_REFUSED = {
+    "host": "--uds x --host 127.0.0.1",
+    "port": "--uds x --port 8000",
+    "ssl_keyfile": "--ssl-certfile x",
+    "ssl_certfile": "--ssl-keyfile x",
+    "ssl_ca_certs": "--ssl-ca-certs x",
+    "cache_salt_per_key": "--cache-salt-per-key",
+    "allow_credentials": "--allow-credentials",
+}
+
+
+@pytest.mark.parametrize("name", SERVER_REFUSED)
+def test_a_flag_of_the_server_without_effect_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve_args(SERVER_REFUSED[name].split())
+    assert caught.value.param == name
+
+
+BATCH_REFUSED = {
+    "api_key_file": "--api-key-file x",
+    "max_retries": "--max-retries 6",  # its default value
+    "request_timeout": "--request-timeout 600",
+    "chat_template": "--base-url http://h --chat-template x",
+    "generation_config": "--base-url http://h --generation-config auto",
+    "tool_call_parser": "--base-url http://h --tool-call-parser hermes",
+    "max_logprobs": "--base-url http://h --max-logprobs 20",
+    "served_model_name": "--base-url http://h --served-model-name one two",
+    "model": "--base-url http://h --served-model-name one --model two",
+    "max_num_seqs": "--base-url http://h --max-num-seqs 64",
+    "scheduler": "--base-url http://h --scheduler chunked",
+    "seed": "--base-url http://h --seed 0",
+    "overlap": "--base-url http://h --no-overlap",
+    "trace_file": "--base-url http://h --trace-file x",
+}
+
+
+@pytest.mark.parametrize("name", BATCH_REFUSED)
+def test_a_flag_of_a_batch_without_effect_is_refused(name: str, tmp_path: Path) -> None:
+    files = ["-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    with pytest.raises(ConfigError) as caught:
+        batch_args([*files, *BATCH_REFUSED[name].split()])
+    assert caught.value.param == name
+
+
+BENCH_REFUSED = [
+    ("online --base-url http://h --model m --pace 5", "pace"),
+    ("online --base-url http://h --model m --server-flags --seed 3", "server_flags"),
+    ("burst --model preset:toy --plot-unit seconds", "plot_unit"),
+    ("offline --model preset:toy --length-scale 2", "trace_data"),
+    ("offline --model preset:toy --profile --num-requests 2", "profile"),
+    ("schedulers --model preset:toy --overlap --schedulers orca request_level", "overlap"),
+    (
+        "schedulers --model preset:toy --schedulers orca --num-requests 2 --enable-prefix-caching",
+        "enable_prefix_caching",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "named"), BENCH_REFUSED)
+def test_a_flag_of_a_benchmark_without_effect_is_refused(
+    command: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(command.split()) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("host", "--max-num-seqs 4"),
+        ("schedulers", "--scheduler orca"),
+        ("schedulers", "--trace-file x"),
+        ("prefix", "--trace-file x"),
+        ("foresight --log x", "--length-predictor demo"),
+        ("foresight --log x", "--scheduling-policy fcfs"),
+    ],
+)
+def test_a_benchmark_has_no_flag_that_it_sets_itself(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench([*command.split(), *flag.split()])
+    assert caught.value.code == 2 and f"unrecognized arguments: {flag}" in capsys.readouterr().err
+
+
+def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = "--model preset:toy --num-requests 3 --scheduler chunked --overlap --scheduling-policy shortest"
+    assert bench(["burst", *flags.split()]) == 0
+    assert "request_level" in capsys.readouterr().out
+
+
+def test_all_settings_of_servers_and_batches_are_known() -> None:
+    """A new field must be put into one of the tables, or into these lists of fields that every run reads."""
+    model = {"served_model_name", "chat_template", "generation_config", "tool_call_parser", "max_logprobs"}
+    access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins"}
+    queue = {"max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "max_body_bytes"}
+    times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
+    others = {"engine", "restart_engine", "log_format", "log_requests", "otlp_traces_endpoint"}
+    always = model | access | queue | {f"{name}_timeout" for name in times} | others
+    assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(SERVER_REFUSED)
+    always = {"input", "output", "server", "format", "body", "order", "overwrite", "concurrency", "base_url"}
+    assert {field.name for field in dataclasses.fields(BatchConfig)} <= always | set(BATCH_REFUSED)
+
+
+def test_no_home_directory_means_no_compile_cache(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_directory("auto") is None and "no home directory" in caplog.text
+    assert cache_directory("/given") == "/given" and cache_directory(None) is None
