@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
-from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules
+from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules, unread_fields
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -45,7 +45,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         ApiError: a field is wrong.
     """
     _check(service, call)
-    rules = tool_rules(call, service.config.tool_call_parser)
+    rules = tool_rules(call, service.model.tool_call_parser)
     structured = structured_answer(call, rules)
     called = _streamed_call(call)
     text = await render_conversation(service, call.messages, rules.shown, call)
@@ -80,6 +80,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         called=called,
         parallel_calls=call.parallel_tool_calls is not False,
         renamed=_renamed(call),
+        ignored=unread_fields(service, call),
     )
 
 
@@ -92,6 +93,9 @@ def _streamed_call(call: ChatRequest) -> str | None:
 
 def _check(service: Service, call: ChatRequest) -> None:
     check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(call, name) == 0:
+            raise ApiError(400, f"{name} must be at least 1, or -1 for the rest of the context", name)
     if call.top_logprobs and not call.logprobs:
         raise ApiError(400, "top_logprobs requires logprobs: true", "top_logprobs")
     if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:

@@ -54,6 +54,7 @@ class Job:
     parallel_calls: bool = True
     called: str | None = None  # forced function whose arguments are streamed: the text is these arguments
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
+    ignored: Sequence[str] = ()  # fields without effect on this model
 
 
 class Piece(NamedTuple):

@@ -1,7 +1,8 @@
 """Answers as server-sent events, and the absence of an answer."""
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from types import MappingProxyType
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,8 +31,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, renderer: Renderer, options: StreamOptions | None) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        generation: Generation,
+        renderer: Renderer,
+        options: StreamOptions | None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._generation = generation
         self._renderer = renderer

@@ -16,6 +16,7 @@ __all__ = [
     "ToolParser",
     "check_tools",
     "forced_tools_schema",
+    "inferred_parser",
     "tool_name",
     "tool_parser",
 ]
@@ -26,7 +27,7 @@ MAX_SCHEMA_DEPTH = 64
 Tools = Sequence[Mapping[str, Any]]
 """Tools in OpenAI's shape: {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _OBJECT: Node = {"{": "object"}
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -36,6 +37,13 @@ DIALECTS: Mapping[str, Dialect] = {
     "llama3_json": Dialect(None, {"{": "object", "<|python_tag|>": _OBJECT}, {";": _OBJECT}),
     # [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]
     "mistral": Dialect("[TOOL_CALLS]", {"[": _OBJECT}, {",": _OBJECT, "]": "end"}),
+}
+# Texts of chat templates that show the format of calls: all of the first, and none of the second, which other formats
+# with the same markers have.
+_SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "hermes": (("<tool_call>", "</tool_call>"), ("<function=", "<arg_key>", "<tool_sep>", "<tool_calls>", "```")),
+    "llama3_json": (("<|start_header_id|>", "<|eot_id|>", '"parameters": '), ("<tool_call>", "<function=")),
+    "mistral": (("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"), ("[ARGS]", "[CALL_ID]")),
 }
 _CALL_LIST = Dialect(None, {"[": _OBJECT}, {",": _OBJECT, "]": "end"})
 _ONE_OBJECT = Dialect(None, _OBJECT, {})
@@ -51,6 +59,16 @@ class ToolParser(Protocol):
     def finish(self) -> list[str | ToolCall]:
         """Return the rest at the end of the text."""
         ...
+
+
+def inferred_parser(template: str) -> str | None:
+    """Return the name of the format of calls that a chat template shows, or None if it shows none of `DIALECTS`."""
+    fitting = [
+        name
+        for name, (present, absent) in _SIGNATURES.items()
+        if all(text in template for text in present) and not any(text in template for text in absent)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
@@ -139,7 +157,7 @@ def check_tools(tools: Tools) -> None:
             raise _wrong(f'{where} must be an object with type "function" and an object as function')
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _ or -")
+            raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _, - or .")
         if name in names:
             raise _wrong(f"{where}.function.name: {name} is used twice")
         names.add(name)

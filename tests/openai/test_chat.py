@@ -237,13 +237,20 @@ def test_arguments_of_a_named_call_go_out_as_they_come() -> None:
     assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
 
 
+def only(*names: str, mode: str = "auto") -> dict[str, Any]:
+    """A choice among the tools with these names."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": TOOLS}, "tool_choice"),  # auto needs --tool-call-parser
-    ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": TOOLS, "tool_choice": only("no")}, "tool_choice"),
+    ({"tool_choice": only("weather")}, "tool_choice"),
     ({"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"}, "tools"),
     ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
@@ -265,17 +272,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 1}, "logprobs"),
     ({"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"echo": True}, "echo"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"store": True}, "store"),
+    ({"data_sources": [{"type": "azure_search"}]}, "data_sources"),
+    ({"safe_prompt": True}, "safe_prompt"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"enable_thinking": "yes"}, "enable_thinking"),
+    ({"messages": [{"role": "assistant", "content": "x", "function_call": {}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages[0].prefix"),
     ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"service_tier": "priority"}, "service_tier"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"metadata": "x"}, "metadata"),
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
@@ -290,11 +300,12 @@ def test_bad_chats(server: Server, number: int) -> None:
 
 
 def test_what_clients_send_and_means_nothing_here(server: Server) -> None:
-    fields: dict[str, Any] = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
-    fields |= {"safety_identifier": "x", "prompt_cache_key": "k", "parallel_tool_calls": True, "modalities": ["text"]}
+    fields: dict[str, Any] = {"user": "me", "metadata": {}, "store": False, "service_tier": "auto"}
+    fields |= {"parallel_tool_calls": True, "modalities": ["text"], "unknown": None}
     fields |= {"function_call": "none", "reasoning_effort": None, "cache_salt": "s", "priority": 0, "tools": []}
     body = {"model": MODEL, "messages": [user("x")], "max_tokens": 1, **fields}
-    assert checked(server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    answer = checked(server.http.post("/v1/chat/completions", json=body))
+    assert answer.status_code == 200 and "x-orca-ignored-fields" not in answer.headers
 
 
 @pytest.mark.conforms("chat.messages", "tokenize.messages")
