@@ -8,6 +8,7 @@ import msgspec
 
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.call_parser import CallParser, Dialect, Node, ToolCall, read_call, read_object
+from orca_jax.text.json_schema import MAPS
 
 __all__ = [
     "DIALECTS",
@@ -205,6 +206,8 @@ def _moved(schema: Any, root: str) -> Any:
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = root + value[1:]
+        elif key in MAPS and isinstance(value, Mapping):  # its keys are names, even those of keywords
+            moved[key] = {name: _moved(one, root) for name, one in value.items()}
         elif key in ("const", "enum", "default", "examples"):  # values, not schemas
             moved[key] = value
         else:
