@@ -79,6 +79,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         make_parser=rules.make_parser if called is None else None,
         called=called,
         parallel_calls=call.parallel_tool_calls is not False,
+        has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
         ignored=unread_fields(service, call),
     )
@@ -176,7 +177,7 @@ class ChatRenderer:
 
     def _choice(self, whole: Piece) -> ChatChoice:
         text = self._echoed + whole.text
-        calls = [ToolCallAnswer(_call_id(), Function(*call)) for call in whole.calls]
+        calls = [ToolCallAnswer(_call_id(self._job), Function(*call)) for call in whole.calls]
         message = AnswerMessage(None if calls and not text else text, calls or UNSET)
         assert whole.reason is not None, "a call is answered when all choices have ended"
         logprobs = self._logprobs(whole.ids, whole.logprobs)
@@ -211,7 +212,7 @@ class ChatRenderer:
         self._num_calls[piece.choice] += len(piece.calls)
         events = b""
         for number, call in enumerate(piece.calls, start=first):
-            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(), "function")
+            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(self._job), "function")
             events += self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[whole])), tail)
         return events
 
@@ -220,7 +221,7 @@ class ChatRenderer:
         part = ToolCallDelta(0, FunctionDelta(piece.text))
         if not self._num_calls[piece.choice]:
             self._num_calls[piece.choice] = 1
-            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(), "function")
+            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(self._job), "function")
         return self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[part])), tail)
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
@@ -232,5 +233,6 @@ class ChatRenderer:
         return self._head + _encode(choice) + tail
 
 
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+def _call_id(job: Job) -> str:
+    name = uuid.uuid4().hex
+    return name[:9] if job.has_short_call_ids else f"call_{name[:24]}"

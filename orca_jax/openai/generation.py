@@ -52,6 +52,7 @@ class Job:
     scores_only: bool = False  # only the log probabilities of the prompt are returned
     make_parser: Callable[[], ToolParser] | None = None
     parallel_calls: bool = True
+    has_short_call_ids: bool = False  # nine characters, the only ids that Mistral's templates accept
     called: str | None = None  # forced function whose arguments are streamed: the text is these arguments
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
     ignored: Sequence[str] = ()  # fields without effect on this model

@@ -42,8 +42,8 @@ DIALECTS: Mapping[str, Dialect] = {
 # Texts of chat templates that show the format of calls: all of the first, and none of the second, which other formats
 # with the same markers have.
 _SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "hermes": (("<tool_call>", "</tool_call>"), ("<function=", "<arg_key>", "<tool_sep>", "<tool_calls>", "```")),
-    "llama3_json": (("<|start_header_id|>", "<|eot_id|>", '"parameters": '), ("<tool_call>", "<function=")),
+    "hermes": (("<tool_call>", "</tool_call>"), ("<function=", "<arg_key>", "<use_mcp_tool>", "<tool_calls>", "```")),
+    "llama3_json": (("<|start_header_id|>", '{"name": function name, "parameters": '), ("<tool_call>", "<function=")),
     "mistral": (("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"), ("[ARGS]", "[CALL_ID]")),
 }
 _CALL_LIST = Dialect(None, {"[": _OBJECT}, {",": _OBJECT, "]": "end"})

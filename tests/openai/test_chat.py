@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -180,6 +181,33 @@ def test_calls_of_the_models_own_accord() -> None:
         {"name": "weather", "arguments": '{"city": "Oslo"}'}
     ]
     assert b"weather" in bytes(link.submitted[0].prompt_ids), "the template shows the tools"
+
+
+@pytest.mark.conforms("chat.tools", "chat.tool_choice")
+def test_calls_without_a_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The format of calls comes from the chat template, unless a flag sets it; an unknown one is refused."""
+    with caplog.at_level("INFO"):
+        answer, _ = chat(saying(CALL), tools=TOOLS)
+    assert message_of(answer)["tool_calls"][0]["function"]["name"] == "weather"
+    assert "read as hermes" in caplog.text and "--tool-call-parser" in caplog.text
+    assert "tool_calls" not in message_of(chat(saying(CALL), MISTRAL, tools=TOOLS)[0]), "the flag wins"
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}", encoding="utf-8")
+    unknown = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": only("weather")}):
+        error = error_of(chat(saying(CALL), unknown, tools=TOOLS, **fields)[0])
+        assert error["param"] == "tool_choice" and "--tool-call-parser" in error["message"]
+    forced, _ = chat(saying('[{"name": "clock", "arguments": {}}]'), unknown, tools=TOOLS, tool_choice="required")
+    assert message_of(forced)["tool_calls"]
+
+
+def test_ids_of_calls_suit_the_template() -> None:
+    """Mistral's templates refuse the next turn unless an id has nine characters."""
+    forced: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+    text = '[{"name": "clock", "arguments": {}}]'
+    for config, size in ((MISTRAL, 9), (HERMES, 29)):
+        (call,) = message_of(chat(saying(text), config, **forced)[0])["tool_calls"]
+        assert len(call["id"]) == size and call["id"].isascii() and call["id"].replace("_", "").isalnum()
 
 
 def test_streamed_calls() -> None:

@@ -10,8 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import JsonCompiler, LLMatcher, LLTokenizer
 
+from orca_jax.bundled import demo_directory
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.json_end import JsonEnd
+from orca_jax.text.template import load_chat_template
 from orca_jax.text.tools import (
     DIALECTS,
     ForcedCalls,
@@ -19,6 +21,7 @@ from orca_jax.text.tools import (
     ToolParser,
     check_tools,
     forced_tools_schema,
+    inferred_parser,
     tool_parser,
 )
 
@@ -218,6 +221,62 @@ def test_the_end_of_json(value: Any, rest: str, ascii_only: bool, cuts: list[int
 def test_no_such_parser() -> None:
     with pytest.raises(ConfigError, match="hermes, llama3_json, mistral"):
         tool_parser("xml", [F])
+
+
+# Lines of well-known templates that show their format of calls.
+TEMPLATES: list[tuple[str, str | None]] = [
+    # Qwen 2.5, Qwen 3 and others
+    (
+        "For each function call, return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n"
+        '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call><|im_end|>',
+        "hermes",
+    ),
+    # Hermes 2 Pro and Hermes 3
+    ("""{{- '\\n<tool_call>\\n' }}{{- '{ ' }}{{- '"arguments": ' }}{{- '\\n</tool_call> ' }}""", "hermes"),
+    # Qwen3-Coder, GLM 4.5, Hunyuan, MiroThinker
+    ("{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '</function>\\n</tool_call>' }}", None),
+    ("{{- '\\n<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key></tool_call>", None),
+    ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", None),
+    ("<use_mcp_tool>\\n<server_name>{{ name }}</server_name></use_mcp_tool> <tool_call></tool_call>", None),
+    # Llama 3.1, 3.2 and 3.3; Llama 3.2 and ToolACE with calls as in Python
+    (
+        """{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+        {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
+        {{- '"parameters": ' }}""",
+        "llama3_json",
+    ),
+    ("""{{- '<|start_header_id|>user<|end_header_id|>' }}{{- '[func_name1(params_name1=params_value1...)]' }}""", None),
+    # Mistral 7B 0.3, Nemo, Small 3.1; Small 3.2 and later
+    ("""{{- "[AVAILABLE_TOOLS][" }}{{- "[TOOL_CALLS][" }}{%- set out = tool_call.function|tojson %}""", "mistral"),
+    ("""[AVAILABLE_TOOLS]{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}""", None),
+    # without calls
+    ("{% for message in messages %}{{ message.content }}{% endfor %}", None),
+]
+
+
+@pytest.mark.parametrize(("template", "name"), TEMPLATES)
+def test_the_format_of_calls_is_inferred_from_the_chat_template(template: str, name: str | None) -> None:
+    assert inferred_parser(template) == name
+
+
+@pytest.mark.parametrize("source", ["", str(demo_directory())])
+def test_templates_of_this_package_show_tools_and_calls(source: str) -> None:
+    """The plain template of presets and the demo's, with a round of calls."""
+    call = {"id": "c1", "type": "function", "function": {"name": F, "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "done", "tool_call_id": "c1"},
+    ]
+    template = load_chat_template(source, None)
+    assert template is not None
+    with template:
+        assert inferred_parser(template.tool_source) == "hermes"
+        text = template.render(messages, tools=TOOLS)
+        assert G in text and "done" in text, "the model sees the tools"
+        shown = text[text.index("Go.") :]
+        assert [part for part in parse(tool_parser("hermes", [F]), shown, [0]) if isinstance(part, ToolCall)] == [A]
+        assert "tool" not in template.render(messages[:1]).lower()
 
 
 FORCED = [
