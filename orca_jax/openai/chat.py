@@ -124,6 +124,7 @@ class ChatRenderer:
         self._job = job
         self._call = call
         self._num_calls: dict[int, int] = {}  # by choice; a choice is added when its stream begins
+        self._num_shown = 0  # generated tokens of all choices in the usage of the last chunk
         self._echoed = content_text(call.messages[-1].content) if call.echo else ""
         is_object = {"object": "chat.completion.chunk", "created": job.created, "model": job.model}
         self._head = b"data: " + _encode({"id": job.id, **is_object})[:-1] + b',"choices":['
@@ -132,9 +133,11 @@ class ChatRenderer:
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
         """One event, or several if the choice begins, ends or makes tool calls."""
-        tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        tail = self._tail if usage is None else _usage_tail(usage)
         index = piece.choice
-        events = b"" if index in self._num_calls else self._begin(index, tail)
+        events = b"" if index in self._num_calls else self._begin(index, usage)
+        if usage is not None:
+            self._num_shown = usage.completion_tokens
         if self._job.keeps_ids:
             events += self._detailed(piece, tail)
         elif piece.text and self._job.called is None:
@@ -155,7 +158,7 @@ class ChatRenderer:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event with the token counts, without choices."""
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+        return self._head + _usage_tail(usage)
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """The whole answer, with all choices."""
@@ -177,14 +180,19 @@ class ChatRenderer:
 
     def _choice(self, whole: Piece) -> ChatChoice:
         text = self._echoed + whole.text
-        calls = [ToolCallAnswer(_call_id(self._job), Function(*call)) for call in whole.calls]
+        calls = [ToolCallAnswer(_call_id(self._job), Function(call.name, call.arguments)) for call in whole.calls]
         message = AnswerMessage(None if calls and not text else text, calls or UNSET)
         assert whole.reason is not None, "a call is answered when all choices have ended"
         logprobs = self._logprobs(whole.ids, whole.logprobs)
         ids = list(whole.ids) if self._call.return_token_ids else UNSET
         return ChatChoice(whole.choice, message, logprobs, whole.reason, token_ids=ids)
 
-    def _begin(self, index: int, tail: bytes) -> bytes:
+    def _begin(self, index: int, usage: Usage | None) -> bytes:
+        tail = self._tail
+        if usage is not None:  # nothing of this choice has been sent
+            total = usage.prompt_tokens + self._num_shown
+            before = msgspec.structs.replace(usage, completion_tokens=self._num_shown, total_tokens=total)
+            tail = _usage_tail(before)
         self._num_calls[index] = 0
         head = self._head
         if self._call.return_token_ids and len(self._num_calls) == 1:
@@ -231,6 +239,10 @@ class ChatRenderer:
 
     def _event(self, choice: ChatChunkChoice, tail: bytes) -> bytes:
         return self._head + _encode(choice) + tail
+
+
+def _usage_tail(usage: Usage) -> bytes:
+    return b'],"usage":' + _encode(usage) + b"}\n\n"
 
 
 def _call_id(job: Job) -> str:

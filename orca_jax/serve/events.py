@@ -69,10 +69,12 @@ class EventStream(Response):
         generation, chunk = self._generation, self._renderer.chunk
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
-                usage = generation.usage() if self._has_running_usage else None
-                if len(pieces) == 1:
-                    yield chunk(pieces[0], usage)
+                if self._has_running_usage:
+                    events = [chunk(piece, generation.running_usage(piece)) for piece in pieces]
+                    yield b"".join(events) or KEEP_ALIVE
+                elif len(pieces) == 1:
+                    yield chunk(pieces[0], None)
                 else:
-                    yield b"".join([chunk(piece, usage) for piece in pieces]) or KEEP_ALIVE
+                    yield b"".join([chunk(piece, None) for piece in pieces]) or KEEP_ALIVE
         end = self._renderer.usage_chunk(generation.usage()) if self._has_usage else b""
         yield end + DONE

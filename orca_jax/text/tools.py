@@ -8,6 +8,7 @@ import msgspec
 
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.call_parser import CallParser, Dialect, Node, ToolCall, read_call, read_object
+from orca_jax.text.json_end import BLANKS
 from orca_jax.text.json_schema import MAPS
 
 __all__ = [
@@ -30,6 +31,10 @@ Tools = Sequence[Mapping[str, Any]]
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _OBJECT: Node = {"{": "object"}
+# The last call of a list that ends early. The schema puts the name first.
+_BEGUN_CALL = re.compile(
+    r'[\s,\[]*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"(\s*,\s*"arguments"\s*:\s*(?P<arguments>.*))?', re.DOTALL
+)
 
 DIALECTS: Mapping[str, Dialect] = {
     # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times
@@ -57,8 +62,8 @@ class ToolParser(Protocol):
         """Add a piece of text, and return the decided text and calls."""
         ...
 
-    def finish(self) -> list[str | ToolCall]:
-        """Return the rest at the end of the text."""
+    def finish(self, is_cut: bool = False) -> list[str | ToolCall]:
+        """Return the rest at the end of the text. With `is_cut`, a limit has ended it."""
         ...
 
 
@@ -91,11 +96,15 @@ def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
 
 
 class ForcedCalls:
-    """A parser for text that matches `forced_tools_schema`. An incomplete call at the end is returned as text."""
+    """A parser for text that matches `forced_tools_schema`.
+
+    If a limit cuts the text, its last call has the beginning of its arguments, as soon as its name is known.
+    """
 
     def __init__(self, tools: Tools, choice: str | Mapping[str, Any]) -> None:
         known = frozenset(tool_name(tool) for tool in tools)
         name = _chosen(choice, known)
+        self._name, self._known = name, known
         if name is None:
             self._parser = CallParser(_CALL_LIST, lambda text: read_call(text, known))
         else:
@@ -105,9 +114,20 @@ class ForcedCalls:
         """Add a piece of text, and return the decided text and calls."""
         return self._parser.push(text)
 
-    def finish(self) -> list[str | ToolCall]:
-        """Return the rest at the end of the text."""
-        return self._parser.finish()
+    def finish(self, is_cut: bool = False) -> list[str | ToolCall]:
+        """Return the rest at the end of the text. With `is_cut`, a limit has ended it; otherwise it is text."""
+        rest = self._parser.finish()
+        return [self._cut(part) if is_cut and isinstance(part, str) else part for part in rest]
+
+    def _cut(self, text: str) -> str | ToolCall:
+        """The call that begins in a text; the text itself if its name is not complete."""
+        if self._name is not None:
+            begins = text.lstrip(BLANKS).startswith("{")
+            return ToolCall(self._name, text) if begins else text
+        found = _BEGUN_CALL.match(text)
+        if found is None or found["name"] not in self._known:
+            return text
+        return ToolCall(found["name"], found["arguments"] or "")
 
 
 def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel: bool = True) -> str:
@@ -202,7 +222,7 @@ def _moved(schema: Any, root: str) -> Any:
         return [_moved(item, root) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = root + value[1:]

@@ -146,6 +146,22 @@ def check_error(response: httpx.Response, status: int | range = range(400, 500))
     return error
 
 
+@pytest.mark.parametrize(
+    ("biases", "words"),
+    [
+        ('{"5": 1, "A": 1}', 'the key "A" is not a token id'),
+        ('{"5": 1, "-1": 1}', 'the key "-1" is not a token id'),
+        ('{"5": 1, "65": -101}', 'the value of "65": expected'),
+        ('{"5": 1, "65": "x"}', 'the value of "65": expected'),
+        ('{"5": 1, "300": 1}', "contains id 300"),
+    ],
+)
+def test_a_bad_entry_of_a_map_is_named(server: Server, biases: str, words: str) -> None:
+    text = f'{{"prompt": "x", "logit_bias": {biases}}}'
+    error = check_error(server.http.post("/v1/completions", content=text, headers=JSON))
+    assert error["param"] == "logit_bias" and words in error["message"]
+
+
 @pytest.mark.parametrize(("name", "value", "param"), BAD_FIELDS, ids=lambda v: v[:40] if isinstance(v, str) else None)
 def test_bad_field(server: Server, name: str, value: str, param: str | None) -> None:
     fields = {"model": f'"{MODEL}"', "prompt": '"x"', name: value}

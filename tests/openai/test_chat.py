@@ -14,7 +14,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.request import StructuredOutput
 from orca_jax.server_config import ServerConfig
 from tests.openai.shapes import check_response
-from tests.serve.played import READY, News, Stage, chat, events, on_stage, saying, update, user
+from tests.serve.played import READY, News, Stage, call, chat, events, on_stage, saying, update, user
 from tests.serve.running import MODEL, Server
 
 HERMES = ServerConfig(EngineConfig(model="m"), tool_call_parser="hermes")
@@ -36,6 +36,7 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"type": "function", "function": {"name": "clock"}},
 ]
+NAMED = {"type": "function", "function": {"name": "weather"}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
 
@@ -265,6 +266,36 @@ def test_arguments_of_a_named_call_go_out_as_they_come() -> None:
     assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
 
 
+CUT: list[tuple[Any, str, str]] = [
+    (NAMED, '{"city": "Ro', '{"city": "Ro'),
+    ("required", '[{"name": "weather", "arguments": {"city": "Ro', '{"city": "Ro'),
+    ("required", '[{"name": "weather", "argu', ""),
+]
+
+
+@pytest.mark.conforms("chat.tool_choice")
+@pytest.mark.parametrize(("choice", "text", "arguments"), CUT)
+def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: Any, text: str, arguments: str) -> None:
+    """At the limit of tokens, the arguments are as far as they got, and the reason says so."""
+    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice}
+    answer, _ = chat(saying(text, reason="length"), **fields)
+    message, reason = message_of(answer), answer.json()["choices"][0]["finish_reason"]
+    assert message["content"] is None and reason == "length"
+    stream, _ = chat(saying(text[:9], text[9:], reason="length"), **fields, stream=True)
+    assert events(stream)[-1]["choices"][0]["finish_reason"] == "length"
+    assert not any(delta.get("content") for delta in deltas(stream))
+    streamed = [call["function"] for delta in deltas(stream) for call in delta.get("tool_calls", ())]
+    (whole,) = message["tool_calls"]
+    assert whole["function"] == {"name": "weather", "arguments": arguments}
+    assert streamed[0]["name"] == "weather" and "".join(part["arguments"] for part in streamed) == arguments
+
+
+def test_a_call_cut_by_a_stop_string_is_text() -> None:
+    answer, _ = chat(saying('{"city": "Ro', 'me"}'), tools=TOOLS, tool_choice=NAMED, stop="me")
+    assert message_of(answer)["content"] == '{"city": "Ro' and "tool_calls" not in message_of(answer)
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
+
+
 def only(*names: str, mode: str = "auto") -> dict[str, Any]:
     """A choice among the tools with these names."""
     tools = [{"type": "function", "function": {"name": name}} for name in names]
@@ -398,6 +429,31 @@ def test_ids_and_continuous_usage_in_a_stream() -> None:
     assert [i for chunk in chunks for one in chunk["choices"] for i in one.get("token_ids", ())] == [*b"abc", 256]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 4 and chunks[-1]["choices"] == []
+
+
+@pytest.mark.conforms("chat.stream_options")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_continuous_usage_counts_what_was_sent(path: str) -> None:
+    """Tokens count with the chunk that has their text: not with the role, nor while their text is held back."""
+
+    def script(submit: Any) -> list[News]:
+        spelled = "é".encode()
+        return [
+            update(submit, spelled[0]),
+            update(submit, spelled[1], 65),
+            update(submit, 66, 67, finish_reason="length"),
+        ]
+
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer, _ = call(script, path, stream=True, stream_options=options, n=2)
+    sent = ["", ""]
+    for chunk in events(checked(answer))[:-1]:
+        (choice,) = chunk["choices"]
+        sent[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        usage = chunk["usage"]
+        assert usage["completion_tokens"] == sum(len(text.encode()) for text in sent), chunk
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert sent == ["éABC", "éABC"] and events(answer)[-1]["usage"]["completion_tokens"] == 10
 
 
 def test_structured_fields_reach_the_engine() -> None:

@@ -85,12 +85,12 @@ TABLE = [
 ]
 
 
-def parse(parser: ToolParser, text: str, cuts: Sequence[int] = ()) -> list[str | ToolCall]:
+def parse(parser: ToolParser, text: str, cuts: Sequence[int] = (), *, is_cut: bool = False) -> list[str | ToolCall]:
     """The output for a text in pieces, with adjacent texts joined."""
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(bounds)]
     out: list[str | ToolCall] = []
-    for item in [*(item for piece in pieces for item in parser.push(piece)), *parser.finish()]:
+    for item in [*(item for piece in pieces for item in parser.push(piece)), *parser.finish(is_cut)]:
         if isinstance(item, str) and out and isinstance(out[-1], str):
             out[-1] += item
         else:
@@ -279,14 +279,24 @@ def test_templates_of_this_package_show_tools_and_calls(source: str) -> None:
         assert "tool" not in template.render(messages[:1]).lower()
 
 
+def begun(arguments: str) -> ToolCall:
+    return ToolCall(F, arguments)
+
+
 FORCED = [
     ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "get-weather_2", "arguments": {}}]', [A, B]),
     ("required", ' [ {"name":"f","arguments":{"x": 1}} ] ', [A]),
-    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "argum', [A, ', {"name": "f", "argum']),
-    ("required", '[{"name": "f", "argum', ...),
+    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "argum', [A, begun("")]),
+    ("required", '[{"name": "f", "argum', [begun("")]),
+    ("required", '[{"name": "f"', [begun("")]),
+    ("required", '[{"name": "f", "arguments": {"x": "a ', [begun('{"x": "a ')]),
+    ("required", '[{"name": "f", "arguments": {"x": 1}', [begun('{"x": 1}')]),
+    ("required", '[{"name": "get-weather', ...),
+    ("required", "[", ...),
     (NAMED, '{"x": 1}', [A]),
     (NAMED, ' {"x": 1}\n', [A]),
-    (NAMED, '{"x": 1', ...),
+    (NAMED, '{"x": 1', [begun('{"x": 1')]),
+    (NAMED, "{", [begun("{")]),
     (NAMED, "[]", ...),
 ]
 
@@ -294,9 +304,15 @@ FORCED = [
 @pytest.mark.parametrize(("choice", "text", "expected"), FORCED)
 def test_forced_calls(choice: Any, text: str, expected: list[str | ToolCall]) -> None:
     for step in (1, 5, 100):
-        assert parse(ForcedCalls(TOOLS, choice), text, range(0, len(text), step)) == (
-            [text] if expected is ... else expected
-        )
+        cuts = range(0, len(text), step)
+        assert parse(ForcedCalls(TOOLS, choice), text, cuts, is_cut=True) == ([text] if expected is ... else expected)
+
+
+def test_calls_that_end_early_without_a_limit_are_text() -> None:
+    """A stop string ends a forced call, or the model one of its own."""
+    assert parse(ForcedCalls(TOOLS, NAMED), '{"x": 1') == ['{"x": 1']
+    assert parse(ForcedCalls(TOOLS, "required"), '[{"name": "f", "argum') == ['[{"name": "f", "argum']
+    assert parse(tool_parser("hermes", [F]), '<tool_call>{"name": "f"', is_cut=True) == ['<tool_call>{"name": "f"']
 
 
 POINT = {
