@@ -264,6 +264,44 @@ def test_fields_for_the_template_are_read_by_it_or_ignored(tmp_path: Path) -> No
     assert answer.headers[HEADER] == "reasoning_effort, enable_thinking"
 
 
+# Fields of chats in other servers and clients, by dialect. Each is honoured, ignored, or refused with a reason.
+DIALECTS = {
+    "OpenAI": "audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens "
+    "metadata modalities n parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_retention "
+    "reasoning_effort response_format safety_identifier seed service_tier stop store stream stream_options temperature "
+    "tool_choice tools top_logprobs top_p user verbosity web_search_options",
+    "Azure": "data_sources user_security_context",
+    "vLLM": "use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output "
+    "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens prompt_logprobs "
+    "allowed_token_ids bad_words echo add_generation_prompt continue_final_message add_special_tokens documents "
+    "chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs structured_outputs guided_json guided_regex "
+    "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern priority request_id "
+    "logits_processors return_tokens_as_token_ids return_token_ids cache_salt kv_transfer_params vllm_xargs "
+    "include_reasoning thinking_token_budget repetition_detection",
+    "SGLang": "regex ebnf stop_regex no_stop_trim lora_path session_params separate_reasoning stream_reasoning rid "
+    "extra_key return_hidden_states return_routed_experts custom_logit_processor custom_params data_parallel_rank",
+    "LiteLLM and Anthropic": "provider_specific_fields thinking cache_control context_management mcp_servers container "
+    "system stop_sequences",
+    "Mistral": "random_seed safe_prompt prompt_mode prediction",
+    "Groq": "citation_options compound_custom disable_tool_validation documents exclude_domains include_domains "
+    "include_reasoning reasoning_format search_settings",
+    "OpenRouter": "provider models route transforms plugins usage top_a session_id trace reasoning debug image_config",
+    "Qwen, DeepSeek and xAI": "enable_thinking thinking_budget enable_search search_options thinking deferred "
+    "search_parameters",
+    "llama.cpp, Ollama and LM Studio": "cache_prompt id_slot keep_alive ttl draft_model timings_per_token "
+    "return_progress n_predict repeat_penalty grammar json_schema typical_p tfs_z mirostat dynatemp_range "
+    "xtc_probability dry_multiplier",
+    "Fireworks": "context_length_exceeded_behavior prompt_truncate_len perf_metrics_in_response",
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_fields_of_other_dialects_are_decided(dialect: str) -> None:
+    known = {*chat_parser.kind.__struct_fields__, *chat_parser.unused}
+    assert sorted(set(DIALECTS[dialect].split()) - known) == []
+    assert all(field.reason for field in chat_parser.unused.values())
+
+
 def test_nested_fields_are_of_objects_that_exist() -> None:
     document = json.loads(call_for_document())
     assert set(NESTED) <= set(document["components"]["schemas"])

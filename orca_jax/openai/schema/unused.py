@@ -77,6 +77,7 @@ COMMON: UnusedFields = {
     "guided_whitespace_pattern": UnusedField("JSON is generated without free blanks"),
     "kv_transfer_params": UnusedField("keys and values are not transferred between servers", ({},)),
     "vllm_xargs": UnusedField("extensions of vLLM are not supported", ({},)),
+    "repetition_detection": UnusedField("use repetition_penalty, frequency_penalty or presence_penalty", ({},)),
     # SGLang
     "rid": _ignored("use request_id to name a request"),
     "regex": UnusedField(_STRUCTURED),
@@ -88,12 +89,17 @@ COMMON: UnusedFields = {
     "custom_logit_processor": UnusedField("code of a request is never run"),
     "custom_params": UnusedField("code of a request is never run", ({},)),
     "return_hidden_states": UnusedField("hidden states are not returned", (False,)),
+    "return_routed_experts": UnusedField("experts are not returned", (False,)),
+    "extra_key": UnusedField("use cache_salt to separate prefix caches"),
+    "data_parallel_rank": _ignored("the server has one engine"),
     # Mistral
     "random_seed": UnusedField("use seed"),
-    # llama.cpp and Ollama
+    # llama.cpp, Ollama and LM Studio
     "cache_prompt": _ignored("--enable-prefix-caching decides", True),
     "id_slot": _ignored("rows are chosen by the scheduler", -1),
     "keep_alive": _ignored("the model stays loaded"),
+    "ttl": _ignored("the model stays loaded"),
+    "draft_model": _ignored("a draft could change only the speed"),
     "timings_per_token": _ignored("times are in the metrics", False),
     "return_progress": _ignored("a prompt has no progress events", False),
     "n_predict": UnusedField("use max_tokens"),
@@ -115,7 +121,13 @@ COMMON: UnusedFields = {
     "usage": _ignored("answers have a usage; streams have one with stream_options.include_usage"),
     "session_id": _ignored(_NO_RECORDS),
     "trace": _ignored(_NO_RECORDS),
+    "debug": _ignored("prompts are returned by return_token_ids", {}),
     "plugins": UnusedField("plugins are not supported", ([],)),
+    # Anthropic, Fireworks
+    "stop_sequences": UnusedField("use stop", ([],)),
+    "context_length_exceeded_behavior": UnusedField("use truncate_prompt_tokens", ("error",)),
+    "prompt_truncate_len": UnusedField("use truncate_prompt_tokens"),
+    "perf_metrics_in_response": _ignored("times are in the metrics", False),
 }
 
 COMPLETION: UnusedFields = {
@@ -141,16 +153,21 @@ CHAT: UnusedFields = {
     "include_reasoning": _ignored(_NO_REASONING),
     "context_management": UnusedField("messages are never removed from a conversation", ({},)),
     "mcp_servers": UnusedField("the server calls no tools; call them in the client", ([],)),
+    "container": UnusedField("the server calls no tools; call them in the client"),
+    "system": UnusedField("put instructions into messages", ("",)),
     # Groq
     "reasoning_format": _ignored(_NO_REASONING),
     "disable_tool_validation": _ignored("only calls of known tools are returned", False),
     "citation_options": _ignored("answers have no citations"),
     "search_settings": UnusedField(_NO_SEARCH, ({},)),
+    "include_domains": UnusedField(_NO_SEARCH, ([],)),
+    "exclude_domains": UnusedField(_NO_SEARCH, ([],)),
     "compound_custom": UnusedField("the server calls no tools; call them in the client", ({},)),
     # SGLang, Qwen, xAI
     "separate_reasoning": _ignored(_NO_REASONING),
     "stream_reasoning": _ignored(_NO_REASONING),
     "enable_search": UnusedField(_NO_SEARCH, (False,)),
+    "search_options": UnusedField(_NO_SEARCH, ({},)),
     "search_parameters": UnusedField(_NO_SEARCH),
     "deferred": UnusedField("an answer is returned by its own call", (False,)),
     # Mistral
@@ -160,6 +177,8 @@ CHAT: UnusedFields = {
     "documents": UnusedField("put documents into messages", ([],)),
     "chat_template": UnusedField("a template is a program; only the operator of the server may set one"),
     "mm_processor_kwargs": UnusedField("messages are text only", ({},)),
+    "media_io_kwargs": UnusedField("messages are text only", ({},)),
+    "image_config": UnusedField("the model generates text only", ({},)),
     "thinking_token_budget": UnusedField("use max_tokens"),
     "thinking_budget": UnusedField("use max_tokens"),
 }
