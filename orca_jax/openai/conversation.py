@@ -51,7 +51,7 @@ async def render_conversation(
 
 
 def unread_fields(service: Service, call: ChatRequest) -> tuple[str, ...]:
-    """The fields of a call that only the chat template could use, and that it does not use."""
+    """The fields of a call for the chat template, without those used by it."""
     given = [name for name in TEMPLATE_FIELDS if getattr(call, name) is not None]
     template = service.model.template
     return tuple(name for name in given if template is None or not template.reads(name))

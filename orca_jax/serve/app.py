@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
@@ -18,7 +18,7 @@ from orca_jax.serve.handlers import complete
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
-from orca_jax.serve.request_context import RequestContext
+from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
 from orca_jax.serve.tokenize import detokenize, tokenize
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
@@ -46,24 +46,9 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     )
     app.router.redirect_slashes = False
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
-    routed = _WithoutLastSlash(app)
+    routed = WithoutLastSlash(app)
     guarded = Access(routed, keys) if keys else routed
     return RequestContext(with_cors(guarded, config), observer)
-
-
-class _WithoutLastSlash:
-    """ASGI middleware: drops a slash at the end of a path, inside access control, which sees the path as it was sent.
-
-    A redirect would do the same for fewer clients: many drop the body of a redirected POST.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(scope.get("path", "")) > 1:
-            scope["path"] = scope["path"].removesuffix("/")
-        await self._app(scope, receive, send)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -137,8 +137,8 @@ def hang_up(s: Subject) -> None:
 
 
 CHECKS = [
-    chat, chat_options, chat_stream, chat_stream_usage, chat_async, tools, second_turn, tools_stream, json_schema, text, text_stream,
-    errors, timeout, hang_up,
+    chat, chat_options, chat_stream, chat_stream_usage, chat_async, tools, second_turn, tools_stream, json_schema, text,
+    text_stream, errors, timeout, hang_up,
 ]  # fmt: skip
 
 

@@ -274,8 +274,8 @@ DIALECTS = {
     "vLLM": "use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output "
     "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens prompt_logprobs "
     "allowed_token_ids bad_words echo add_generation_prompt continue_final_message add_special_tokens documents "
-    "chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs structured_outputs guided_json guided_regex "
-    "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern priority request_id "
+    "chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs structured_outputs guided_json "
+    "guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern priority request_id "
     "logits_processors return_tokens_as_token_ids return_token_ids cache_salt kv_transfer_params vllm_xargs "
     "include_reasoning thinking_token_budget repetition_detection",
     "SGLang": "regex ebnf stop_regex no_stop_trim lora_path session_params separate_reasoning stream_reasoning rid "

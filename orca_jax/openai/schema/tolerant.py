@@ -1,7 +1,7 @@
 """The reading of bodies that the strict decoder refuses: without unused fields, with values taken by their meaning.
 
-Fields that are null are left out, and so are the fields of `unused.py` that are ignored. A number such as 16.0 is an
-integer where one is expected. All other differences remain errors.
+Null fields and the ignored fields of `unused.py` are left out. A number such as 16.0 counts as an integer if the field
+has one. All other differences remain errors.
 """
 
 import re

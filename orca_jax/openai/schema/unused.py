@@ -1,4 +1,4 @@
-"""Fields without effect here: those that are ignored, and those accepted only at values that request nothing.
+"""Fields without effect here: ignored ones, and others accepted only at values without a request.
 
 A field that could change an answer is honoured or refused by name. A field that cannot change it here is ignored: it
 must not break a client. The server names ignored fields in a header of the answer and counts them. `null` is accepted
