@@ -1,10 +1,10 @@
 """Closes the objects of a JSON schema: an object with `properties` has no others unless the schema says so.
 
-JSON Schema leaves objects open, and a model may then invent names until its limit. Callers mean the listed names, so
-`additionalProperties` is false where a schema has `properties` and does not set it, as in llama.cpp and xgrammar.
+JSON Schema leaves objects open, and a model may then invent names until its limit. Callers mean the listed names. So a
+schema with `properties` and without `additionalProperties` gets false for the latter, as in llama.cpp and xgrammar.
 
-Parts that apply to the same object (`allOf`, `anyOf`, `oneOf`, `$ref`, and the schema around them) are closed together:
-each of them allows the names of all. If one of them sets `additionalProperties` to anything but false, all stay open.
+Parts for the same object (`allOf`, `anyOf`, `oneOf`, `$ref`, and the schema around them) are closed together: each of
+them allows the names of all. If one of them sets `additionalProperties` to anything but false, all stay open.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ class SchemaTooLargeError(ValueError):
 
 
 class _Names(NamedTuple):
-    """The names that the parts of an object allow. `patterns` are those of `patternProperties`."""
+    """The allowed names of an object. `patterns` are those of `patternProperties`."""
 
     properties: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class _Closer:
         return found
 
     def _close(self, schema: Any, outer: _Names) -> Any:
-        """The schema, closed. `outer` are the names that other parts of the same object allow."""
+        """The schema, closed. `outer` are the names of other parts of the same object."""
         if not isinstance(schema, Mapping):
             return schema
         made = {key: self._inner(key, value) for key, value in schema.items()}
@@ -122,7 +122,7 @@ class _Closer:
         return f"#/$defs/{key}"
 
     def _names(self, schema: Any) -> _Names:
-        """The names that a schema allows, those of its parts included."""
+        """The allowed names of a schema, those of its parts included."""
         if not isinstance(schema, Mapping):
             return _NONE
         known = self._known.get(id(schema))
@@ -134,7 +134,7 @@ class _Closer:
         return known
 
     def _union(self, schemas: Sequence[Any]) -> _Names:
-        """The names that any of some schemas allows. A text is a reference."""
+        """The allowed names of several schemas together. A text is a reference."""
         total = _NONE
         for schema in schemas:
             if isinstance(schema, str):
@@ -172,7 +172,7 @@ class _Closer:
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, slice, Sequence[Any]]]:
-    """The keyword, place and schemas of each part that applies to the same value. Of some schemas, one applies."""
+    """The keyword, place and schemas of each part for the same value. Of several schemas, one applies."""
     for key in _LISTS:
         value = schema.get(key)
         if isinstance(value, list):
@@ -198,7 +198,7 @@ def _own_names(schema: Mapping[str, Any]) -> _Names:
 
 
 def _target(root: Mapping[str, Any], ref: str) -> Any:
-    """The schema that a reference within the document names, or None."""
+    """The schema of a reference within the document, or None."""
     found: Any = root
     for part in ref.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
