@@ -45,7 +45,10 @@ class ServerConfig:
         "auto", "model", 'source of sampling defaults: "auto" for the model directory, "none", or a directory'
     )
     tool_call_parser: Literal["hermes", "llama3_json", "mistral"] | None = _flag(
-        None, "model", 'format of the tool calls that the model generates; needed for tool_choice "auto"'
+        None, "model", "format of the tool calls that the model generates; default: inferred from its chat template"
+    )
+    unknown_fields: Literal["refuse", "ignore"] = _flag(
+        "refuse", "model", "treatment of unknown fields of a request; ignored ones are named in a header of the answer"
     )
     max_logprobs: int = _flag(
         MAX_LOGPROBS, "model", "largest number of log probabilities per token that a request may ask for"

@@ -179,7 +179,8 @@ def _check_body(config: BatchConfig) -> None:
     if config.base_url is not None:
         return  # another server may support other fields
     try:
-        completion_parser.parse(json.dumps({"model": config.model, **fields, "prompt": ""}).encode())
+        body = json.dumps({"model": config.model, **fields, "prompt": ""}).encode()
+        completion_parser.parse(body, ignores_unknown=config.server.unknown_fields == "ignore")
     except ApiError as error:
         raise ConfigError(f"is not a valid body of {COMPLETIONS}: {error.message}", param="body") from None
 

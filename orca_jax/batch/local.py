@@ -24,6 +24,8 @@ from orca_jax.openai.model import Service
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 
+MAX_WARNINGS = 32  # about ignored fields
+
 logger = logging.getLogger(__name__)
 
 
@@ -61,6 +63,7 @@ class LocalEngine:
         self._built = built
         self._config = config
         self._before: dict[str, float] = {}
+        self._ignored: set[str] = set()
 
     async def __aenter__(self) -> Self:
         """Start the thread and load the tokenizer and chat template of the model. Raises ConfigError."""
@@ -110,14 +113,25 @@ class LocalEngine:
 
     async def _complete(self, row: Row, row_id: str) -> bytes:
         service, endpoint = self._service, ENDPOINTS[row.url]
-        call = endpoint.parser.parse(row.body)
+        call, ignored = endpoint.parser.parse(row.body, ignores_unknown=self._config.unknown_fields == "ignore")
         service.check_model(call.model)
         if call.stream:
             raise ApiError(400, "stream must be false or left out: a batch returns whole answers", "stream")
         job = await endpoint.prepare(service, call, row_id)
+        if names := {*ignored.known, *ignored.unknown, *job.ignored} - self._ignored:
+            self._warn_of(names, row.line)
+        if names := {*ignored.known, *ignored.unknown, *job.ignored} - self._ignored:
+            self._warn_of(names, row.line)
         renderer = endpoint.renderer(service.model.tokenizer, job, call)
         self._thread.reads_at_once = bool(job.stops)  # nothing else runs in this event loop before the call is sent
         return await whole_answer(Generation(service, job), renderer, _nothing)
+
+    def _warn_of(self, names: set[str], line: int) -> None:
+        """Log the first line with each ignored field. Names of unknown fields are input, so their number is limited."""
+        if len(self._ignored) < MAX_WARNINGS:
+            self._ignored |= names
+            shown = ", ".join(ascii(name[:64])[1:-1] for name in sorted(names)[:MAX_WARNINGS])
+            logger.warning("line %d: these fields are ignored, here and in later lines: %s", line, shown)
 
 
 async def _nothing() -> Event:

@@ -14,7 +14,7 @@ class Renderer(Protocol):
     """Renders pieces of text as the JSON of one endpoint."""
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
-        """One or more events for a piece. `usage` is set if every chunk must contain the counts so far."""
+        """One or more events for a piece. `usage` has the counts up to it, if every chunk must contain them."""
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes:

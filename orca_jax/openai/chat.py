@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
-from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules
+from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules, unread_fields
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -45,7 +45,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         ApiError: a field is wrong.
     """
     _check(service, call)
-    rules = tool_rules(call, service.config.tool_call_parser)
+    rules = tool_rules(call, service.model.tool_call_parser)
     structured = structured_answer(call, rules)
     called = _streamed_call(call)
     text = await render_conversation(service, call.messages, rules.shown, call)
@@ -79,7 +79,9 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         make_parser=rules.make_parser if called is None else None,
         called=called,
         parallel_calls=call.parallel_tool_calls is not False,
+        has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
+        ignored=unread_fields(service, call),
     )
 
 
@@ -92,6 +94,9 @@ def _streamed_call(call: ChatRequest) -> str | None:
 
 def _check(service: Service, call: ChatRequest) -> None:
     check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(call, name) == 0:
+            raise ApiError(400, f"{name} must be at least 1, or -1 for the rest of the context", name)
     if call.top_logprobs and not call.logprobs:
         raise ApiError(400, "top_logprobs requires logprobs: true", "top_logprobs")
     if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:
@@ -119,6 +124,7 @@ class ChatRenderer:
         self._job = job
         self._call = call
         self._num_calls: dict[int, int] = {}  # by choice; a choice is added when its stream begins
+        self._num_shown = 0  # generated tokens of all choices in the usage of the last chunk
         self._echoed = content_text(call.messages[-1].content) if call.echo else ""
         is_object = {"object": "chat.completion.chunk", "created": job.created, "model": job.model}
         self._head = b"data: " + _encode({"id": job.id, **is_object})[:-1] + b',"choices":['
@@ -127,9 +133,11 @@ class ChatRenderer:
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
         """One event, or several if the choice begins, ends or makes tool calls."""
-        tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        tail = self._tail if usage is None else _usage_tail(usage)
         index = piece.choice
-        events = b"" if index in self._num_calls else self._begin(index, tail)
+        events = b"" if index in self._num_calls else self._begin(index, usage)
+        if usage is not None:
+            self._num_shown = usage.completion_tokens
         if self._job.keeps_ids:
             events += self._detailed(piece, tail)
         elif piece.text and self._job.called is None:
@@ -150,7 +158,7 @@ class ChatRenderer:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event with the token counts, without choices."""
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+        return self._head + _usage_tail(usage)
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """The whole answer, with all choices."""
@@ -172,14 +180,19 @@ class ChatRenderer:
 
     def _choice(self, whole: Piece) -> ChatChoice:
         text = self._echoed + whole.text
-        calls = [ToolCallAnswer(_call_id(), Function(*call)) for call in whole.calls]
+        calls = [ToolCallAnswer(_call_id(self._job), Function(call.name, call.arguments)) for call in whole.calls]
         message = AnswerMessage(None if calls and not text else text, calls or UNSET)
         assert whole.reason is not None, "a call is answered when all choices have ended"
         logprobs = self._logprobs(whole.ids, whole.logprobs)
         ids = list(whole.ids) if self._call.return_token_ids else UNSET
         return ChatChoice(whole.choice, message, logprobs, whole.reason, token_ids=ids)
 
-    def _begin(self, index: int, tail: bytes) -> bytes:
+    def _begin(self, index: int, usage: Usage | None) -> bytes:
+        tail = self._tail
+        if usage is not None:  # nothing of this choice has been sent
+            total = usage.prompt_tokens + self._num_shown
+            before = msgspec.structs.replace(usage, completion_tokens=self._num_shown, total_tokens=total)
+            tail = _usage_tail(before)
         self._num_calls[index] = 0
         head = self._head
         if self._call.return_token_ids and len(self._num_calls) == 1:
@@ -207,7 +220,7 @@ class ChatRenderer:
         self._num_calls[piece.choice] += len(piece.calls)
         events = b""
         for number, call in enumerate(piece.calls, start=first):
-            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(), "function")
+            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(self._job), "function")
             events += self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[whole])), tail)
         return events
 
@@ -216,7 +229,7 @@ class ChatRenderer:
         part = ToolCallDelta(0, FunctionDelta(piece.text))
         if not self._num_calls[piece.choice]:
             self._num_calls[piece.choice] = 1
-            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(), "function")
+            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(self._job), "function")
         return self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[part])), tail)
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
@@ -228,5 +241,10 @@ class ChatRenderer:
         return self._head + _encode(choice) + tail
 
 
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+def _usage_tail(usage: Usage) -> bytes:
+    return b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+def _call_id(job: Job) -> str:
+    name = uuid.uuid4().hex
+    return name[:9] if job.has_short_call_ids else f"call_{name[:24]}"

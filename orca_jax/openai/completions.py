@@ -33,7 +33,11 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
     """
     check_fields(service, call, ("logprobs", "prompt_logprobs"))
     if call.max_tokens == 0 and not call.echo:
-        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo to score the prompt", "max_tokens")
+        raise ApiError(
+            400,
+            "max_tokens must be at least 1, -1 for the rest of the context, or 0 with echo to score the prompt",
+            "max_tokens",
+        )
     parts = call.prompts()
     candidates = call.candidates(len(parts))
     prompts = await _prompts(service, call, parts)

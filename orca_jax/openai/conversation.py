@@ -8,13 +8,15 @@ import msgspec
 from orca_jax.errors import RequestError
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
-from orca_jax.openai.schema.chat import ChatMessage, ChatRequest, NamedTool, Tool, plain_messages
+from orca_jax.openai.schema.chat import AllowedTools, ChatMessage, ChatRequest, NamedTool, Tool, plain_messages
 from orca_jax.openai.schema.structured import structured_output
 from orca_jax.openai.schema.tokens import TokenizeRequest
 from orca_jax.request import StructuredOutput
 from orca_jax.text.tools import ForcedCalls, ToolParser, check_tools, forced_tools_schema, tool_name, tool_parser
 
 PlainTool = Mapping[str, Any]
+TEMPLATE_FIELDS = ("reasoning_effort", "enable_thinking")
+"""Fields of a call that are variables of some chat templates, and mean nothing for the others."""
 
 
 class ToolRules(NamedTuple):
@@ -33,13 +35,26 @@ async def render_conversation(
     call: ChatRequest | TokenizeRequest,
 ) -> str:
     """The prompt of a conversation, from the chat template. Raises ApiError."""
+    template = service.model.template
+    variables = {
+        name: value
+        for name in TEMPLATE_FIELDS
+        if (value := getattr(call, name, None)) is not None and template is not None and template.reads(name)
+    }
     return await service.render(
         plain_messages(messages),
         plain_tools(tools) or None,
         add_generation_prompt=call.add_generation_prompt is not False,
         continue_final_message=bool(call.continue_final_message),
-        kwargs=call.chat_template_kwargs,
+        kwargs={**variables, **(call.chat_template_kwargs or {})},
     )
+
+
+def unread_fields(service: Service, call: ChatRequest) -> tuple[str, ...]:
+    """The fields of a call for the chat template, without those used by it."""
+    given = [name for name in TEMPLATE_FIELDS if getattr(call, name) is not None]
+    template = service.model.template
+    return tuple(name for name in given if template is None or not template.reads(name))
 
 
 def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
@@ -47,12 +62,16 @@ def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
 
     Args:
         call: the call.
-        parser_name: `--tool-call-parser` of the server, the format of calls by the model's own choice; None if not set.
+        parser_name: the format of calls by the model's own choice, one of `DIALECTS`; None if it is not known.
 
     Raises:
         ApiError: the fields contradict each other, or they require `--tool-call-parser`.
     """
     tools, choice = plain_tools(call.tools or []), call.tool_choice
+    if isinstance(choice, AllowedTools):
+        tools, choice = _allowed(tools, choice), choice.allowed_tools.mode
+    if choice == "any":
+        choice = "required"
     if not tools:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice forces a call, but tools is empty", "tool_choice")
@@ -91,11 +110,21 @@ def _plain(tool: Tool) -> PlainTool:
     return {"type": "function", "function": function}
 
 
+def _allowed(tools: list[PlainTool], choice: AllowedTools) -> list[PlainTool]:
+    """The tools that a choice allows. Raises ApiError."""
+    allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    found = [tool for tool in tools if tool_name(tool) in allowed]
+    if missing := sorted(allowed - {tool_name(tool) for tool in found}):
+        raise ApiError(400, f"tool_choice names {missing[0]!r}, which is not one of the tools", "tool_choice")
+    return found
+
+
 def _by_the_model(tools: list[PlainTool], parser_name: str | None) -> ToolRules:
     if parser_name is None:
         message = (
-            'tool_choice "auto", the default with tools, requires a server with --tool-call-parser; '
-            'this server accepts "none", "required" or a named function'
+            'tool_choice "auto", the default with tools, requires a server with --tool-call-parser, since the chat '
+            'template of this model has no known format of calls; this server accepts "none", "required" or a named '
+            "function"
         )
         raise ApiError(400, message, "tool_choice", code="no_tool_call_parser")
     names = [tool_name(tool) for tool in tools]

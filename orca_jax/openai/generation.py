@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET
 from starlette.types import Receive
 
@@ -52,8 +53,10 @@ class Job:
     scores_only: bool = False  # only the log probabilities of the prompt are returned
     make_parser: Callable[[], ToolParser] | None = None
     parallel_calls: bool = True
+    has_short_call_ids: bool = False  # nine characters, the only ids that Mistral's templates accept
     called: str | None = None  # forced function whose arguments are streamed: the text is these arguments
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
+    ignored: Sequence[str] = ()  # fields without effect on this model
 
 
 class Piece(NamedTuple):
@@ -104,7 +107,7 @@ class OpenChoice:
         reason: AnswerReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
         calls: Sequence[ToolCall] = ()
         if self._parser is not None:
-            text, calls = self._parse(text, is_end=reason is not None)
+            text, calls = self._parse(text, reason)
             if reason == "stop" and self._has_called:
                 reason = "tool_calls"
         elif self._job.called is not None and reason == "stop":
@@ -117,11 +120,11 @@ class OpenChoice:
             return Piece(self.index, text, reason, calls=calls)
         return None
 
-    def _parse(self, text: str, is_end: bool) -> tuple[str, list[ToolCall]]:
+    def _parse(self, text: str, reason: AnswerReason | None) -> tuple[str, list[ToolCall]]:
         assert self._parser is not None
         parts = self._parser.push(text) if text else []
-        if is_end:
-            parts += self._parser.finish()
+        if reason is not None:
+            parts += self._parser.finish(is_cut=reason == "length")
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if not self._job.parallel_calls:
             calls = calls[: 0 if self._has_called else 1]
@@ -150,6 +153,7 @@ class Generation:
         ]
         self._open: dict[str, OpenChoice] = {}  # by the id of the engine's request
         self._cached = [0 for _ in job.prompts]  # cached tokens of each prompt, as its first candidate reported
+        self._shown = [0 for _ in job.requests]  # generated tokens of each choice, up to its last piece
 
     async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
         """Run the call to its end. Yields the pieces that arrive together.
@@ -187,6 +191,12 @@ class Generation:
         generated = sum(output.num_tokens for output in self._outputs)
         details = PromptDetails(sum(self._cached)) if any(self._cached) else UNSET
         return Usage(prompt, generated, prompt + generated, details)
+
+    def running_usage(self, piece: Piece) -> Usage:
+        """Token counts up to a piece: without tokens whose text is held back, or follows in the next piece."""
+        self._shown[piece.choice] = self._outputs[piece.choice].num_tokens
+        usage, generated = self.usage(), sum(self._shown)
+        return msgspec.structs.replace(usage, completion_tokens=generated, total_tokens=usage.prompt_tokens + generated)
 
     @contextlib.contextmanager
     def _api_errors(self) -> Iterator[None]:

@@ -32,10 +32,9 @@ class CompletionLogprobsWriter:
 
     def _top(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
         """The most probable tokens, and the chosen one."""
-        top = {
-            token_name(self._tokenizer, i): clipped(logprob)
-            for i, logprob in zip(one.top_ids[: self._num_top], one.top_logprobs, strict=False)
-        }
+        top: dict[str, float] = {}
+        for i, logprob in zip(one.top_ids[: self._num_top], one.top_logprobs, strict=False):
+            top.setdefault(token_name(self._tokenizer, i), clipped(logprob))  # of equal spellings, the most probable
         top.setdefault(token_name(self._tokenizer, token_id), clipped(one.logprob))
         return top
 

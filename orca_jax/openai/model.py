@@ -1,6 +1,7 @@
 """The served model: the client of the engine, the tokenizer, the chat template, and the names and limits."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
+from orca_jax.text.tools import inferred_parser
+
+logger = logging.getLogger(__name__)
 
 LONG_TEXT = 4096  # characters; longer texts are tokenized in a thread
 
@@ -31,6 +35,7 @@ class Model:
     max_model_len: int
     max_characters: int  # of a text; any longer text has more tokens than the context
     context: int  # tokens of prompt and answer together: at most `max_model_len`, less if the KV cache is smaller
+    tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
 
 
 class Prompt(NamedTuple):
@@ -143,12 +148,23 @@ def check_texts(config: ServerConfig) -> None:
 def _load(ready: Ready, config: ServerConfig) -> Model:
     tokenizer = load_tokenizer(ready.tokenizer)
     longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+    template = load_chat_template(ready.source, config.chat_template)
     return Model(
         tokenizer=tokenizer,
-        template=load_chat_template(ready.source, config.chat_template),
+        template=template,
         defaults=read_generation_defaults(ready.source, config.generation_config),
         vocab_size=ready.vocab_size,
         max_model_len=ready.max_model_len,
         max_characters=min(ready.max_model_len, ready.n_slots) * longest_token,
         context=min(ready.max_model_len, ready.n_slots),
+        tool_call_parser=_tool_call_parser(template, config),
     )
+
+
+def _tool_call_parser(template: ChatTemplate | None, config: ServerConfig) -> str | None:
+    if config.tool_call_parser is not None or template is None:
+        return config.tool_call_parser
+    found = inferred_parser(template.tool_source)
+    if found is not None:
+        logger.info("tool calls are read as %s, by the chat template; --tool-call-parser sets another format", found)
+    return found

@@ -10,7 +10,8 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
-from orca_jax.openai.schema.sampling import SamplingFields
+from orca_jax.openai.schema.limits import MAX_ALL_STOPS
+from orca_jax.openai.schema.sampling import UNLIMITED, SamplingFields
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.text.bad_words import bad_word_ids
 
@@ -39,6 +40,8 @@ def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) 
     """
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         check_ids(service.model, list(getattr(call, name) or ()), name)
+    if sum(map(len, call.stops())) > MAX_ALL_STOPS:
+        raise ApiError(400, f"stop must have at most {MAX_ALL_STOPS} characters in total", "stop")
     if call.truncate_prompt_tokens == 0:
         raise ApiError(400, "truncate_prompt_tokens must leave at least one token", "truncate_prompt_tokens")
     if call.priority and service.config.engine.scheduling_policy != "priority":
@@ -136,6 +139,8 @@ def _max_tokens(model: Model, num_prompt: int, call: CompletionCall) -> int:
     if room < 1:
         message = f"{start} the prompt has {num_prompt}; at least one must be left for the answer"
         raise ApiError(400, message, call.prompt_name, code="context_length_exceeded")
+    if call.limit == UNLIMITED:
+        return room
     if call.limit is None:
         default = model.defaults.get("max_tokens", call.default_limit)
         return room if default is None else min(int(default), room)

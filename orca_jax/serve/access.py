@@ -14,17 +14,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.errors import ConfigError
 from orca_jax.openai.errors import ApiError
+from orca_jax.serve.handlers import IGNORED_FIELDS
 from orca_jax.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # for probes of load balancers without keys
+KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's and of Azure's clients
 OPEN_METHODS = frozenset({"GET", "HEAD"})
+_KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
 _KEY = re.compile(r"[!-~]+")  # characters that a header carries unchanged
 
 logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware: refuses calls without `Authorization: Bearer` and one of `keys`; without keys it accepts all.
+    """ASGI middleware: refuses calls without one of `keys`; without keys it accepts all.
+
+    A key is in `Authorization: Bearer`; without this header it may be in one of `KEY_HEADERS`.
 
     It runs before the router, so it also guards routes added later and paths without a route. An accepted call
     carries the digest of its key in `scope["state"]["caller"]`. The digest reveals nothing about the key.
@@ -51,11 +56,19 @@ class Access:
     def _caller(self, scope: Scope) -> str | ApiError:
         """The digest of the call's key, or the refusal."""
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        if not values:
-            return _refuse("no API key; send one in the header 'Authorization: Bearer KEY'")
-        scheme, _, token = values[0].strip().partition(b" ")
-        if len(values) > 1 or scheme.lower() != b"bearer":
-            return _refuse("the Authorization header must be a single 'Bearer KEY'")
+        if values:
+            scheme, _, token = values[0].strip().partition(b" ")
+            if len(values) > 1 or scheme.lower() != b"bearer":
+                return _refuse("the Authorization header must be a single 'Bearer KEY'")
+        else:
+            tokens = {
+                value.strip() for name, value in scope["headers"] if name.lower().decode("latin-1") in KEY_HEADERS
+            }
+            if not tokens:
+                return _refuse("no API key; send one in the header 'Authorization: Bearer KEY'")
+            if len(tokens) > 1:
+                return _refuse(f"the headers {' and '.join(KEY_HEADERS)} must have one key")
+            (token,) = tokens
         presented = self._digest(token.strip())
         return presented.hex() if self._is_known(presented) else _refuse("the API key is not one of this server's")
 
@@ -103,7 +116,7 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_methods=("GET", "POST"),
         allow_headers=("*",),  # browser clients send a dozen of their own headers
         allow_credentials=config.allow_credentials,
-        expose_headers=("x-request-id", "retry-after"),
+        expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS),
     )
 
 

@@ -18,7 +18,7 @@ from orca_jax.serve.handlers import complete
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
-from orca_jax.serve.request_context import RequestContext
+from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
 from orca_jax.serve.tokenize import detokenize, tokenize
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
@@ -44,9 +44,10 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             Exception: _on_crash,
         },
     )
-    app.router.redirect_slashes = False  # many clients drop the body of a redirected POST
+    app.router.redirect_slashes = False
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
-    guarded = Access(app, keys) if keys else app
+    routed = WithoutLastSlash(app)
+    guarded = Access(routed, keys) if keys else routed
     return RequestContext(with_cors(guarded, config), observer)
 
 

@@ -1,7 +1,8 @@
 """Answers as server-sent events, and the absence of an answer."""
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from types import MappingProxyType
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,8 +31,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, renderer: Renderer, options: StreamOptions | None) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        generation: Generation,
+        renderer: Renderer,
+        options: StreamOptions | None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._generation = generation
         self._renderer = renderer
@@ -62,10 +69,12 @@ class EventStream(Response):
         generation, chunk = self._generation, self._renderer.chunk
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
-                usage = generation.usage() if self._has_running_usage else None
-                if len(pieces) == 1:
-                    yield chunk(pieces[0], usage)
+                if self._has_running_usage:
+                    events = [chunk(piece, generation.running_usage(piece)) for piece in pieces]
+                    yield b"".join(events) or KEEP_ALIVE
+                elif len(pieces) == 1:
+                    yield chunk(pieces[0], None)
                 else:
-                    yield b"".join([chunk(piece, usage) for piece in pieces]) or KEEP_ALIVE
+                    yield b"".join([chunk(piece, None) for piece in pieces]) or KEEP_ALIVE
         end = self._renderer.usage_chunk(generation.usage()) if self._has_usage else b""
         yield end + DONE

@@ -1,6 +1,8 @@
 """The handler of completions and chats: reads a body and answers whole or as a stream."""
 
 import asyncio
+import re
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -12,31 +14,49 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.parse import BodyParser
+from orca_jax.openai.schema.tolerant import Ignored
 from orca_jax.serve.events import EventStream, Silence
 
 LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
+IGNORED_FIELDS = "x-orca-ignored-fields"  # header of an answer
+OTHER_FIELD = "other"  # label of the metric for fields that only --unknown-fields accepts
+MAX_NAMES, MAX_NAMED = 32, 64  # names in the header, and characters of each
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 async def complete(endpoint: Endpoint, service: Service, request: Request) -> Response:
     """Answer a call to one of the endpoints that generate. Raises ApiError."""
-    call = await read_request(request, endpoint.parser, service.config.max_body_bytes)
+    call, ignored = await read_request(request, endpoint.parser, service)
     service.check_model(call.model)
     state = request.scope["state"]
     job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
+    headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
     generation, renderer = Generation(service, job), endpoint.renderer(service.model.tokenizer, job, call)
     if call.stream:
-        return EventStream(generation, renderer, call.stream_options)
+        return EventStream(generation, renderer, call.stream_options, headers)
     try:
         answer = await whole_answer(generation, renderer, request.receive)
     except ClientGone:
         return Silence()
-    return Response(answer, media_type="application/json")
+    return Response(answer, headers=headers, media_type="application/json")
 
 
-async def read_request[T: msgspec.Struct](request: Request, parser: BodyParser[T], max_bytes: int) -> T:
-    """Read and parse the body of a call. Raises ApiError."""
-    body = await read_json_body(request, max_bytes)
-    return parser.parse(body) if len(body) < LARGE_BODY else await asyncio.to_thread(parser.parse, body)
+async def read_request[T: msgspec.Struct](
+    request: Request, parser: BodyParser[T], service: Service
+) -> tuple[T, Ignored]:
+    """Read and parse the body of a call. Returns also its ignored fields. Raises ApiError."""
+    body = await read_json_body(request, service.config.max_body_bytes)
+    parse = partial(parser.parse, body, ignores_unknown=service.config.unknown_fields == "ignore")
+    return parse() if len(body) < LARGE_BODY else await asyncio.to_thread(parse)
+
+
+def report_ignored(service: Service, ignored: Ignored) -> dict[str, str]:
+    """Count the ignored fields of a call, and return the header that names them."""
+    if not any(ignored):
+        return {}
+    service.observer.fields_ignored([*ignored.known, *([OTHER_FIELD] if ignored.unknown else [])])
+    names = [_NOT_IN_NAMES.sub("_", name[:MAX_NAMED]) for name in (*ignored.known, *ignored.unknown)]
+    return {IGNORED_FIELDS: ", ".join(names[:MAX_NAMES] + ["..."] * (len(names) > MAX_NAMES))}
 
 
 async def read_json_body(request: Request, max_bytes: int) -> bytes:

@@ -1,5 +1,6 @@
 """`GET /v1/models`, `GET /v1/models/{id}` and `GET /version`."""
 
+from collections.abc import Mapping
 from importlib import metadata
 
 import msgspec
@@ -35,6 +36,6 @@ def model_routes(service: Service) -> list[Route]:
     ]
 
 
-def json_response(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer with `value` as JSON."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

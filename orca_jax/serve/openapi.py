@@ -26,6 +26,7 @@ from orca_jax.openai.schema.answers import (
 )
 from orca_jax.openai.schema.components import REF, request_schemas
 from orca_jax.openai.schema.tokens import Detokenized, Tokenized
+from orca_jax.serve.access import KEY_HEADERS
 
 Document = dict[str, Any]
 
@@ -60,8 +61,14 @@ def openapi_route(service: Service, *, has_keys: bool) -> Route:
         limits = {}
         if is_known:
             limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
-        takes_priority = service.config.engine.scheduling_policy == "priority"
-        return msgspec.json.encode(openapi_document(service.names, limits, has_keys, takes_priority=takes_priority))
+        document = openapi_document(
+            service.names,
+            limits,
+            has_keys,
+            takes_priority=service.config.engine.scheduling_policy == "priority",
+            takes_unknown=service.config.unknown_fields == "ignore",
+        )
+        return msgspec.json.encode(document)
 
     async def openapi(request: Request) -> Response:
         is_known = service.is_ready
@@ -73,7 +80,12 @@ def openapi_route(service: Service, *, has_keys: bool) -> Route:
 
 
 def openapi_document(
-    names: Sequence[str], limits: Mapping[str, int], has_keys: bool, *, takes_priority: bool = True
+    names: Sequence[str],
+    limits: Mapping[str, int],
+    has_keys: bool,
+    *,
+    takes_priority: bool = True,
+    takes_unknown: bool = False,
 ) -> Document:
     """Build the document, in OpenAPI 3.1.
 
@@ -82,8 +94,9 @@ def openapi_document(
         limits: see `request_schemas`.
         has_keys: True if calls need an API key.
         takes_priority: see `request_schemas`.
+        takes_unknown: see `request_schemas`.
     """
-    schemas = request_schemas(names, limits, takes_priority=takes_priority)
+    schemas = request_schemas(names, limits, takes_priority=takes_priority, takes_unknown=takes_unknown)
     _, answers = msgspec.json.schema_components(_ANSWERS, ref_template=REF)
     document: Document = {
         "openapi": "3.1.0",
@@ -96,8 +109,11 @@ def openapi_document(
         "components": {"schemas": {**schemas, **answers}},
     }
     if has_keys:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+        document["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            **{name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS},
+        }
+        document["security"] = [{"key": []}, *({name: []} for name in KEY_HEADERS)]
     return document
 
 

@@ -11,27 +11,28 @@ from orca_jax.openai.params import check_ids
 from orca_jax.openai.schema import detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import MESSAGES_ONLY
 from orca_jax.openai.schema.tokens import Detokenized, Tokenized, TokenizeRequest
-from orca_jax.serve.handlers import read_request
+from orca_jax.serve.handlers import read_request, report_ignored
 from orca_jax.serve.models import json_response
 
 
 async def tokenize(service: Service, request: Request) -> Response:
     """Answer with the token ids of a text or of a conversation. Raises ApiError."""
-    call = await read_request(request, tokenize_parser, service.config.max_body_bytes)
+    call, ignored = await read_request(request, tokenize_parser, service)
     service.check_model(call.model)
     model = service.model
     ids = await _encode(service, call)
     names = [token_name(model.tokenizer, i) for i in ids] if call.return_token_strs else None
-    return json_response(Tokenized(count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=names))
+    answer = Tokenized(count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=names)
+    return json_response(answer, headers=report_ignored(service, ignored))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Answer with the text of token ids. Raises ApiError."""
-    call = await read_request(request, detokenize_parser, service.config.max_body_bytes)
+    call, ignored = await read_request(request, detokenize_parser, service)
     service.check_model(call.model)
     check_ids(service.model, call.tokens, "tokens")
     text = service.model.tokenizer.decode(call.tokens, skip_special_tokens=False)
-    return json_response(Detokenized(prompt=text))
+    return json_response(Detokenized(prompt=text), headers=report_ignored(service, ignored))
 
 
 async def _encode(service: Service, call: TokenizeRequest) -> list[int]:

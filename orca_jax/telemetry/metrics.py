@@ -194,6 +194,11 @@ class HttpSeries:
 
     def __init__(self) -> None:
         self.requests = Counter("http_requests_total", "Answered HTTP calls.", ("method", "route", "status"))
+        self.ignored_fields = Counter(
+            "ignored_fields_total",
+            "Calls with a field that was ignored, by field; other: fields accepted only by --unknown-fields ignore.",
+            ("field",),
+        )
         self.duration = Histogram(
             "http_request_duration_seconds",
             "Time from the headers of an HTTP call to the last byte of the answer.",

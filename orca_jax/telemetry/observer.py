@@ -180,6 +180,11 @@ class ServerObserver:
         self.metrics.http.requests.add(1, (method, route, str(status)))
         self.metrics.http.duration.of((method, route)).observe(seconds)
 
+    def fields_ignored(self, names: Iterable[str]) -> None:
+        """Count a call with ignored fields. The names need a bounded set of values."""
+        for name in names:
+            self.metrics.http.ignored_fields.add(1, (name,))
+
     def request_ended(self, end: RequestEnd) -> None:
         """Count the end of a request of the engine."""
         requests = self.metrics.requests

@@ -16,7 +16,7 @@ from orca_jax.text.json_end import BLANKS, JsonEnd
 
 
 class ToolCall(NamedTuple):
-    """One call; `arguments` is the JSON text of an object, as the model has generated it."""
+    """One call; `arguments` is the JSON text of an object, as the model has generated it, or the beginning of one."""
 
     name: str
     arguments: str
@@ -72,8 +72,8 @@ class CallParser:
             self._held.append(self._text[self._from :])
         return self._out.take()
 
-    def finish(self) -> list[str | ToolCall]:
-        """Return the rest at the end of the text."""
+    def finish(self, is_cut: bool = False) -> list[str | ToolCall]:
+        """Return the rest at the end of the text. An incomplete call is text, also if a limit has cut it."""
         self._text, self._from, self._at = "", 0, 0
         if self._call is not None and not self._literal:
             self._accept()

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from orca_jax.errors import RequestError
 from orca_jax.request import StructuredOutput, TokenSet
+from orca_jax.text.json_schema import SchemaTooLargeError, closed
 from orca_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # this name exists only for type checkers
@@ -179,7 +180,11 @@ def _source(structured: StructuredOutput) -> str:
         if not isinstance(schema, dict):
             raise _refused(kind, "a schema must be a JSON object")
         _check_nesting(schema)
-        return LLMatcher.grammar_from_json_schema(_json_text(schema), overrides=_COMPACT)
+        try:
+            whole = closed(schema)
+        except SchemaTooLargeError as error:
+            raise _refused(kind, str(error)) from None
+        return LLMatcher.grammar_from_json_schema(_json_text(whole), overrides=_COMPACT)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":

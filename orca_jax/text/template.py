@@ -7,6 +7,7 @@ message of a user are ordinary text for a template, and the tokenizer encodes th
 
 import json
 import queue
+import re
 import socket
 import subprocess
 import sys
@@ -65,6 +66,15 @@ class ChatTemplate:
         for _ in range(NUM_WORKERS - 1):
             self._idle.put(None)
         self._idle.put(self._start())
+
+    @property
+    def tool_source(self) -> str:
+        """The source of the template for conversations with tools."""
+        return self._templates.get(TOOL_USE, self._templates[DEFAULT])
+
+    def reads(self, name: str) -> bool:
+        """True if a template uses a variable of this name."""
+        return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self._templates.values())
 
     def render(
         self,

@@ -8,6 +8,8 @@ import msgspec
 
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.call_parser import CallParser, Dialect, Node, ToolCall, read_call, read_object
+from orca_jax.text.json_end import BLANKS
+from orca_jax.text.json_schema import MAPS
 
 __all__ = [
     "DIALECTS",
@@ -16,6 +18,7 @@ __all__ = [
     "ToolParser",
     "check_tools",
     "forced_tools_schema",
+    "inferred_parser",
     "tool_name",
     "tool_parser",
 ]
@@ -26,8 +29,12 @@ MAX_SCHEMA_DEPTH = 64
 Tools = Sequence[Mapping[str, Any]]
 """Tools in OpenAI's shape: {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _OBJECT: Node = {"{": "object"}
+# The last call of a list that ends early. The schema puts the name first.
+_BEGUN_CALL = re.compile(
+    r'[\s,\[]*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"(\s*,\s*"arguments"\s*:\s*(?P<arguments>.*))?', re.DOTALL
+)
 
 DIALECTS: Mapping[str, Dialect] = {
     # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times
@@ -36,6 +43,13 @@ DIALECTS: Mapping[str, Dialect] = {
     "llama3_json": Dialect(None, {"{": "object", "<|python_tag|>": _OBJECT}, {";": _OBJECT}),
     # [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]
     "mistral": Dialect("[TOOL_CALLS]", {"[": _OBJECT}, {",": _OBJECT, "]": "end"}),
+}
+# Texts of chat templates that show the format of calls: all of the first, and none of the second, which other formats
+# with the same markers have.
+_SIGNATURES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "hermes": (("<tool_call>", "</tool_call>"), ("<function=", "<arg_key>", "<use_mcp_tool>", "<tool_calls>", "```")),
+    "llama3_json": (("<|start_header_id|>", '{"name": function name, "parameters": '), ("<tool_call>", "<function=")),
+    "mistral": (("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"), ("[ARGS]", "[CALL_ID]")),
 }
 _CALL_LIST = Dialect(None, {"[": _OBJECT}, {",": _OBJECT, "]": "end"})
 _ONE_OBJECT = Dialect(None, _OBJECT, {})
@@ -48,9 +62,19 @@ class ToolParser(Protocol):
         """Add a piece of text, and return the decided text and calls."""
         ...
 
-    def finish(self) -> list[str | ToolCall]:
-        """Return the rest at the end of the text."""
+    def finish(self, is_cut: bool = False) -> list[str | ToolCall]:
+        """Return the rest at the end of the text. With `is_cut`, a limit has ended it."""
         ...
+
+
+def inferred_parser(template: str) -> str | None:
+    """Return the name of the format of calls that a chat template shows, or None if it shows none of `DIALECTS`."""
+    fitting = [
+        name
+        for name, (present, absent) in _SIGNATURES.items()
+        if all(text in template for text in present) and not any(text in template for text in absent)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
@@ -72,11 +96,15 @@ def tool_parser(name: str, tool_names: Collection[str]) -> ToolParser:
 
 
 class ForcedCalls:
-    """A parser for text that matches `forced_tools_schema`. An incomplete call at the end is returned as text."""
+    """A parser for text that matches `forced_tools_schema`.
+
+    If a limit cuts the text, its last call has the beginning of its arguments, as soon as its name is known.
+    """
 
     def __init__(self, tools: Tools, choice: str | Mapping[str, Any]) -> None:
         known = frozenset(tool_name(tool) for tool in tools)
         name = _chosen(choice, known)
+        self._name, self._known = name, known
         if name is None:
             self._parser = CallParser(_CALL_LIST, lambda text: read_call(text, known))
         else:
@@ -86,9 +114,20 @@ class ForcedCalls:
         """Add a piece of text, and return the decided text and calls."""
         return self._parser.push(text)
 
-    def finish(self) -> list[str | ToolCall]:
-        """Return the rest at the end of the text."""
-        return self._parser.finish()
+    def finish(self, is_cut: bool = False) -> list[str | ToolCall]:
+        """Return the rest at the end of the text. With `is_cut`, a limit has ended it; otherwise it is text."""
+        rest = self._parser.finish()
+        return [self._cut(part) if is_cut and isinstance(part, str) else part for part in rest]
+
+    def _cut(self, text: str) -> str | ToolCall:
+        """The call that begins in a text; the text itself if its name is not complete."""
+        if self._name is not None:
+            begins = text.lstrip(BLANKS).startswith("{")
+            return ToolCall(self._name, text) if begins else text
+        found = _BEGUN_CALL.match(text)
+        if found is None or found["name"] not in self._known:
+            return text
+        return ToolCall(found["name"], found["arguments"] or "")
 
 
 def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel: bool = True) -> str:
@@ -139,7 +178,7 @@ def check_tools(tools: Tools) -> None:
             raise _wrong(f'{where} must be an object with type "function" and an object as function')
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _ or -")
+            raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _, - or .")
         if name in names:
             raise _wrong(f"{where}.function.name: {name} is used twice")
         names.add(name)
@@ -183,10 +222,12 @@ def _moved(schema: Any, root: str) -> Any:
         return [_moved(item, root) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = root + value[1:]
+        elif key in MAPS and isinstance(value, Mapping):  # its keys are names, even those of keywords
+            moved[key] = {name: _moved(one, root) for name, one in value.items()}
         elif key in ("const", "enum", "default", "examples"):  # values, not schemas
             moved[key] = value
         else:

@@ -24,10 +24,19 @@ matplotlib.use("agg")
 
 SAMPLE_LENGTH = 256
 
+# The model was trained without tools. The template shows them, so that a call with tools can be tried with the demo.
 CHAT_TEMPLATE = f"""\
+{{%- if tools -%}}
+{{{{- '{USER}Tools: ' + (tools | tojson) + '\\nCall one by <tool_call>' -}}}}
+{{{{- '{{"name": "its name", "arguments": {{}}}}</tool_call>\\n' -}}}}
+{{%- endif -%}}
 {{%- for message in messages -%}}
 {{%- if message.role == 'assistant' -%}}
-{{{{- '{ASSISTANT}' + message.content + '{END}' -}}}}
+{{{{- '{ASSISTANT}' + message.content -}}}}
+{{%- for call in message.tool_calls or [] -%}}
+{{{{- '<tool_call>' + (call.function | tojson) + '</tool_call>' -}}}}
+{{%- endfor -%}}
+{{{{- '{END}' -}}}}
 {{%- else -%}}
 {{{{- '{USER}' + message.content -}}}}
 {{%- endif -%}}

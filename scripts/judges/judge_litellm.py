@@ -83,6 +83,18 @@ def tools(s: Subject) -> None:
             check_weather(call.function.arguments)
 
 
+def second_turn(s: Subject) -> None:
+    """An agent sends the messages of earlier answers back as they are, with the results of its tools."""
+    options: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 200}
+    first = s.chat(tool_choice="required", **options).choices[0].message
+    (call,) = first.tool_calls
+    talk: list[Any] = [*TALK, first, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    second = s.chat(messages=talk, tools=TOOLS, tool_choice="none", max_tokens=8).choices[0].message
+    for message in (second, second.model_dump(), s.chat(max_tokens=4).choices[0].message):
+        again = s.chat(messages=[*talk, message, {"role": "user", "content": "Go on."}], max_tokens=4)
+        expect(again.choices[0].message.role == "assistant", f"{again}")
+
+
 def tools_stream(s: Subject) -> None:
     one: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
     chunks = list(s.chat(tools=TOOLS, max_tokens=200, stream=True, **one))
@@ -125,8 +137,8 @@ def hang_up(s: Subject) -> None:
 
 
 CHECKS = [
-    chat, chat_options, chat_stream, chat_stream_usage, chat_async, tools, tools_stream, json_schema, text, text_stream,
-    errors, timeout, hang_up,
+    chat, chat_options, chat_stream, chat_stream_usage, chat_async, tools, second_turn, tools_stream, json_schema, text,
+    text_stream, errors, timeout, hang_up,
 ]  # fmt: skip
 
 

@@ -103,6 +103,17 @@ def test_what_only_the_engine_can_refuse_is_a_row(tmp_path: Path) -> None:
     assert {kind_of(row) for row in rows} == {"400 invalid_request_error"}
 
 
+def test_ignored_fields_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [b'{"prompt": "x", "max_tokens": 1, "store": true}'] * 2 + [b'{"prompt": "x", "max_tokens": 1, "top_z": 1}']
+    rows = run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
+    assert [row["response"]["status_code"] for row in rows] == [200, 200, 400]
+    assert [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()] == [
+        "line 1: these fields are ignored, here and in later lines: store"
+    ]
+    rows = run(tmp_path / "in.jsonl", tmp_path / "out2.jsonl", "--unknown-fields", "ignore")
+    assert [row["response"]["status_code"] for row in rows] == [200] * 3 and "lines: top_z" in caplog.text
+
+
 def test_done_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = write(tmp_path / "in.jsonl", [good_line(1, 2)]), tmp_path / "out.jsonl"
     flags = ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress"]

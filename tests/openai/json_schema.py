@@ -16,6 +16,7 @@ KNOWN = {
     *("$ref", "anyOf", "enum", "const", "type", "minimum", "maximum", "exclusiveMinimum", "pattern", "items"),
     *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "propertyNames"),
     *("properties", "required", "additionalProperties", "title", "description", "default", "discriminator", "oneOf"),
+    "not",
 }
 
 
@@ -29,6 +30,8 @@ def fits(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any]) -> 
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return any(same(one, value) for one in values)
+    if "not" in schema and fits(schema["not"], value, document):
+        return False
     if "oneOf" in schema and sum(fits(one, value, document) for one in schema["oneOf"]) != 1:
         return False
     kinds = schema.get("type", [])
@@ -44,7 +47,7 @@ def same(one: Any, other: Any) -> bool:
 def of_kind(kind: str, value: Any) -> bool:
     if kind in ("integer", "number"):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and (kind == "number" or isinstance(value, int))
+        return is_number and (kind == "number" or isinstance(value, int) or value.is_integer())
     return isinstance(value, KINDS[kind])
 
 

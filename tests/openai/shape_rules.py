@@ -27,7 +27,7 @@ def check_usage(request: Mapping[str, Any], usage: Usage) -> None:
     """The sums are right, and no more was generated than was asked for. Raises ShapeError."""
     require(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, f"usage does not add up: {usage}")
     limit = request.get("max_completion_tokens", request.get("max_tokens"))
-    if limit is not None:
+    if limit is not None and limit != -1:
         candidates = (
             num_choices(request) // int(request.get("n", 1)) * max(request.get("n", 1), request.get("best_of", 1))
         )

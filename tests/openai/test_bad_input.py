@@ -30,7 +30,7 @@ BAD_NUMBERS = (
 BAD_FIELDS: list[tuple[str, str, str | None]] = [
     *((name, value, None) for name in NUMERIC for value in BAD_NUMBERS),
     ("max_tokens", "0", "max_tokens"),
-    ("max_tokens", "-1", "max_tokens"),
+    ("max_tokens", "-2", "max_tokens"),
     ("max_tokens", "8192", "max_tokens"),
     ("max_tokens", "9223372036854775808", "max_tokens"),
     ("max_tokens", "1.5", "max_tokens"),
@@ -72,7 +72,8 @@ BAD_FIELDS: list[tuple[str, str, str | None]] = [
     ("temprature", "0", "temprature"),
     ("stop", '""', "stop"),
     ("stop", '["a", ""]', "stop[1]"),
-    ("stop", '["a", "b", "c", "d", "e"]', "stop"),
+    ("stop", "[" + '"a",' * 32 + '"a"]', "stop"),
+    ("stop", "[" + f'"{"a" * 1000}",' * 4 + f'"{"a" * 97}"]', "stop"),
     ("stop", "5", "stop"),
     ("stop", "[1]", "stop[0]"),
     ("stop_token_ids", "[257]", "stop_token_ids"),
@@ -82,7 +83,6 @@ BAD_FIELDS: list[tuple[str, str, str | None]] = [
     ("stream", '"yes"', "stream"),
     ("stream_options", "{}", "stream_options"),
     ("user", "5", "user"),
-    ("model", "null", "model"),
     ("model", '"other"', "model"),
     ("prompt", '""', "prompt"),
     ("prompt", "[]", "prompt"),
@@ -109,10 +109,10 @@ BAD_BODIES: list[tuple[bytes, int, str | None]] = [
     (b"null", 400, None),
     (b"[]", 400, None),
     (b'"text"', 400, None),
-    (b"{}", 400, "model"),
+    (b"{}", 400, "prompt"),
     (b'{"model": "preset:toy"}', 400, "prompt"),
     (b'{"model": "preset:toy", "prompt": "x",}', 400, None),
-    (b'{"model": "preset:toy", "prompt": "\xff"}', 400, None),
+    (b'{"model": "preset:toy", "prompt": "\xff"}', 400, "prompt"),
     (b'{"model": "preset:toy", "prompt": "\\ud800 x"}', 400, None),
     (b"[" * 100_000, 400, None),
     (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, None),
@@ -146,6 +146,22 @@ def check_error(response: httpx.Response, status: int | range = range(400, 500))
     return error
 
 
+@pytest.mark.parametrize(
+    ("biases", "words"),
+    [
+        ('{"5": 1, "A": 1}', 'the key "A" is not a token id'),
+        ('{"5": 1, "-1": 1}', 'the key "-1" is not a token id'),
+        ('{"5": 1, "65": -101}', 'the value of "65": expected'),
+        ('{"5": 1, "65": "x"}', 'the value of "65": expected'),
+        ('{"5": 1, "300": 1}', "contains id 300"),
+    ],
+)
+def test_a_bad_entry_of_a_map_is_named(server: Server, biases: str, words: str) -> None:
+    text = f'{{"prompt": "x", "logit_bias": {biases}}}'
+    error = check_error(server.http.post("/v1/completions", content=text, headers=JSON))
+    assert error["param"] == "logit_bias" and words in error["message"]
+
+
 @pytest.mark.parametrize(("name", "value", "param"), BAD_FIELDS, ids=lambda v: v[:40] if isinstance(v, str) else None)
 def test_bad_field(server: Server, name: str, value: str, param: str | None) -> None:
     fields = {"model": f'"{MODEL}"', "prompt": '"x"', name: value}
@@ -166,7 +182,7 @@ def test_bad_body(server: Server, body: bytes, status: int, param: str | None) -
 
 def test_other_routes_methods_and_types(server: Server) -> None:
     assert check_error(server.http.get("/v1/nothing"), 404)["code"] == "not_found"
-    for name in ("", "other", "preset:toy/", "%2e%2e/models"):
+    for name in ("other", "preset:toy//", "%2e%2e/models"):
         assert server.http.get(f"/v1/models/{name}").status_code == 404
     wrong = server.http.get("/v1/completions")
     assert check_error(wrong, 405)["code"] == "method_not_allowed" and wrong.headers["allow"] == "POST"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.request import StructuredOutput
 from orca_jax.server_config import ServerConfig
 from tests.openai.shapes import check_response
-from tests.serve.played import READY, News, Stage, chat, events, on_stage, saying, update, user
+from tests.serve.played import READY, News, Stage, call, chat, events, on_stage, saying, update, user
 from tests.serve.running import MODEL, Server
 
 HERMES = ServerConfig(EngineConfig(model="m"), tool_call_parser="hermes")
@@ -35,6 +36,7 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"type": "function", "function": {"name": "clock"}},
 ]
+NAMED = {"type": "function", "function": {"name": "weather"}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
 
@@ -127,6 +129,7 @@ def test_openai_client_sends_parsed_messages_back(client: openai.OpenAI) -> None
         number: int
 
     quiet: Any = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}, "max_tokens": 400, "model": MODEL}
+    quiet["seed"] = 1  # a number may have any length
     first = client.chat.completions.parse(messages=[user("?")], response_format=Answer, **quiet).choices[0].message
     assert first.parsed is not None and str(first.parsed.number) in (first.content or "")
     strict: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
@@ -180,6 +183,33 @@ def test_calls_of_the_models_own_accord() -> None:
         {"name": "weather", "arguments": '{"city": "Oslo"}'}
     ]
     assert b"weather" in bytes(link.submitted[0].prompt_ids), "the template shows the tools"
+
+
+@pytest.mark.conforms("chat.tools", "chat.tool_choice")
+def test_calls_without_a_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The format of calls comes from the chat template, unless a flag sets it; an unknown one is refused."""
+    with caplog.at_level("INFO"):
+        answer, _ = chat(saying(CALL), tools=TOOLS)
+    assert message_of(answer)["tool_calls"][0]["function"]["name"] == "weather"
+    assert "read as hermes" in caplog.text and "--tool-call-parser" in caplog.text
+    assert "tool_calls" not in message_of(chat(saying(CALL), MISTRAL, tools=TOOLS)[0]), "the flag wins"
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}", encoding="utf-8")
+    unknown = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": only("weather")}):
+        error = error_of(chat(saying(CALL), unknown, tools=TOOLS, **fields)[0])
+        assert error["param"] == "tool_choice" and "--tool-call-parser" in error["message"]
+    forced, _ = chat(saying('[{"name": "clock", "arguments": {}}]'), unknown, tools=TOOLS, tool_choice="required")
+    assert message_of(forced)["tool_calls"]
+
+
+def test_ids_of_calls_suit_the_template() -> None:
+    """Mistral's templates refuse the next turn unless an id has nine characters."""
+    forced: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+    text = '[{"name": "clock", "arguments": {}}]'
+    for config, size in ((MISTRAL, 9), (HERMES, 29)):
+        (call,) = message_of(chat(saying(text), config, **forced)[0])["tool_calls"]
+        assert len(call["id"]) == size and call["id"].isascii() and call["id"].replace("_", "").isalnum()
 
 
 def test_streamed_calls() -> None:
@@ -237,13 +267,51 @@ def test_arguments_of_a_named_call_go_out_as_they_come() -> None:
     assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
 
 
+CUT: list[tuple[Any, str, str]] = [
+    (NAMED, '{"city": "Ro', '{"city": "Ro'),
+    ("required", '[{"name": "weather", "arguments": {"city": "Ro', '{"city": "Ro'),
+    ("required", '[{"name": "weather", "argu', ""),
+]
+
+
+@pytest.mark.conforms("chat.tool_choice")
+@pytest.mark.parametrize(("choice", "text", "arguments"), CUT)
+def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: Any, text: str, arguments: str) -> None:
+    """At the limit of tokens, the arguments are as far as they got, and the reason says so."""
+    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice}
+    answer, _ = chat(saying(text, reason="length"), **fields)
+    message, reason = message_of(answer), answer.json()["choices"][0]["finish_reason"]
+    assert message["content"] is None and reason == "length"
+    stream, _ = chat(saying(text[:9], text[9:], reason="length"), **fields, stream=True)
+    assert events(stream)[-1]["choices"][0]["finish_reason"] == "length"
+    assert not any(delta.get("content") for delta in deltas(stream))
+    streamed = [call["function"] for delta in deltas(stream) for call in delta.get("tool_calls", ())]
+    (whole,) = message["tool_calls"]
+    assert whole["function"] == {"name": "weather", "arguments": arguments}
+    assert streamed[0]["name"] == "weather" and "".join(part["arguments"] for part in streamed) == arguments
+
+
+def test_a_call_cut_by_a_stop_string_is_text() -> None:
+    answer, _ = chat(saying('{"city": "Ro', 'me"}'), tools=TOOLS, tool_choice=NAMED, stop="me")
+    (choice,) = answer.json()["choices"]
+    assert choice["message"]["content"] == '{"city": "Ro' and "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+
+
+def only(*names: str, mode: str = "auto") -> dict[str, Any]:
+    """A choice among the tools with these names."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": TOOLS}, "tool_choice"),  # auto needs --tool-call-parser
-    ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": TOOLS, "tool_choice": only("no")}, "tool_choice"),
+    ({"tool_choice": only("weather")}, "tool_choice"),
     ({"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"}, "tools"),
     ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
@@ -265,17 +333,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 1}, "logprobs"),
     ({"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"echo": True}, "echo"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"store": True}, "store"),
+    ({"data_sources": [{"type": "azure_search"}]}, "data_sources"),
+    ({"safe_prompt": True}, "safe_prompt"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"enable_thinking": "yes"}, "enable_thinking"),
+    ({"messages": [{"role": "assistant", "content": "x", "function_call": {}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages[0].prefix"),
     ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"service_tier": "priority"}, "service_tier"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"metadata": "x"}, "metadata"),
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
@@ -290,11 +361,12 @@ def test_bad_chats(server: Server, number: int) -> None:
 
 
 def test_what_clients_send_and_means_nothing_here(server: Server) -> None:
-    fields: dict[str, Any] = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
-    fields |= {"safety_identifier": "x", "prompt_cache_key": "k", "parallel_tool_calls": True, "modalities": ["text"]}
+    fields: dict[str, Any] = {"user": "me", "metadata": {}, "store": False, "service_tier": "auto"}
+    fields |= {"parallel_tool_calls": True, "modalities": ["text"], "unknown": None}
     fields |= {"function_call": "none", "reasoning_effort": None, "cache_salt": "s", "priority": 0, "tools": []}
     body = {"model": MODEL, "messages": [user("x")], "max_tokens": 1, **fields}
-    assert checked(server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    answer = checked(server.http.post("/v1/chat/completions", json=body))
+    assert answer.status_code == 200 and "x-orca-ignored-fields" not in answer.headers
 
 
 @pytest.mark.conforms("chat.messages", "tokenize.messages")
@@ -359,6 +431,31 @@ def test_ids_and_continuous_usage_in_a_stream() -> None:
     assert [i for chunk in chunks for one in chunk["choices"] for i in one.get("token_ids", ())] == [*b"abc", 256]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 4 and chunks[-1]["choices"] == []
+
+
+@pytest.mark.conforms("chat.stream_options")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_continuous_usage_counts_what_was_sent(path: str) -> None:
+    """Tokens count with the chunk that has their text: not with the role, nor while their text is held back."""
+
+    def script(submit: Any) -> list[News]:
+        spelled = "é".encode()
+        return [
+            update(submit, spelled[0]),
+            update(submit, spelled[1], 65),
+            update(submit, 66, 67, finish_reason="length"),
+        ]
+
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer, _ = call(script, path, stream=True, stream_options=options, n=2)
+    sent = ["", ""]
+    for chunk in events(checked(answer))[:-1]:
+        (choice,) = chunk["choices"]
+        sent[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        usage = chunk["usage"]
+        assert usage["completion_tokens"] == sum(len(text.encode()) for text in sent), chunk
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert sent == ["éABC", "éABC"] and events(answer)[-1]["usage"]["completion_tokens"] == 10
 
 
 def test_structured_fields_reach_the_engine() -> None:

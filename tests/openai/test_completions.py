@@ -150,8 +150,7 @@ def test_stop_strings_across_tokens(idle_server: Server) -> None:
     assert pieces[-1]["finish_reason"] == "stop"
 
 
-@pytest.mark.conforms("completions.suffix", "completions.use_beam_search")
-@pytest.mark.conforms("completions.length_penalty")
+@pytest.mark.conforms("completions.without effect")
 def test_neutral_values_are_taken(server: Server) -> None:
     neutral: dict[str, Any] = {"n": 1, "best_of": None, "echo": False, "presence_penalty": 0.0, "logit_bias": {}}
     neutral |= {"suffix": "", "priority": 0, "use_beam_search": False, "length_penalty": 1.0, "cache_salt": "x"}

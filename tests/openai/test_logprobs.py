@@ -40,6 +40,18 @@ def test_the_token_that_came_is_among_the_top_ones() -> None:
     assert written.top_logprobs == [None, {"C": -0.5, "B": -2.0}] and written.token_logprobs == [None, -2.0]
 
 
+def test_of_ids_with_equal_spelling_the_most_probable_counts() -> None:
+    """The map by text has one place for them; the better id comes first."""
+
+    class Doubled(ByteTokenizer):
+        def token_bytes(self, token_id: int) -> bytes:
+            return super().token_bytes(token_id % 128)
+
+    writer = CompletionLogprobsWriter(Doubled(), 3, frozenset())
+    written = writer.take([65], [one(-3.0, (66, -0.5), (66 + 128, -1.0), (67, -2.0))])
+    assert written.top_logprobs == [{"B": -0.5, "C": -2.0, "A": -3.0}]
+
+
 def test_infinity_is_written_as_a_number() -> None:
     writer = CompletionLogprobsWriter(TOKENIZER, 1, frozenset())
     assert writer.take([65], [one(INFINITE, (66, INFINITE))]).top_logprobs == [{"B": LEAST, "A": LEAST}]

@@ -29,6 +29,7 @@ BODIES: Mapping[str, tuple[str, BodyParser]] = {
     "detokenize": ("POST /detokenize", detokenize_parser),
 }
 METHODS = ("get", "post")
+UNUSED = "without effect"
 
 
 def routes() -> dict[str, str]:
@@ -39,11 +40,13 @@ def routes() -> dict[str, str]:
 
 
 def descriptions(parser: BodyParser) -> dict[str, str]:
-    """Every field of a body, with its description."""
+    """Every field of a body, with its description; fields without effect are one row."""
     _, components = msgspec.json.schema_components([parser.kind])
     properties = components[parser.kind.__name__]["properties"]
     fields = {name: str(field.get("description", "")) for name, field in properties.items()}
-    return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.unused.items()}}
+    if parser.unused:
+        fields[UNUSED] = "The fields that api.md lists as ignored, or as accepted at some values only."
+    return fields
 
 
 def items() -> dict[str, str]:

@@ -160,7 +160,12 @@ WRONG: list[Pairs] = [
     [(b"authorization", b"Bearer " + b"x" * 60_000)],
     [*bearer("wrong"), *bearer("sk-one")],
     [*bearer("sk-one"), *bearer("wrong")],
-    [(b"x-api-key", b"sk-one")],
+    [(b"x-api-key", b"wrong")],
+    [(b"x-api-key", b"")],
+    [(b"x-api-key", b"sk-one"), (b"x-api-key", b"wrong")],
+    [(b"x-api-key", b"sk-one"), (b"api-key", b"wrong")],
+    [(b"x-api-key", b"sk-one"), *bearer("wrong")],
+    [(b"x-key", b"sk-one")],
     [(b"cookie", b"authorization=Bearer sk-one")],
 ]
 
@@ -175,6 +180,12 @@ def test_wrong_key(headers: Pairs) -> None:
 @pytest.mark.parametrize("value", [b"Bearer sk-one", b"bearer sk-one", b"BEARER   sk-one ", b" Bearer sk-one"])
 def test_right_key(value: bytes) -> None:
     assert call(closed(), "/v1/models", headers=[(b"Authorization", value)]).status == 200
+
+
+@pytest.mark.parametrize("name", [b"x-api-key", b"X-Api-Key", b"api-key"])
+def test_key_in_the_headers_of_other_clients(name: bytes) -> None:
+    assert call(closed(), "/v1/models", headers=[(name, b" sk-one ")]).status == 200
+    assert call(closed(), "/v1/models", headers=[(name, b"wrong"), *bearer("sk-one")]).status == 200, "the first counts"
 
 
 def test_query_is_no_place_for_a_key() -> None:

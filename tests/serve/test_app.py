@@ -201,7 +201,8 @@ def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
 
 def test_closing_the_pieces_early_ends_the_requests() -> None:
     async def act(stage: Stage) -> tuple[list[str], int]:
-        job = await prepare(stage.service, completion_parser.parse(b'{"model": "m", "prompt": ["x", "y"]}'), "req_1")
+        body, _ = completion_parser.parse(b'{"model": "m", "prompt": ["x", "y"]}')
+        job = await prepare(stage.service, body, "req_1")
         forever: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         pieces = Generation(stage.service, job).pieces(lambda: forever)
         assert [piece.text for piece in await anext(pieces)] == ["A", "A"]

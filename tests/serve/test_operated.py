@@ -119,7 +119,7 @@ def test_counters_equal_what_was_sent(operated: Server) -> None:
     answers = [operated.complete("abc", max_tokens=4, ignore_eos=True, temperature=0) for _ in range(3)]
     with operated.stream(["ab", "cd"], max_tokens=5, ignore_eos=True, temperature=0) as events:
         assert list(events)
-    assert operated.complete("x", max_tokens=-1).status_code == 400
+    assert operated.complete("x", max_tokens=-2).status_code == 400
     usages = [answer.json()["usage"] for answer in answers]
     wait_until(lambda: metrics(operated)["orca_jax_num_requests_running"] == 0)
     after = metrics(operated)

@@ -10,8 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import JsonCompiler, LLMatcher, LLTokenizer
 
+from orca_jax.bundled import demo_directory
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.json_end import JsonEnd
+from orca_jax.text.template import load_chat_template
 from orca_jax.text.tools import (
     DIALECTS,
     ForcedCalls,
@@ -19,6 +21,7 @@ from orca_jax.text.tools import (
     ToolParser,
     check_tools,
     forced_tools_schema,
+    inferred_parser,
     tool_parser,
 )
 
@@ -82,12 +85,12 @@ TABLE = [
 ]
 
 
-def parse(parser: ToolParser, text: str, cuts: Sequence[int] = ()) -> list[str | ToolCall]:
+def parse(parser: ToolParser, text: str, cuts: Sequence[int] = (), *, is_cut: bool = False) -> list[str | ToolCall]:
     """The output for a text in pieces, with adjacent texts joined."""
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(bounds)]
     out: list[str | ToolCall] = []
-    for item in [*(item for piece in pieces for item in parser.push(piece)), *parser.finish()]:
+    for item in [*(item for piece in pieces for item in parser.push(piece)), *parser.finish(is_cut)]:
         if isinstance(item, str) and out and isinstance(out[-1], str):
             out[-1] += item
         else:
@@ -220,14 +223,80 @@ def test_no_such_parser() -> None:
         tool_parser("xml", [F])
 
 
+# Lines of well-known templates that show their format of calls.
+TEMPLATES: list[tuple[str, str | None]] = [
+    # Qwen 2.5, Qwen 3 and others
+    (
+        "For each function call, return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n"
+        '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call><|im_end|>',
+        "hermes",
+    ),
+    # Hermes 2 Pro and Hermes 3
+    ("""{{- '\\n<tool_call>\\n' }}{{- '{ ' }}{{- '"arguments": ' }}{{- '\\n</tool_call> ' }}""", "hermes"),
+    # Qwen3-Coder, GLM 4.5, Hunyuan, MiroThinker
+    ("{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '</function>\\n</tool_call>' }}", None),
+    ("{{- '\\n<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key></tool_call>", None),
+    ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", None),
+    ("<use_mcp_tool>\\n<server_name>{{ name }}</server_name></use_mcp_tool> <tool_call></tool_call>", None),
+    # Llama 3.1, 3.2 and 3.3; Llama 3.2 and ToolACE with calls as in Python
+    (
+        """{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+        {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
+        {{- '"parameters": ' }}""",
+        "llama3_json",
+    ),
+    ("""{{- '<|start_header_id|>user<|end_header_id|>' }}{{- '[func_name1(params_name1=params_value1...)]' }}""", None),
+    # Mistral 7B 0.3, Nemo, Small 3.1; Small 3.2 and later
+    ("""{{- "[AVAILABLE_TOOLS][" }}{{- "[TOOL_CALLS][" }}{%- set out = tool_call.function|tojson %}""", "mistral"),
+    ("""[AVAILABLE_TOOLS]{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}""", None),
+    # without calls
+    ("{% for message in messages %}{{ message.content }}{% endfor %}", None),
+]
+
+
+@pytest.mark.parametrize(("template", "name"), TEMPLATES)
+def test_the_format_of_calls_is_inferred_from_the_chat_template(template: str, name: str | None) -> None:
+    assert inferred_parser(template) == name
+
+
+@pytest.mark.parametrize("source", ["", str(demo_directory())])
+def test_templates_of_this_package_show_tools_and_calls(source: str) -> None:
+    """The plain template of presets and the demo's, with a round of calls."""
+    call = {"id": "c1", "type": "function", "function": {"name": F, "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "done", "tool_call_id": "c1"},
+    ]
+    template = load_chat_template(source, None)
+    assert template is not None
+    with template:
+        assert inferred_parser(template.tool_source) == "hermes"
+        text = template.render(messages, tools=TOOLS)
+        assert G in text and "done" in text, "the model sees the tools"
+        shown = text[text.index("Go.") :]
+        assert [part for part in parse(tool_parser("hermes", [F]), shown, [0]) if isinstance(part, ToolCall)] == [A]
+        assert "tool" not in template.render(messages[:1]).lower()
+
+
+def begun(arguments: str) -> ToolCall:
+    return ToolCall(F, arguments)
+
+
 FORCED = [
     ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "get-weather_2", "arguments": {}}]', [A, B]),
     ("required", ' [ {"name":"f","arguments":{"x": 1}} ] ', [A]),
-    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "argum', [A, ', {"name": "f", "argum']),
-    ("required", '[{"name": "f", "argum', ...),
+    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "argum', [A, begun("")]),
+    ("required", '[{"name": "f", "argum', [begun("")]),
+    ("required", '[{"name": "f"', [begun("")]),
+    ("required", '[{"name": "f", "arguments": {"x": "a ', [begun('{"x": "a ')]),
+    ("required", '[{"name": "f", "arguments": {"x": 1}', [begun('{"x": 1}')]),
+    ("required", '[{"name": "get-weather', ...),
+    ("required", "[", ...),
     (NAMED, '{"x": 1}', [A]),
     (NAMED, ' {"x": 1}\n', [A]),
-    (NAMED, '{"x": 1', ...),
+    (NAMED, '{"x": 1', [begun('{"x": 1')]),
+    (NAMED, "{", [begun("{")]),
     (NAMED, "[]", ...),
 ]
 
@@ -235,9 +304,15 @@ FORCED = [
 @pytest.mark.parametrize(("choice", "text", "expected"), FORCED)
 def test_forced_calls(choice: Any, text: str, expected: list[str | ToolCall]) -> None:
     for step in (1, 5, 100):
-        assert parse(ForcedCalls(TOOLS, choice), text, range(0, len(text), step)) == (
-            [text] if expected is ... else expected
-        )
+        cuts = range(0, len(text), step)
+        assert parse(ForcedCalls(TOOLS, choice), text, cuts, is_cut=True) == ([text] if expected is ... else expected)
+
+
+def test_calls_that_end_early_without_a_limit_are_text() -> None:
+    """A stop string ends a forced call, or the model one of its own."""
+    assert parse(ForcedCalls(TOOLS, NAMED), '{"x": 1') == ['{"x": 1']
+    assert parse(ForcedCalls(TOOLS, "required"), '[{"name": "f", "argum') == ['[{"name": "f", "argum']
+    assert parse(tool_parser("hermes", [F]), '<tool_call>{"name": "f"', is_cut=True) == ['<tool_call>{"name": "f"']
 
 
 POINT = {

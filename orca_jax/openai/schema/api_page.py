@@ -11,18 +11,23 @@ from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, deto
 from orca_jax.openai.schema.components import request_schemas
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.sampling import SamplingFields
-from orca_jax.openai.schema.unused import SIZES
+from orca_jax.openai.schema.unused import NESTED, UnusedField, UnusedFields
 
 Schema = Mapping[str, Any]
 
 _HEAD = """# Fields of the API
 
 Generated from the tables in `orca_jax/openai/schema` by `python -m orca_jax.openai.schema.api_page > docs/api.md`.
-The same tables check every request and produce `/openapi.json`. The first table of an endpoint lists the supported
-fields. The second table lists fields that have no effect: only the listed values are accepted, others are answered with
-400 (`unsupported_parameter`). Any other field is answered with 400 (`unknown_parameter`). `null` means that a field is
-not given. "Model's `generation_config.json`" is the file in the model directory, or the one set by
-`--generation-config`.
+The same tables check every request and produce `/openapi.json`. The first table of an endpoint or object lists the
+supported fields. The second table lists fields of other servers and of client libraries that cannot change an answer
+here: every value is accepted and ignored. The answer names them in the header `x-orca-ignored-fields`, and the metric
+`orca_jax_ignored_fields_total` counts them, except at values that request nothing. The third table lists fields that
+could change an answer and are not supported: only the listed values are accepted, others are answered with 400
+(`unsupported_parameter`).
+
+Any other field is answered with 400 (`unknown_parameter`), or ignored in the same way with `--unknown-fields ignore`.
+`null` means that a field is not given, for all fields, known or not. A number such as `16.0` is accepted as an integer.
+"Model's `generation_config.json`" is the file in the model directory, or the one set by `--generation-config`.
 """
 _TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
@@ -40,16 +45,16 @@ def api_page() -> str:
     for name, (title, parser) in _TITLES.items():
         parts.append(f"## {title}\n")
         parts.append(_fields(schemas[name], _in_order(parser)))
-        if parser.unused:
-            parts.append("Accepted without effect, at these values only:\n")
-            parts.append(_table(("field", "accepted values", "reason"), _unused_rows(parser)))
+        parts += _unused(parser.unused)
     parts.append("## Nested objects\n")
     requests = {parser.kind.__name__ for parser in PARSERS}
     for name in sorted(set(schemas) - requests):
         parts.append(f"### {name}\n")
         parts.append(str(schemas[name].get("description", "")) + "\n")
-        if schemas[name].get("properties"):
-            parts.append(_fields(schemas[name], schemas[name]["properties"]))
+        unused = NESTED.get(name, {})
+        if names := [one for one in schemas[name].get("properties", ()) if one not in unused]:
+            parts.append(_fields(schemas[name], names))
+        parts += _unused(unused)
     return "\n".join(parts)
 
 
@@ -70,11 +75,25 @@ def _fields(schema: Schema, names: Iterable[str]) -> str:
     return _table(("field", "type and range", "meaning"), rows)
 
 
-def _unused_rows(parser: BodyParser[Any]) -> Iterator[tuple[str, str, str]]:
-    for name, known in parser.unused.items():
-        values = [f"`{msgspec.json.encode(one).decode()}`" for one in known.values]
-        any_of_kind = [] if known.kind is None else [SIZES[known.kind]]
-        yield f"`{name}`", ", ".join([*any_of_kind, *values, "`null`"]), known.reason
+def _unused(unused: UnusedFields) -> Iterator[str]:
+    ignored = {name: known for name, known in unused.items() if known.is_ignored}
+    refused = {name: known for name, known in unused.items() if not known.is_ignored}
+    if ignored:
+        yield "Accepted and ignored:\n"
+        yield _table(
+            ("field", "values that request nothing", "reason"),
+            ((f"`{name}`", _values(known), known.reason) for name, known in ignored.items()),
+        )
+    if refused:
+        yield "Accepted at these values only:\n"
+        yield _table(
+            ("field", "accepted values", "reason"),
+            ((f"`{name}`", _values(known), known.reason) for name, known in refused.items()),
+        )
+
+
+def _values(known: UnusedField) -> str:
+    return ", ".join(f"`{msgspec.json.encode(one).decode()}`" for one in (*known.values, None))
 
 
 def kind(schema: Schema) -> str:

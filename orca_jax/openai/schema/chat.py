@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from orca_jax.openai.schema.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from orca_jax.openai.schema.sampling import NumLogprobs, SamplingFields, TokenCount
+from orca_jax.openai.schema.sampling import NumLogprobs, SamplingFields, TokenLimit
 from orca_jax.openai.schema.structured import JsonObject, Name
 
 
@@ -17,8 +17,7 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-Unused = Meta(description="Ignored: client libraries add it to messages that they send back.")
-
+AnswerLimit = Annotated[TokenLimit, Meta(extra_json_schema={"not": {"const": 0}})]
 Content = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
 
 
@@ -48,7 +47,6 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str
-    parsed_arguments: Annotated[Any, Unused] = None
 
 
 class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,21 +55,15 @@ class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: Annotated[int | None, Unused] = None
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """An earlier answer of the model. All keys of an answer's message are accepted."""
+    """An earlier answer of the model."""
 
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning_content: Annotated[str | None, Meta(description="Passed on to the chat template.")] = None
-    refusal: Annotated[None, Unused] = None
-    audio: Annotated[None, Unused] = None
-    function_call: Annotated[None, Unused] = None
-    annotations: Annotated[Annotated[list[Any], Meta(max_length=0)] | None, Unused] = None
-    parsed: Annotated[Any, Unused] = None
 
 
 class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -91,7 +83,7 @@ class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     name: Name
     description: str | None = None
     parameters: Annotated[JsonObject | None, Meta(description="JSON schema of the arguments, an object.")] = None
-    strict: Annotated[bool | None, Meta(description="Ignored: a forced call always matches its schema.")] = None
+    strict: Annotated[bool | None, Meta(description="Without effect: a forced call always matches its schema.")] = None
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,11 +99,23 @@ class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
 
 
-class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
     """The tool that the model must call."""
 
-    type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some of `tools`, and the rule for their calls."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """A choice among some of `tools`. The model sees no others."""
+
+    allowed_tools: AllowedList
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -122,13 +126,13 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation. Content is text only."),
     ]
     max_completion_tokens: Annotated[
-        TokenCount | None,
+        AnswerLimit | None,
         Meta(
-            description="Maximum number of generated tokens. Default: the model's `generation_config.json`, else the "
-            "rest of the context."
+            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
+            "`generation_config.json`, else the rest of the context."
         ),
     ] = None
-    max_tokens: Annotated[TokenCount | None, Meta(description="Older name of `max_completion_tokens`.")] = None
+    max_tokens: Annotated[AnswerLimit | None, Meta(description="Older name of `max_completion_tokens`.")] = None
     logprobs: Annotated[bool | None, Meta(description="Return log probabilities of the generated tokens.")] = None
     top_logprobs: Annotated[
         NumLogprobs | None, Meta(description="Return this many most probable tokens as well. Requires `logprobs`.")
@@ -137,10 +141,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Functions that the model may call.")
     ] = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedTool | None,
+        Literal["none", "auto", "required", "any"] | NamedTool | AllowedTools | None,
         Meta(
-            description='"required" or a named function forces a call that matches its schema. "auto", the default '
-            "with tools, requires a server with `--tool-call-parser`."
+            description='"required" (Mistral: "any") or a named function forces a call that matches its schema. '
+            '"auto", the default with tools, requires a model with a known format of calls, or a server with '
+            "`--tool-call-parser`."
         ),
     ] = None
     parallel_tool_calls: Annotated[
@@ -154,6 +159,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     ] = None
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description="Additional variables for the chat template.")
+    ] = None
+    reasoning_effort: Annotated[
+        str | None, Meta(description="Variable of the chat template; ignored if the template does not use it.")
+    ] = None
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Variable of the chat template; ignored if the template does not use it.")
     ] = None
     echo: Annotated[bool | None, Meta(description="Repeat the last message. Requires `continue_final_message`.")] = None
 
@@ -181,11 +192,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     plain["content"] = content_text(message.content)
     if isinstance(message, DeveloperMessage):
         plain["role"] = "system"
-    if isinstance(message, AssistantMessage):
-        for name in ("annotations", "parsed"):
-            plain.pop(name, None)
-        if message.tool_calls:
-            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
 
 

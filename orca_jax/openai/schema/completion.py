@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import DEFAULT_MAX_TOKENS, MAX_ANSWERS, MAX_CHOICES, MAX_PROMPT_IDS, MAX_PROMPTS
-from orca_jax.openai.schema.sampling import AnyTokenCount, NumLogprobs, SamplingFields, TokenId
+from orca_jax.openai.schema.sampling import NumLogprobs, SamplingFields, TokenId, TokenLimit
 
 PromptPart = str | list[int]
 MaxIds = Meta(max_length=MAX_PROMPT_IDS)
@@ -20,10 +20,10 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         Meta(description=f"A string, a list of token ids, or a list of up to {MAX_PROMPTS} strings or lists of ids."),
     ]
     max_tokens: Annotated[
-        AnyTokenCount | None,
+        TokenLimit | None,
         Meta(
-            description="Maximum number of generated tokens. Default: the model's `generation_config.json`, else 16, "
-            "and less if the context is too short. 0 only with `echo`."
+            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
+            "`generation_config.json`, else 16, and less if the context is too short. 0 only with `echo`."
         ),
     ] = None
     best_of: Annotated[

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.unused import UnusedField
+from orca_jax.openai.schema.unused import NESTED, UnusedFields
 
 REF = "#/components/schemas/{name}"
 LIMIT = "x-limit"  # marks a number with a maximum that depends on the model
@@ -17,20 +17,29 @@ MESSAGES_ONLY = ("messages", "tools", "add_generation_prompt", "continue_final_m
 Document = dict[str, Any]
 
 
-def request_schemas(names: Sequence[str], limits: Mapping[str, int], *, takes_priority: bool = True) -> Document:
+def request_schemas(
+    names: Sequence[str], limits: Mapping[str, int], *, takes_priority: bool = True, takes_unknown: bool = False
+) -> Document:
     """Components for all request bodies, with the unused fields.
 
     Args:
         names: served names of the model.
         limits: value of an `x-limit` mark -> maximum; empty while the model is not loaded.
         takes_priority: if False, only a `priority` of 0 is allowed.
+        takes_unknown: if False, unknown fields must be null.
     """
     _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
+    unused = {**NESTED, **{parser.kind.__name__: parser.unused for parser in PARSERS}}
+    for name, schema in schemas.items():
+        if "properties" in schema:
+            fields: UnusedFields = unused.get(name, {})
+            schema["properties"].update({name: known.schema() for name, known in fields.items()})
+            schema["additionalProperties"] = True if takes_unknown else {"type": "null"}
     for parser in PARSERS:
-        schema = schemas[parser.kind.__name__]
-        _complete(schema, parser.unused, names)
-        if not takes_priority and "priority" in schema["properties"]:
-            schema["properties"]["priority"] |= {"enum": [0, None]}
+        properties = schemas[parser.kind.__name__]["properties"]
+        properties["model"] = {"enum": [*names, None], "description": properties["model"].get("description", "")}
+        if not takes_priority and "priority" in properties:
+            properties["priority"] |= {"enum": [0, None]}
     schemas["TokenizeRequest"]["oneOf"] = _either()
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
 
@@ -42,15 +51,6 @@ def _either() -> list[Document]:
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, **dict.fromkeys(MESSAGES_ONLY, null)}},
         {"required": ["messages"], "properties": {"messages": {"type": "array"}, **dict.fromkeys(TEXT_ONLY, null)}},
     ]
-
-
-def _complete(schema: Document, unused: Mapping[str, UnusedField], names: Sequence[str]) -> None:
-    schema["additionalProperties"] = False
-    properties = schema["properties"]
-    is_required = "model" in schema.get("required", ())
-    description = properties["model"].get("description", "")
-    properties["model"] = {"enum": [*names] if is_required else [*names, None], "description": description}
-    properties.update({name: known.schema() for name, known in unused.items()})
 
 
 def _limited(schema: Any, limits: Mapping[str, int]) -> Any:

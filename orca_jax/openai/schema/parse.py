@@ -2,16 +2,18 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
-from orca_jax.openai.schema.sampling import SamplingFields
-from orca_jax.openai.schema.unused import UnusedField, check_unused
+from orca_jax.openai.schema.sampling import BIAS, SamplingFields
+from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored, TolerantReader, read_values
+from orca_jax.openai.schema.unused import UnusedFields
 
+BOM = b"\xef\xbb\xbf"
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ROLES = "system, developer, user, assistant or tool"
 
@@ -19,35 +21,46 @@ _ROLES = "system, developer, user, assistant or tool"
 class BodyParser[T: msgspec.Struct]:
     """Parses and checks bodies of one kind."""
 
-    def __init__(self, kind: type[T], unused: Mapping[str, UnusedField]) -> None:
+    def __init__(self, kind: type[T], unused: UnusedFields) -> None:
         self.kind = kind
         self.unused = unused
         self._known = frozenset(kind.__struct_fields__)
         self._decoder = msgspec.json.Decoder(kind)
+        self._tolerant = TolerantReader(kind, unused)
 
-    def parse(self, body: bytes) -> T:
-        """Parse a body and check everything that does not depend on the model.
+    def parse(self, body: bytes, *, ignores_unknown: bool = False) -> tuple[T, Ignored]:
+        """Parse a body and check everything that does not depend on the model. Returns also the ignored fields.
 
         Raises:
             ApiError: 400 for a wrong field, named by `param`; 413 for too many values.
         """
+        body = body.removeprefix(BOM)
         _refuse_crowds(body)
         try:
             fields = _fields.decode(body)
-            for name, raw in fields.items():
-                if name not in self._known:
-                    check_unused(self.unused, name, raw)
-            refuse_duplicates(body, fields)  # only known names are left, so there are few
-            request = self._decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise _invalid(error) from None
+            refuse_duplicates(body, [name for name in fields if name in self._known or name in self.unused])
         except RecursionError:
             raise ApiError(400, "the body is nested too deeply") from None
+        except msgspec.ValidationError as error:
+            raise _invalid(error, {}) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        request, ignored = self._read(body, fields, ignores_unknown)
         if isinstance(request, SamplingFields):
             check_stream(request)
-        return request
+        return request, ignored
+
+    def _read(self, body: bytes, fields: Mapping[str, msgspec.Raw], ignores_unknown: bool) -> tuple[T, Ignored]:
+        if fields.keys() <= self._known:
+            try:
+                return self._decoder.decode(body), NOTHING_IGNORED
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # read again below
+        values = read_values(fields)
+        try:
+            return self._tolerant.read(values, ignores_unknown=ignores_unknown)
+        except msgspec.ValidationError as error:
+            raise _invalid(error, values) from None
 
 
 def check_stream(request: SamplingFields) -> None:
@@ -76,7 +89,7 @@ def _refuse_crowds(body: bytes) -> None:
         raise ApiError(413, message, code="request_too_large")
 
 
-def refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
+def refuse_duplicates(body: bytes, fields: Collection[str]) -> None:
     """Refuse a name with two values: a proxy may have checked the value that is not used. Raises ApiError."""
     names = (b'"' + name.encode() + b'"' for name in fields)
     if b"\\u" not in body and all(body.count(name) == 1 for name in names):
@@ -93,10 +106,13 @@ def refuse_duplicates(body: bytes, fields: Mapping[str, object]) -> None:
             raise ApiError(400, f"{name[:100]} is given twice", name[:100])
 
 
-def _invalid(error: msgspec.ValidationError) -> ApiError:
+def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any]) -> ApiError:
+    """The answer for an error of `msgspec`; `values` are those of the body."""
     text = str(error)
     what, _, path = text.partition(" - at ")
     where = _param(path)
+    if where == "logit_bias" and isinstance(values.get(where), dict):
+        what = _wrong_bias(values[where]) or what
     if missing := re.search(r"missing required field `(\w+)`", what):
         name = f"{where}.{missing[1]}" if where else missing[1]
         return ApiError(400, f"{name} is required", name, code="missing_required_parameter")
@@ -108,6 +124,20 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     elif where is not None and where.endswith("].type") and ".content[" in where:
         what = "only parts of type text are supported"
     return ApiError(400, f"{where or 'the body'}: {what[0].lower()}{what[1:]}", where)
+
+
+def _wrong_bias(biases: Mapping[str, object]) -> str | None:
+    """The first wrong entry in words; None if the map as a whole is wrong."""
+    for key, value in biases.items():
+        try:
+            msgspec.convert({key: value}, BIAS, str_keys=True)
+        except msgspec.ValidationError as error:
+            what, _, path = str(error).partition(" - at ")
+            quoted = msgspec.json.encode(key[:100]).decode()
+            if "key" in path:
+                return f"the key {quoted} is not a token id such as 50256"
+            return f"the value of {quoted}: {what[0].lower()}{what[1:]}"
+    return None
 
 
 def _param(path: str) -> str | None:

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from orca_jax.openai.schema.limits import (
     INT64,
+    MAX_ALL_STOPS,
     MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_NAME,
@@ -28,9 +29,11 @@ def within(known: Range, **schema: Any) -> Meta:
 
 # `components.py` replaces each `x-limit` by a limit of the model, once the server has loaded it.
 TokenId = Annotated[int, within(TOKEN_ID, **{"x-limit": "vocab_size"})]
-TokenCount = Annotated[int, Meta(ge=1, le=INT64, extra_json_schema={"x-limit": "context"})]
 AnyTokenCount = Annotated[int, Meta(ge=0, le=INT64, extra_json_schema={"x-limit": "context"})]
+UNLIMITED = -1  # as a maximum of tokens, as in llama.cpp: the rest of the context
+TokenLimit = Annotated[int, Meta(ge=UNLIMITED, le=INT64, extra_json_schema={"x-limit": "context"})]
 BiasKeys = Meta(max_length=MAX_LOGIT_BIAS, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}})
+BIAS = dict[TokenId, Annotated[float, within(RANGES["logit_bias"])]]
 NumLogprobs = Annotated[int, within(RANGES["logprobs"])]
 Penalty = Annotated[float, within(RANGES["presence_penalty"])]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -60,7 +63,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Base of both request bodies. For every field, `null` means "not given"."""
 
-    model: Annotated[str, Meta(description="One of the served model names.")]
+    model: Annotated[str | None, Meta(description="One of the served model names. Default: the served model.")] = None
 
     temperature: Annotated[
         Annotated[float, within(RANGES["temperature"])] | None,
@@ -112,7 +115,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     logit_bias: Annotated[
-        Annotated[dict[TokenId, Annotated[float, within(RANGES["logit_bias"])]], BiasKeys] | None,
+        Annotated[BIAS, BiasKeys] | None,
         Meta(description="Map of a token id (as a string) to a number added to its logit."),
     ] = None
     allowed_token_ids: Annotated[
@@ -130,7 +133,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     stop: Annotated[
         StopString | StopStrings | None,
-        Meta(description="Strings that end the text. The text ends before the first complete one."),
+        Meta(
+            description="Strings that end the text. The text ends before the first complete one. At most "
+            f"{MAX_ALL_STOPS} characters in total."
+        ),
     ] = None
     include_stop_str_in_output: Annotated[
         bool | None, Meta(description="Keep the stop string at the end of the text.")

@@ -10,16 +10,16 @@ from orca_jax.openai.schema.limits import MAX_CHOICE_STRINGS
 from orca_jax.request import StructuredOutput
 
 JsonObject = dict[str, Any]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON schema with a name."""
+    """A JSON schema."""
 
-    name: Annotated[Name, Meta(description="Ignored.")]
+    name: Annotated[str | None, Meta(description="Without effect.")] = None
     schema: Annotated[JsonObject | None, Meta(description="Default: any object.")] = None
-    description: Annotated[str | None, Meta(description="Ignored.")] = None
-    strict: Annotated[bool | None, Meta(description="Ignored: the schema is always enforced.")] = None
+    description: Annotated[str | None, Meta(description="Without effect.")] = None
+    strict: Annotated[bool | None, Meta(description="Without effect: the schema is always enforced.")] = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -27,7 +27,9 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """A JSON object: any one, or one that matches a schema."""
+
+    schema: Annotated[JsonObject | None, Meta(description="Default: any object.")] = None
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
@@ -74,8 +76,10 @@ def structured_output(
 
 def _of_format(asked: ResponseFormat | None) -> StructuredOutput | None:
     match asked:
-        case JsonObjectFormat():
+        case JsonObjectFormat(None):
             return StructuredOutput("json_object")
+        case JsonObjectFormat(dict() as schema):
+            return StructuredOutput("json_schema", _text({"type": "object", **schema}))
         case JsonSchemaFormat(json_schema):
             return StructuredOutput("json_schema", _text(json_schema.schema or {"type": "object"}))
         case _:

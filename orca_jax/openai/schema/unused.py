@@ -1,4 +1,9 @@
-"""Fields without effect: the values that are accepted, for compatibility, and the reasons."""
+"""Fields without effect here: ignored ones, and others accepted only at values without a request.
+
+A field that could change an answer is honoured or refused by name. A field that cannot change it here is ignored: it
+must not break a client. The server names ignored fields in a header of the answer and counts them. `null` is accepted
+for all fields, known or not, and means that the field is not given.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,107 +11,256 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema.limits import MAX_NAME, MAX_PAIRS
-
-SIZES: Mapping[type, str] = {
-    str: f"a string of at most {MAX_NAME} characters",
-    dict: f"an object of at most {MAX_PAIRS} entries",
-}
 
 
 class UnusedField(NamedTuple):
-    """A field without effect. `null` is always accepted."""
+    """A field without effect."""
 
     reason: str
-    values: tuple[object, ...] = ()  # the other accepted values
-    kind: type[str] | type[dict[str, Any]] | None = None  # or: any value of this type
+    values: tuple[object, ...] = ()  # accepted values that request nothing
+    is_ignored: bool = False  # any other value is ignored; otherwise it is refused
 
     def takes(self, value: object) -> bool:
-        """True if a value is accepted."""
-        if self.kind is not None and isinstance(value, self.kind):
-            return len(value) <= (MAX_NAME if self.kind is str else MAX_PAIRS)
+        """True if a value requests nothing, so that it need not be reported."""
         return value is None or any(value == one and type(value) in _kinds(one) for one in self.values)
 
     def schema(self) -> dict[str, Any]:
         """The field as a JSON schema."""
-        if self.kind is not None:
-            limit = {"type": ["string", "null"], "maxLength": MAX_NAME}
-            if self.kind is dict:
-                limit = {"type": ["object", "null"], "maxProperties": MAX_PAIRS}
-            return {**limit, "description": f"Ignored: {self.reason}."}
+        if self.is_ignored:
+            return {"description": f"Ignored: {self.reason}."}
         return {"enum": [None, *self.values], "description": f"No other value is accepted: {self.reason}."}
 
 
-_FOR_CLIENT = "the server keeps no records of calls"
-_NOT_STORED = "answers are not stored"
+def _ignored(reason: str, *values: object) -> UnusedField:
+    return UnusedField(reason, values, is_ignored=True)
+
+
+type UnusedFields = Mapping[str, UnusedField]
+
+_NO_RECORDS = "the server keeps no records of calls"
+_NO_REASONING = "reasoning is not separated from the text of an answer"
+_ONE_MODEL = "the server has one model"
+_ONE_CACHE = "all requests share one prefix cache"
 _NO_BEAMS = "beam search is not supported"
+_NO_SAMPLER = "this sampler is not supported"
+_NO_SEARCH = "web search is not supported"
+_STRUCTURED = "use structured_outputs or response_format"
+_OF_CLIENT = "client libraries add it"
 
 # Fields of completions and chat completions.
-COMMON: Mapping[str, UnusedField] = {
+COMMON: UnusedFields = {
+    # OpenAI and Azure
+    "metadata": _ignored(_NO_RECORDS, {}),
+    "store": _ignored("answers are not stored", False),
+    "service_tier": _ignored("there is only one tier", "auto", "default"),
+    "safety_identifier": _ignored(_NO_RECORDS),
+    "user_security_context": _ignored(_NO_RECORDS),
+    "prompt_cache_key": _ignored(_ONE_CACHE),
+    "prompt_cache_options": _ignored(_ONE_CACHE, {}),
+    "prompt_cache_retention": _ignored("cached prefixes stay until their memory is needed", "in_memory", "in-memory"),
+    "prediction": _ignored("a predicted output could change only the speed"),
+    "provider_specific_fields": _ignored(_OF_CLIENT, {}),
+    "cache_control": _ignored("prefixes are cached without marks"),
+    # vLLM
     "use_beam_search": UnusedField(_NO_BEAMS, (False,)),
     "length_penalty": UnusedField(_NO_BEAMS, (1,)),
+    "early_stopping": UnusedField(_NO_BEAMS, (False,)),
     "spaces_between_special_tokens": UnusedField("tokens are joined as the tokenizer defines", (True,)),
     "return_tokens_as_token_ids": UnusedField("use return_token_ids to get token ids", (False,)),
+    "prompt_embeds": UnusedField("prompts are texts or token ids"),
+    "logits_processors": UnusedField("code of a request is never run", ([],)),
+    "guided_json": UnusedField(_STRUCTURED),
+    "guided_regex": UnusedField(_STRUCTURED),
+    "guided_choice": UnusedField(_STRUCTURED, ([],)),
+    "guided_grammar": UnusedField(_STRUCTURED),
+    "guided_decoding_backend": _ignored("there is only one"),
+    "guided_whitespace_pattern": UnusedField("JSON is generated without free blanks"),
+    "kv_transfer_params": UnusedField("keys and values are not transferred between servers", ({},)),
+    "vllm_xargs": UnusedField("extensions of vLLM are not supported", ({},)),
+    "repetition_detection": UnusedField("use repetition_penalty, frequency_penalty or presence_penalty", ({},)),
+    # SGLang
+    "rid": _ignored("use request_id to name a request"),
+    "regex": UnusedField(_STRUCTURED),
+    "ebnf": UnusedField(_STRUCTURED),
+    "stop_regex": UnusedField("use stop", ([],)),
+    "no_stop_trim": UnusedField("use include_stop_str_in_output", (False,)),
+    "lora_path": UnusedField("adapters are not supported"),
+    "session_params": UnusedField("a call has no session: send the whole conversation", ({},)),
+    "custom_logit_processor": UnusedField("code of a request is never run"),
+    "custom_params": UnusedField("code of a request is never run", ({},)),
+    "return_hidden_states": UnusedField("hidden states are not returned", (False,)),
+    "return_routed_experts": UnusedField("experts are not returned", (False,)),
+    "extra_key": UnusedField("use cache_salt to separate prefix caches"),
+    "data_parallel_rank": _ignored("the server has one engine"),
+    # Mistral
+    "random_seed": UnusedField("use seed"),
+    # llama.cpp, Ollama and LM Studio
+    "cache_prompt": _ignored("--enable-prefix-caching decides", True),
+    "id_slot": _ignored("rows are chosen by the scheduler", -1),
+    "keep_alive": _ignored("the model stays loaded"),
+    "ttl": _ignored("the model stays loaded"),
+    "draft_model": _ignored("a draft could change only the speed"),
+    "timings_per_token": _ignored("times are in the metrics", False),
+    "return_progress": _ignored("a prompt has no progress events", False),
+    "n_predict": UnusedField("use max_tokens"),
+    "repeat_penalty": UnusedField("use repetition_penalty", (1,)),
+    "grammar": UnusedField(_STRUCTURED),
+    "json_schema": UnusedField(_STRUCTURED),
+    "typical_p": UnusedField(_NO_SAMPLER, (1,)),
+    "tfs_z": UnusedField(_NO_SAMPLER, (1,)),
+    "mirostat": UnusedField(_NO_SAMPLER, (0,)),
+    "dynatemp_range": UnusedField(_NO_SAMPLER, (0,)),
+    "xtc_probability": UnusedField(_NO_SAMPLER, (0,)),
+    "dry_multiplier": UnusedField(_NO_SAMPLER, (0,)),
+    # OpenRouter
+    "top_a": UnusedField(_NO_SAMPLER, (0,)),
+    "provider": _ignored(_ONE_MODEL),
+    "models": _ignored(_ONE_MODEL),
+    "route": _ignored(_ONE_MODEL),
+    "transforms": _ignored("prompts are never compressed; a prompt that is too long is refused", []),
+    "usage": _ignored("answers have a usage; streams have one with stream_options.include_usage"),
+    "session_id": _ignored(_NO_RECORDS),
+    "trace": _ignored(_NO_RECORDS),
+    "debug": _ignored("prompts are returned by return_token_ids", {}),
+    "plugins": UnusedField("plugins are not supported", ([],)),
+    # Anthropic, Fireworks
+    "stop_sequences": UnusedField("use stop", ([],)),
+    "context_length_exceeded_behavior": UnusedField("use truncate_prompt_tokens", ("error",)),
+    "prompt_truncate_len": UnusedField("use truncate_prompt_tokens"),
+    "perf_metrics_in_response": _ignored("times are in the metrics", False),
 }
 
-COMPLETION: Mapping[str, UnusedField] = {
+COMPLETION: UnusedFields = {
     **COMMON,
     "suffix": UnusedField("filling in the middle of a text is not supported", ("",)),
 }
 
-CHAT: Mapping[str, UnusedField] = {
+CHAT: UnusedFields = {
     **COMMON,
-    "metadata": UnusedField(_FOR_CLIENT, kind=dict),
-    "safety_identifier": UnusedField(_FOR_CLIENT, kind=str),
-    "prompt_cache_key": UnusedField("all requests share one prefix cache, which needs no key", kind=str),
-    "prompt_cache_retention": UnusedField(
-        "cached prefixes stay until their memory is needed", ("in_memory", "in-memory")
-    ),
-    "store": UnusedField(_NOT_STORED, (False,)),
-    "service_tier": UnusedField("there is only one tier", ("auto", "default")),
+    # OpenAI and Azure
     "modalities": UnusedField("the model generates text only", (["text"],)),
     "audio": UnusedField("the model generates text only"),
-    "prediction": UnusedField("predicted outputs are not supported"),
-    "reasoning_effort": UnusedField("use chat_template_kwargs to control the reasoning of a model", ("none",)),
-    "verbosity": UnusedField("the length of answers cannot be controlled", ("medium",)),
-    "web_search_options": UnusedField("web search is not supported"),
-    "functions": UnusedField("use tools instead", ([],)),
-    "function_call": UnusedField("use tool_choice instead", ("none",)),
+    "verbosity": _ignored("the length of answers cannot be controlled", "medium"),
+    "web_search_options": UnusedField(_NO_SEARCH),
+    "functions": UnusedField("use tools", ([],)),
+    "function_call": UnusedField("use tool_choice", ("none",)),
     "best_of": UnusedField("n candidates are generated for n choices", (1,)),
+    "data_sources": UnusedField("put documents into messages", ([],)),
+    # Anthropic through LiteLLM, OpenRouter, DeepSeek
+    "reasoning": _ignored("use reasoning_effort or chat_template_kwargs"),
+    "thinking": _ignored("use chat_template_kwargs"),
+    "reasoning_details": _ignored(_NO_REASONING),
+    "include_reasoning": _ignored(_NO_REASONING),
+    "context_management": UnusedField("messages are never removed from a conversation", ({},)),
+    "mcp_servers": UnusedField("the server calls no tools; call them in the client", ([],)),
+    "container": UnusedField("the server calls no tools; call them in the client"),
+    "system": UnusedField("put instructions into messages", ("",)),
+    # Groq
+    "reasoning_format": _ignored(_NO_REASONING),
+    "disable_tool_validation": _ignored("only calls of known tools are returned", False),
+    "citation_options": _ignored("answers have no citations"),
+    "search_settings": UnusedField(_NO_SEARCH, ({},)),
+    "include_domains": UnusedField(_NO_SEARCH, ([],)),
+    "exclude_domains": UnusedField(_NO_SEARCH, ([],)),
+    "compound_custom": UnusedField("the server calls no tools; call them in the client", ({},)),
+    # SGLang, Qwen, xAI
+    "separate_reasoning": _ignored(_NO_REASONING),
+    "stream_reasoning": _ignored(_NO_REASONING),
+    "enable_search": UnusedField(_NO_SEARCH, (False,)),
+    "search_options": UnusedField(_NO_SEARCH, ({},)),
+    "search_parameters": UnusedField(_NO_SEARCH),
+    "deferred": UnusedField("an answer is returned by its own call", (False,)),
+    # Mistral
+    "safe_prompt": UnusedField("put instructions into messages", (False,)),
+    "prompt_mode": UnusedField("put instructions into messages"),
+    # vLLM
     "documents": UnusedField("put documents into messages", ([],)),
     "chat_template": UnusedField("a template is a program; only the operator of the server may set one"),
+    "mm_processor_kwargs": UnusedField("messages are text only", ({},)),
+    "media_io_kwargs": UnusedField("messages are text only", ({},)),
+    "image_config": UnusedField("the model generates text only", ({},)),
+    "thinking_token_budget": UnusedField("use max_tokens"),
+    "thinking_budget": UnusedField("use max_tokens"),
 }
 
-TOKENIZE: Mapping[str, UnusedField] = {
+TOKENIZE: UnusedFields = {
     "chat_template": CHAT["chat_template"],
 }
 
-NOTHING: Mapping[str, UnusedField] = {}
+NOTHING: UnusedFields = {}
+
+_MESSAGE: UnusedFields = {
+    **dict.fromkeys(("id", "type", "object", "status", "created", "created_at", "timestamp"), _ignored(_OF_CLIENT)),
+    **dict.fromkeys(("metadata", "response_metadata", "usage_metadata", "usage"), _ignored(_OF_CLIENT)),
+    **dict.fromkeys(("provider_specific_fields", "additional_kwargs", "providerOptions"), _ignored(_OF_CLIENT)),
+    "cache_control": COMMON["cache_control"],
+}
+_CONTENT_IN_CONTENT = "put everything that the model shall read into content"
+_ASSISTANT: UnusedFields = {
+    **_MESSAGE,
+    "refusal": _ignored("templates have no place for it"),
+    "annotations": _ignored("templates have no place for them", []),
+    "citations": _ignored("templates have no place for them", []),
+    "parsed": _ignored("content has the same as text"),
+    "finish_reason": _ignored(_OF_CLIENT),
+    "reasoning": _ignored("use reasoning_content, which is passed on to the chat template"),
+    "reasoning_details": _ignored("use reasoning_content, which is passed on to the chat template"),
+    "thinking_blocks": _ignored("use reasoning_content, which is passed on to the chat template"),
+    "executed_tools": _ignored("send the results of tools as messages of their own"),
+    "images": UnusedField(_CONTENT_IN_CONTENT, ([],)),
+    "audio": UnusedField(_CONTENT_IN_CONTENT),
+    "function_call": UnusedField("use tool_calls"),
+    "prefix": UnusedField("use continue_final_message", (False,)),
+    "partial": UnusedField("use continue_final_message", (False,)),
+}
+_EXTRA: UnusedFields = {
+    **dict.fromkeys(("id", "index", "metadata", "provider_specific_fields", "providerOptions"), _ignored(_OF_CLIENT)),
+    "cache_control": COMMON["cache_control"],
+}
+_STRICT: UnusedFields = {"strict": _ignored("a schema is always enforced")}
+
+# Fields of nested objects, by the name of the object's class.
+NESTED: Mapping[str, UnusedFields] = {
+    "SystemMessage": _MESSAGE,
+    "DeveloperMessage": _MESSAGE,
+    "UserMessage": _MESSAGE,
+    "AssistantMessage": _ASSISTANT,
+    "ToolMessage": {
+        **_MESSAGE,
+        "artifact": _ignored("the model reads content"),
+        "is_error": _ignored("the model reads content", False),
+    },
+    "TextPart": {**_EXTRA, "annotations": _ignored(_OF_CLIENT, []), "citations": _ignored(_OF_CLIENT, [])},
+    "CalledTool": {**_EXTRA, "status": _ignored(_OF_CLIENT), "extra_content": _ignored(_OF_CLIENT)},
+    "CalledFunction": {
+        "parsed_arguments": _ignored("arguments has the same as text"),
+        "provider_specific_fields": _ignored(_OF_CLIENT),
+    },
+    "Tool": {**_EXTRA, **_STRICT},
+    "FunctionDefinition": _EXTRA,
+    "TextFormat": _STRICT,
+    "JsonObjectFormat": _STRICT,
+    "JsonSchemaFormat": _STRICT,
+    "StreamOptions": {},
+}
 
 
-def check_unused(table: Mapping[str, UnusedField], name: str, raw: msgspec.Raw) -> None:
-    """Check a field outside the request's own table of fields.
+def check_unused(known: UnusedField | None, name: str, value: object) -> bool:
+    """Check a field outside the table of an object, with a value that is not null. True if it is ignored.
 
     Raises:
-        ApiError: the field is unknown, or its value is not accepted.
+        ApiError: the field is unknown, or its value is refused.
     """
-    known = table.get(name)
     if known is None:
-        raise ApiError(400, f"unknown parameter: {name[:100]!r}", name[:100], code="unknown_parameter")
-    try:
-        takes = known.takes(msgspec.json.decode(raw))
-    except (msgspec.DecodeError, RecursionError):  # a number out of range, or deep nesting
-        takes = False
-    if takes:
-        return
-    what = "must be " + " or ".join(_words(known))
-    raise ApiError(400, f"{name} {what} here: {known.reason}", name, code="unsupported_parameter")
-
-
-def _words(known: UnusedField) -> list[str]:
-    values = [msgspec.json.encode(one).decode() for one in known.values]
-    kinds = [] if known.kind is None else [SIZES[known.kind]]
-    return [*kinds, *values, "null"]
+        message = f"unknown parameter: {name[:100]!r}; leave it out, or start the server with --unknown-fields ignore"
+        raise ApiError(400, message, name[:100], code="unknown_parameter")
+    if known.takes(value):
+        return False
+    if not known.is_ignored:
+        what = " or ".join([*(msgspec.json.encode(one).decode() for one in known.values), "null"])
+        message = f"{name} must be {what} here: {known.reason}"
+        raise ApiError(400, message, name, code="unsupported_parameter")
+    return True
 
 
 def _kinds(value: object) -> tuple[type, ...]:

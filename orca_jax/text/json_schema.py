@@ -1,0 +1,211 @@
+"""Closes the objects of a JSON schema: an object with `properties` has no others unless the schema says so.
+
+JSON Schema leaves objects open, and a model may then invent names until its limit. Callers mean the listed names. So a
+schema with `properties` and without `additionalProperties` gets false for the latter, as in llama.cpp and xgrammar.
+
+Parts for the same object (`allOf`, `anyOf`, `oneOf`, `$ref`, and the schema around them) are closed together: each of
+them allows the names of all. If one of them sets `additionalProperties` to anything but false, all stay open.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+MAX_NAMES = 100_000  # names that all parts together may get from others
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name
+_SCHEMAS = (
+    "additionalProperties",
+    "items",
+    "additionalItems",
+    "contains",
+    "prefixItems",
+)  # a schema, or a list of them
+_LISTS = ("allOf", "anyOf", "oneOf")
+
+
+class SchemaTooLargeError(ValueError):
+    """Parts of the schema have too many names together."""
+
+
+class _Names(NamedTuple):
+    """The allowed names of an object. `patterns` are those of `patternProperties`."""
+
+    properties: frozenset[str] = frozenset()
+    patterns: frozenset[str] = frozenset()
+    is_open: bool = False
+
+
+_NONE = _Names()
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema with closed objects.
+
+    Raises:
+        SchemaTooLargeError: parts of the schema have too many names together, or refer to each other too deeply.
+    """
+    try:
+        return _Closer(schema).run()
+    except RecursionError:
+        raise SchemaTooLargeError("its parts refer to each other too deeply") from None
+
+
+class _Closer:
+    """Closes one schema."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._copies: dict[tuple[str, _Names], str] = {}  # reference and outer names -> key of `_added`
+        self._added: dict[str, Any] = {}  # definitions closed together with outer names
+        self._known: dict[int, _Names] = {}  # by the id of a schema
+        self._num_names = 0
+
+    def run(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._close(self._root, _NONE)
+        if self._added:
+            found["$defs"] = {**found.get("$defs", {}), **self._added}
+        return found
+
+    def _close(self, schema: Any, outer: _Names) -> Any:
+        """The schema, closed. `outer` are the names of other parts of the same object."""
+        if not isinstance(schema, Mapping):
+            return schema
+        made = {key: self._inner(key, value) for key, value in schema.items()}
+        parts, own = list(_parts(schema)), _own_names(schema)
+        if own == _NONE and len(parts) == 1 and "properties" not in schema:
+            total, rests = outer, [outer]
+        else:
+            total, rests = self._shares(outer, own, [self._union(schemas) for _, _, schemas in parts])
+        for (key, index, schemas), rest in zip(parts, rests, strict=True):
+            if key == "$ref":
+                made[key] = self._reference(schema[key], rest)
+            else:
+                made[key][index] = [self._close(one, rest) for one in schemas]
+        if isinstance(schema.get("properties"), Mapping) and "additionalProperties" not in schema and not total.is_open:
+            self._shut(made, total)
+        return made
+
+    def _inner(self, key: str, value: Any) -> Any:
+        """The value of a keyword, with closed schemas. Those of `_parts` are only copied."""
+        if key in MAPS and isinstance(value, Mapping):
+            return {name: self._close(one, _NONE) for name, one in value.items()}
+        if key in _SCHEMAS:
+            return [self._close(one, _NONE) for one in value] if isinstance(value, list) else self._close(value, _NONE)
+        return list(value) if key in _LISTS and isinstance(value, list) else value
+
+    def _shut(self, made: dict[str, Any], total: _Names) -> None:
+        """Allow the names of all parts, and no others."""
+        self._spend(len(total.properties) + len(total.patterns))
+        for key, names in (("properties", total.properties), ("patternProperties", total.patterns)):
+            if missing := sorted(names - made.get(key, {}).keys()):
+                made[key] = {**made.get(key, {}), **{name: {} for name in missing}}
+        made["additionalProperties"] = False
+
+    def _reference(self, ref: str, outer: _Names) -> str:
+        """The reference to the same schema, closed together with `outer`."""
+        target = _target(self._root, ref)
+        if outer == _NONE or target is None:
+            return ref
+        key = self._copies.get((ref, outer))
+        if key is None:
+            taken = self._root.get("$defs")
+            key = next(
+                name
+                for number in range(len(self._copies), len(self._copies) + len(taken or ()) + 1)
+                if (name := f"closed-{number}") not in (taken or ()) and name not in self._added
+            )
+            self._copies[ref, outer] = key  # first, for schemas that refer to themselves
+            self._added[key] = {}
+            self._added[key] = self._close(target, outer)
+        return f"#/$defs/{key}"
+
+    def _names(self, schema: Any) -> _Names:
+        """The allowed names of a schema, those of its parts included."""
+        if not isinstance(schema, Mapping):
+            return _NONE
+        known = self._known.get(id(schema))
+        if known is None:
+            self._known[id(schema)] = _NONE  # for schemas that refer to themselves
+            parts = [self._union(schemas) for _, _, schemas in _parts(schema)]
+            known, _ = self._shares(_NONE, _own_names(schema), parts)
+            self._known[id(schema)] = known
+        return known
+
+    def _union(self, schemas: Sequence[Any]) -> _Names:
+        """The allowed names of several schemas together. A text is a reference."""
+        total = _NONE
+        for schema in schemas:
+            if isinstance(schema, str):
+                target = _target(self._root, schema)
+                names = _Names(is_open=True) if target is None else self._names(target)
+            else:
+                names = self._names(schema)
+            self._spend(len(names.properties) + len(names.patterns))
+            total = _Names(
+                total.properties | names.properties, total.patterns | names.patterns, total.is_open or names.is_open
+            )
+        return total
+
+    def _shares(self, outer: _Names, own: _Names, parts: Sequence[_Names]) -> tuple[_Names, list[_Names]]:
+        """The names of all, and for each part the names of all others."""
+        given = (outer, own, *parts)
+        properties = Counter(name for one in given for name in one.properties)
+        patterns = Counter(name for one in given for name in one.patterns)
+        num_open = sum(one.is_open for one in given)
+        self._spend((len(properties) + len(patterns)) * len(parts))
+        rests = [
+            _Names(
+                frozenset(name for name, count in properties.items() if count > (name in one.properties)),
+                frozenset(name for name, count in patterns.items() if count > (name in one.patterns)),
+                num_open > one.is_open,
+            )
+            for one in parts
+        ]
+        return _Names(frozenset(properties), frozenset(patterns), num_open > 0), rests
+
+    def _spend(self, num_names: int) -> None:
+        self._num_names += num_names
+        if self._num_names > MAX_NAMES:
+            raise SchemaTooLargeError("its parts have too many properties together")
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, slice, Sequence[Any]]]:
+    """The keyword, place and schemas of each part for the same value. Of several schemas, one applies."""
+    for key in _LISTS:
+        value = schema.get(key)
+        if isinstance(value, list):
+            if key == "allOf":
+                yield from ((key, slice(index, index + 1), [one]) for index, one in enumerate(value))
+            else:
+                yield key, slice(None), value
+    if isinstance(schema.get("$ref"), str):
+        yield "$ref", slice(None), [schema["$ref"]]
+
+
+def _own_names(schema: Mapping[str, Any]) -> _Names:
+    """The names in a schema itself, without its parts."""
+    required = schema.get("required")
+    listed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    patterns = schema.get("patternProperties")
+    properties = schema.get("properties")
+    return _Names(
+        frozenset([*(properties if isinstance(properties, Mapping) else ()), *listed]),
+        frozenset(patterns if isinstance(patterns, Mapping) else ()),
+        schema.get("additionalProperties", False) is not False or "unevaluatedProperties" in schema,
+    )
+
+
+def _target(root: Mapping[str, Any], ref: str) -> Any:
+    """The schema of a reference within the document, or None."""
+    found: Any = root
+    for part in ref.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found if ref.split("/")[0] == "#" else None
