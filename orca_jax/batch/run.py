@@ -17,7 +17,7 @@ from orca_jax.batch.input import InputFile, check_readable, examine, read_lines
 from orca_jax.batch.ledger import Ledger
 from orca_jax.batch.local import Answerer, LocalEngine
 from orca_jax.batch.output import AsFinished, InputOrder, OutputFile, Writer
-from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_of, record_path, write_record
+from orca_jax.batch.record import REMEDY, RunRecord, record_of
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.summary import Summary
@@ -47,13 +47,14 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     shows = config.server.engine.progress
     summary = Summary()
     check_readable(config.input)
-    with OutputFile(config.output) as output, Ledger() as ledger:
+    with OutputFile(config.output, overwrite=config.overwrite) as output, Ledger() as ledger:
         with summary.timed("examine_s"):
             file = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
         record = record_of(file, config.meaning)
         with summary.timed("resume_s"):
             _recover(config, record, output, ledger, summary)
         if ledger.num_done == file.num_lines:
+            output.begin()
             return summary
         with _opened(config, built, summary) as answerer:
             display = Display(file.num_lines, ledger.num_done, sys.stderr, enabled=shows)
@@ -68,14 +69,8 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
 
 
 def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
-    """Read the rows of earlier processes, or start a new output. Raises ConfigError."""
-    if config.overwrite:
-        output.clear()
-    if output.size:
-        check_same(record, record_path(config.output))
-    else:
-        write_record(record, record_path(config.output))
-    for number, row in enumerate(output.recover(), start=1):
+    """Read the rows of earlier processes. Raises ConfigError."""
+    for number, row in enumerate(output.recover(record), start=1):
         line = record.line_of(row.id)
         is_next = line == number or config.order == "finished"
         if line is None or not is_next or not ledger.mark_done(line, row.custom_id):

@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> None:
     prompt, output = tuple(args.prompt_tokens), tuple(args.output_tokens)
     burst = mixed_burst(args.num_requests, prompt_tokens=prompt, output_tokens=output, seed=config.seed)
     runs = run_burst(config, burst, ("request_level", config.scheduler))
-    write_plot(list(runs.values()), args)
     for name, each in runs.items():
         print_table(name, figures(each))
     line = {name: figures(each) for name, each in runs.items()}
-    print(json.dumps({**line, "config": dataclasses.asdict(config), "hardware": hardware()}))
+    print(json.dumps({**line, "config": dataclasses.asdict(config), "hardware": hardware()}), flush=True)
+    write_plot(list(runs.values()), args)  # at the end: a plot that fails loses no figure
 
 
 def mixed_burst(
