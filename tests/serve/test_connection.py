@@ -152,3 +152,18 @@ def test_what_is_no_http(strict: Server, sent: bytes) -> None:
         raw.sendall(sent + b"\r\n\r\n")
         status, error = refusal(read_all(raw))
     assert (status, error["code"]) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("length", [b"content-length: 5\r\n", b""])
+def test_a_request_of_ambiguous_length_is_refused_and_closed(strict: Server, version: bytes, length: bytes) -> None:
+    """RFC 9112, 6.1: a proxy that looks at the other header would see another request in the rest."""
+    start = b"GET /live HTTP/%s\r\nhost: x\r\n%stransfer-encoding: chunked\r\n\r\n" % (version, length)
+    with connected(strict) as raw:
+        raw.sendall(start + b"0\r\n\r\n" + b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = read_all(raw)
+    if version == b"1.1" and not length:
+        assert answer.count(b"HTTP/1.1 200") == 2
+    else:
+        status, error = refusal(answer)
+        assert (status, error["code"]) == (400, "invalid_http") and b"HTTP/1.1 200" not in answer
