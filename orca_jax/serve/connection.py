@@ -63,15 +63,37 @@ class IdleConnections:
 
 
 class _StrictParser(h11.Connection):
-    """h11's parser, without requests of ambiguous length (RFC 9112, 6.1): proxies could see two requests in one."""
+    """h11's parser with further rules of RFC 9112."""
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
-            names = [name for name, _ in event.headers]
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length or in HTTP/1.0")
+            _check(event)
+            if b"://" in event.target and not event.target.startswith(b"/"):
+                target = _origin_form(event.target)
+                return h11.Request(
+                    method=event.method,
+                    target=target,
+                    headers=list(event.headers),
+                    http_version=event.http_version,
+                )
         return event
+
+
+def _check(request: h11.Request) -> None:
+    """Refuse another major version, and an ambiguous length: a proxy could see two requests in one (6.1)."""
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("another major version of HTTP", error_status_hint=505)
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+        raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length or in HTTP/1.0")
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Path and query of a target with a host, as sent to a proxy (3.2.2)."""
+    place = target.partition(b"://")[2]
+    start = min((at for at in (place.find(b"/"), place.find(b"?")) if at >= 0), default=len(place))
+    return place[start:] if place[start : start + 1] == b"/" else b"/" + place[start:]
 
 
 class Connection(H11Protocol):
@@ -161,6 +183,8 @@ class Connection(H11Protocol):
         if status == 431:
             message = f"the headers exceed {MAX_HEADER_BYTES} bytes"
             self._answer(ApiError(431, message, code="headers_too_large"))
+        elif status == 505:
+            self._answer(ApiError(505, "the version must be HTTP/1.1", code="http_version_not_supported"))
         else:
             self._answer(ApiError(400, "not a valid HTTP/1.1 request", code="invalid_http"))
 
