@@ -24,10 +24,12 @@ from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
+from orca_jax.link.open_files import file_limit, num_open_files, raise_file_limit
 from orca_jax.openai.model import check_texts
 from orca_jax.progress import progress_bar
 
 MAX_HELD = 32 * 2**20  # bytes of answers waiting for an earlier row or for the disk; above it no row is read
+RESERVED_FILES = 16  # beside the connections to a server
 TURN = 256  # lines after which other tasks may run
 
 
@@ -86,6 +88,7 @@ def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger:
 def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Iterator[Answerer]:
     """The source of answers: a server or an engine. Raises ConfigError."""
     if config.base_url is not None:
+        _check_files(config.window)
         yield RemoteServer(
             config.base_url,
             api_key=read_api_key(config.api_key_file),
@@ -102,6 +105,15 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
         built = _build(config.server.engine)
     with built:
         yield LocalEngine(built, config.server)
+
+
+def _check_files(num_connections: int) -> None:
+    """Refuse more connections to a server than the limit of open files allows. Raises ConfigError."""
+    raise_file_limit()
+    free = file_limit() - num_open_files() - RESERVED_FILES
+    if num_connections > free:
+        message = f"must be at most {free}, since the limit of open files is {file_limit()} (ulimit -n)"
+        raise ConfigError(message, param="concurrency")
 
 
 def _build(config: EngineConfig) -> Built:

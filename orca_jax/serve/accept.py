@@ -3,14 +3,13 @@
 import asyncio
 import errno
 import logging
-import os
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Collection
 from typing import Any
 
 from orca_jax.errors import ConfigError
+from orca_jax.link.open_files import file_limit, num_open_files
 from orca_jax.serve.connection import Connection, IdleConnections
 
 RESERVED_FILES = 64  # for the engine's link, the processes of chat templates, files of models, and exports
@@ -30,10 +29,7 @@ def connection_limit() -> int:
     Raises:
         ConfigError: there is room for fewer than `MIN_CONNECTIONS`.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return 2**31
-    in_use = len(os.listdir("/dev/fd"))
+    limit, in_use = file_limit(), num_open_files()
     free = limit - in_use - RESERVED_FILES
     if free < MIN_CONNECTIONS:
         needed = in_use + RESERVED_FILES + MIN_CONNECTIONS

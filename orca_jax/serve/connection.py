@@ -69,7 +69,7 @@ class _StrictParser(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             _check(event)
-            if b"://" in event.target and not event.target.startswith(b"/"):
+            if b"://" in event.target and event.target.partition(b"://")[0].isalpha():
                 target = _origin_form(event.target)
                 return h11.Request(
                     method=event.method,

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import resource
 import shlex
 import signal
 import socket
@@ -17,6 +16,7 @@ import uvicorn
 
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
+from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
@@ -36,7 +36,6 @@ EXIT_CONFIG = 2
 DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
 DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
-MAX_OPEN_FILES = 65536
 # There is little cyclic garbage, and a collection walks all open streams: with Python's own thresholds and a thousand
 # streams, collections took a twelfth of the front end's time and delayed the slowest tokens.
 RARE_COLLECTIONS = (100_000, 20, 20)
@@ -63,14 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
     except KeyboardInterrupt:  # before the handlers below were in place
         return 0
-
-
-def raise_file_limit() -> None:
-    """Raise the soft limit on open files: each client is one, and the usual 1024 is for programs with `select`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Signals:

@@ -1,6 +1,7 @@
 """Rows sent to a server: ours says what the engine in the process says; others fail in every way."""
 
 import json
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,15 @@ def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> No
         rows = run(source, tmp_path / "out.jsonl", "--base-url", url, "--max-retries", "1")
     assert [row["response"]["status_code"] for row in rows] == [503, 200]
     assert rows[0]["response"]["body"]["error"]["code"] == "connection_lost"
+
+
+def test_connections_beyond_the_limit_of_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the run would end with a server that does not answer."""
+    source, output = write(tmp_path / "in.jsonl", prompts("1")), tmp_path / "out.jsonl"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    with pytest.raises(ConfigError, match=r"must be at most \d+, since the limit of open files is 1024") as error:
+        run(source, output, "--base-url", "http://localhost:1", "--concurrency", "1020")
+    assert error.value.param == "concurrency" and not output.exists()
 
 
 def test_a_key_that_is_refused_ends_the_run(tmp_path: Path) -> None:

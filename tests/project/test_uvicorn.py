@@ -9,7 +9,6 @@ import inspect
 import re
 import tomllib
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import h11
@@ -17,6 +16,8 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from tests.project.source import ROOT
 
 SIGNATURES: dict[Any, str] = {
     H11Protocol.__init__: "self, config, server_state, app_state, _loop",
@@ -85,6 +86,6 @@ def test_attributes() -> None:
 
 @pytest.mark.parametrize("name", ["uvicorn", "h11"])
 def test_the_version_has_an_upper_bound(name: str) -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (bound,) = re.findall(rf"{name}>=[0-9.]+,<0\.([0-9]+)\b", " ".join(project["project"]["dependencies"]))
     assert version(name).split(".")[0] == "0" and int(version(name).split(".")[1]) < int(bound)
