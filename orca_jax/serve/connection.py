@@ -69,14 +69,6 @@ class _StrictParser(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             _check(event)
-            if b"://" in event.target and event.target.partition(b"://")[0].isalpha():
-                target = _origin_form(event.target)
-                return h11.Request(
-                    method=event.method,
-                    target=target,
-                    headers=list(event.headers),
-                    http_version=event.http_version,
-                )
         return event
 
 
@@ -87,13 +79,6 @@ def _check(request: h11.Request) -> None:
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
         raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length or in HTTP/1.0")
-
-
-def _origin_form(target: bytes) -> bytes:
-    """Path and query of a target with a host, as sent to a proxy (3.2.2)."""
-    place = target.partition(b"://")[2]
-    start = min((at for at in (place.find(b"/"), place.find(b"?")) if at >= 0), default=len(place))
-    return place[start:] if place[start : start + 1] == b"/" else b"/" + place[start:]
 
 
 class Connection(H11Protocol):

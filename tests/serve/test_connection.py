@@ -177,15 +177,6 @@ def test_another_major_version_is_refused(strict: Server, version: bytes) -> Non
     assert (status, error["code"]) == (505, "http_version_not_supported")
 
 
-@pytest.mark.parametrize("target", [b"http://x/live", b"HTTPS://x:1/live?a=http://b/c", b"http://x", b"http://x?a=/b"])
-def test_a_target_with_a_host_is_its_path(strict: Server, target: bytes) -> None:
-    """RFC 9112, 3.2.2: as sent to a proxy."""
-    with connected(strict) as raw:
-        raw.sendall(b"GET %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
-        answer = read_all(raw)
-    assert answer.startswith(b"HTTP/1.1 200" if b"/live" in target else b"HTTP/1.1 404")
-
-
 CLOSING = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 SHORT = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 2}).encode()
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
