@@ -10,6 +10,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,7 @@ def descriptions(parser: BodyParser) -> dict[str, str]:
     return {**fields, **{name: str(one.schema()["description"]) for name, one in parser.unused.items()}}
 
 
+@cache
 def items() -> dict[str, str]:
     """Every row: `chat.seed` or a route, with its description."""
     found = routes()
@@ -54,6 +56,7 @@ def items() -> dict[str, str]:
     return found
 
 
+@cache
 def marks() -> dict[str, list[str]]:
     """The tests marked with each item, in a stable order."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -61,7 +64,7 @@ def marks() -> dict[str, list[str]]:
         for item, test in marks_of(file):
             if test not in found[item]:
                 found[item].append(test)
-    return found
+    return dict(found)
 
 
 def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Fixtures: one server shared by tests that leave it idle."""
 
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -15,11 +16,12 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """`main` in this process replaces the handlers of the root logger; the next test gets its own back."""
+def process_as_before() -> Iterator[None]:
+    """`main` in this process replaces the root logger's handlers and the thresholds of the garbage collector."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, thresholds = root.handlers[:], root.level, gc.get_threshold()
     yield
+    gc.set_threshold(*thresholds)
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(False)
