@@ -251,6 +251,8 @@ def test_an_engine_that_fails_ends_the_run_and_spoils_no_row(
         patch.setattr(ToyExecutor, "collect", fail)
         flags = ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress", "--max-num-seqs", "4"]
         assert main(flags) == 1
-    assert capsys.readouterr().err == "error: the engine failed: out of luck\n"
+        assert capsys.readouterr().err == "error: the engine failed: out of luck\n"
+        assert main([*flags, "--overwrite", "-o", str(tmp_path / "other.jsonl")]) == 1
+    assert capsys.readouterr().err == "error: the engine failed: out of luck; leave out --overwrite to resume\n"
     assert 0 < count_lines(output) < 99
     assert [kind_of(row) for row in run(source, output)] == [None] * 99
