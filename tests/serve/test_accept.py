@@ -5,6 +5,7 @@ import contextlib
 import errno
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -41,7 +42,7 @@ class OneByte(asyncio.Protocol):
 class World:
     """A listening socket, whose accepts are counted, and its clients."""
 
-    def __init__(self, limit: int, listener: socket.socket) -> None:
+    def __init__(self, limit: int, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         self.idle, self.connections = IdleConnections(), list[OneByte]()
         self.num_accepts, self.refuses = 0, False
         self.listener = listener
@@ -52,8 +53,8 @@ class World:
             self.idle,
             self.connections,
             limit=limit,
-            context=None,
-            handshake_timeout=1,
+            context=context,
+            handshake_timeout=30,
         )
 
     def fileno(self) -> int:
@@ -90,9 +91,9 @@ def is_open(client: socket.socket) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def world(limit: int) -> AsyncIterator[World]:
+async def world(limit: int, context: ssl.SSLContext | None = None) -> AsyncIterator[World]:
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
-        made = World(limit, listener)
+        made = World(limit, listener, context)
         try:
             yield made
         finally:
@@ -141,6 +142,13 @@ async def test_many_at_once_are_served_one_after_another() -> None:
         for client in here.clients:
             client.setblocking(False)
         assert [is_open(client) for client in here.clients] == [False] * 26 + [True] * 4
+
+
+async def test_the_oldest_handshake_makes_room() -> None:
+    """Clients that never begin TLS hold no place for long."""
+    async with world(2, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as here:
+        clients = [await here.connect() for _ in range(4)]
+        assert [is_open(client) for client in clients] == [False, False, True, True]
 
 
 async def test_accepting_pauses_when_the_system_refuses(

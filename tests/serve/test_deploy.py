@@ -176,7 +176,7 @@ def test_limits_table() -> None:
         assert default == ("none" if value is None else str(value)), flag
     assert f"Headers end at {MAX_HEADER_BYTES // 2**10} KiB" in OPERATIONS
     assert f"soft limit up to {MAX_OPEN_FILES}" in OPERATIONS
-    assert f"{RESERVED_FILES} more for its own use; below {MIN_CONNECTIONS} it does not start" in OPERATIONS
+    assert f"{RESERVED_FILES} more for its own use; below {MIN_CONNECTIONS} it does not" in OPERATIONS
 
 
 def test_orders_are_as_told() -> None:
