@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,23 @@ def print_warning(message: str | None) -> None:
     """Print a warning, if there is one, among the tables: a saved report then holds it too."""
     if message is not None:
         print(f"warning: {message}")
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Replace a file, completely or not at all. A pipe or a device is written to directly. Raises OSError."""
+    target = Path(os.path.realpath(path))  # a symbolic link stays
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    beside = target.with_name(target.name + ".new")
+    try:
+        beside.write_bytes(data)
+        if target.exists():
+            beside.chmod(stat.S_IMODE(target.stat().st_mode))
+        beside.replace(target)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def hardware() -> dict[str, Any]:

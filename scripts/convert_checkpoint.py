@@ -28,6 +28,7 @@ from orca_jax.progress import progress_bar
 
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
 OF_WEIGHTS = ".index.json"  # the end of the lists of shards, of each format and variant
+INCOMPLETE = "incomplete"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         convert(args.source, args.destination, args.dtype)
-    except OrcaError as error:
+    except (OrcaError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"wrote {args.destination}; try: python -m orca_jax.serve --model {args.destination}")
@@ -53,28 +54,33 @@ def convert(source: Path, destination: Path, dtype: DType | None = None) -> None
 
     Args:
         source: a model directory.
-        destination: created if missing; must not hold a checkpoint.
+        destination: created if missing; must not hold a checkpoint or any file of the source's name.
         dtype: type of the written weights; None: as in config.json, or else float32.
 
     Raises:
-        ConfigError: the source's configuration is wrong, or the destination holds a checkpoint.
+        ConfigError: the source's configuration is wrong, or the destination holds such a file.
         CheckpointError: the source's weights do not fit its configuration.
     """
-    if (destination / PARAMS).exists():
-        raise ConfigError(
-            f"{destination / PARAMS} already exists; choose another destination, or remove it", param="destination"
-        )
     config = read_model_config(source)
+    copied = [file for pattern in COPIED for file in sorted(source.glob(pattern)) if not file.name.endswith(OF_WEIGHTS)]
+    names = [PARAMS, *(file.name for file in copied)]
+    if found := [name for name in names if (destination / name).exists()]:
+        message = f"{destination} already holds {', '.join(found)}; choose another destination, or remove them"
+        raise ConfigError(message, param="destination")
     kept = dtype or _stored_dtype(source)
     mesh = tensor_mesh(jax.local_devices()[:1])
     decoder = load_decoder(source, dtype=kept, mesh=mesh, progress=progress_bar("Loading", True))
-    destination.mkdir(parents=True, exist_ok=True)
-    for file in sorted(path for pattern in COPIED for path in source.glob(pattern)):
-        if not file.name.endswith(OF_WEIGHTS):
-            shutil.copy(file, destination)
+    fresh = destination / INCOMPLETE  # an interruption leaves this folder, and nothing that looks like a model
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for file in copied:
+        shutil.copy(file, fresh)
     if decoder.config.tied_embeddings != config.tied_embeddings:
-        _untie(destination / "config.json")
-    save_decoder(decoder, destination, kept)
+        _untie(fresh / "config.json")
+    save_decoder(decoder, fresh, kept)
+    for name in sorted(names, key="config.json".__eq__):  # config.json last
+        (fresh / name).rename(destination / name)
+    fresh.rmdir()
 
 
 def _untie(file: Path) -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from orca_jax.batch.config import parse_args
+from orca_jax.batch.config import BatchConfig, parse_args
 from orca_jax.batch.run import run_batch
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, EngineError
@@ -26,26 +26,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     try:
-        summary = run_batch(parse_args(argv))
+        config = parse_args(argv)
+        summary = run_batch(config)
     except ConfigError as error:
         flag = "" if error.param is None else f"--{error.param.replace('_', '-')}: "
         print(f"error: {flag}{error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_STOPPED
-    except OSError as error:
-        place = "" if error.filename is None else f"{error.filename}: "
-        print(
-            f"error: {place}{error.strerror or error}; fix this and run the same command again to resume",
-            file=sys.stderr,
-        )
+    except (EngineError, OSError) as error:
+        message = _system_message(error) if isinstance(error, OSError) else str(error)
+        print(f"error: {message}{_hint(config)}", file=sys.stderr)
         return EXIT_STOPPED
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
+        print(f"interrupted; run the same command again to resume{_hint(config)}", file=sys.stderr)
         return EXIT_INTERRUPTED
     summary.print()
     return 0
+
+
+def _system_message(error: OSError) -> str:
+    place = "" if error.filename is None else f"{error.filename}: "
+    return f"{place}{error.strerror or error}; fix this and run the same command again to resume"
+
+
+def _hint(config: BatchConfig) -> str:
+    return "; leave out --overwrite to resume" if config.overwrite else ""
 
 
 if __name__ == "__main__":

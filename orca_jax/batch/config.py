@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import httpx
 
+from orca_jax.batch.output import old_path
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
 from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
@@ -57,7 +58,9 @@ class BatchConfig:
     order: Literal["input", "finished"] = _flag(
         "input", "batch", "order of the output rows; finished: write each row as soon as it is answered"
     )
-    overwrite: bool = _flag(False, "batch", "discard the rows of an existing output and start again")
+    overwrite: bool = _flag(
+        False, "batch", "start again; the output so far is renamed to FILE.old when the first new row is ready"
+    )
     concurrency: int | None = _flag(
         None,
         "batch",
@@ -161,10 +164,27 @@ def check(config: BatchConfig) -> None:
     _require(holds, "request_timeout", f"must be a number of seconds above 0, got {config.request_timeout}")
     holds = 0 <= config.server.max_logprobs <= MAX_LOGPROBS
     _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.server.max_logprobs}")
-    is_same = config.output.exists() and config.input.exists() and config.output.samefile(config.input)
-    _require(not is_same, "output", "is the same file as --input; choose another output file")
+    _check_files(config)
     _check_body(config)
     _check_place(config)
+
+
+def _check_files(config: BatchConfig) -> None:
+    """Refuse to write to a file that the run reads or writes already."""
+    _require(
+        not _is_same(config.output, config.input), "output", "is the same file as --input; choose another output file"
+    )
+    is_moved = config.overwrite and _is_same(old_path(config.output), config.input)
+    _require(not is_moved, "output", "would be renamed to --input by --overwrite; choose another output file")
+    if config.server.engine.trace_file is not None:
+        timeline = Path(config.server.engine.trace_file)
+        for name, path in (("input", config.input), ("output", config.output)):
+            message = f"is the same file as --{name}; choose another file for the timeline"
+            _require(not _is_same(timeline, path), "trace_file", message)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.absolute() == other.absolute() or (one.exists() and other.exists() and one.samefile(other))
 
 
 def _check_body(config: BatchConfig) -> None:

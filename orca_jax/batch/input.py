@@ -1,18 +1,20 @@
 """The input file: its fingerprint and its lines, read in constant memory."""
 
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from orca_jax.batch.rows import MAX_LINE_BYTES
 from orca_jax.errors import ConfigError
 from orca_jax.progress import Progress
 
 CHUNK = 2**20  # bytes
+DIGEST = 16  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -24,6 +26,7 @@ class InputFile:
     sha256: str
     size: int  # bytes
     num_lines: int  # including a last line without a line break
+    chunks: bytes = field(repr=False)  # digests of `DIGEST` bytes, one per `CHUNK` bytes of the file
 
 
 def check_readable(path: Path) -> None:
@@ -43,37 +46,36 @@ def check_readable(path: Path) -> None:
 
 
 def examine(path: Path, progress: Progress) -> InputFile:
-    """Read the file once, in constant memory, for its fingerprint and its number of lines.
+    """Read the file once, in constant memory, for its fingerprints and its number of lines.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    digest, size, num_lines, last = hashlib.sha256(), 0, 0, b"\n"
+    digest, chunks, size, num_lines, last = hashlib.sha256(), bytearray(), 0, 0, b"\n"
     try:
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=CHUNK) as file:
             total = os.fstat(file.fileno()).st_size
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
+                chunks += _digest(chunk)
                 size += len(chunk)
                 num_lines += chunk.count(b"\n")
                 last = chunk[-1:]
                 progress(min(size, total), total)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
-    return InputFile(path, digest.hexdigest(), size, num_lines + (last != b"\n"))
+    return InputFile(path, digest.hexdigest(), size, num_lines + (last != b"\n"), bytes(chunks))
 
 
 def read_lines(file: InputFile) -> Iterator[bytes | None]:
     """The lines without their line breaks; None for a line longer than `MAX_LINE_BYTES`.
 
     Raises:
-        ConfigError: the file became shorter since it was examined.
+        ConfigError: the file changed since it was examined. No changed line is yielded.
     """
-    with file.path.open("rb", buffering=CHUNK) as opened:
+    with io.BufferedReader(_UnchangedFile(file), CHUNK) as opened:
         for number in range(file.num_lines):
             line = opened.readline(MAX_LINE_BYTES + 2)
-            if not line:
-                raise ConfigError(f"{file.path} became shorter while it was read", param="input")
             if number == 0:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             is_whole = line.endswith(b"\n")
@@ -81,6 +83,56 @@ def read_lines(file: InputFile) -> Iterator[bytes | None]:
             if not is_whole:
                 is_whole = not _skip_rest(opened)
             yield text if is_whole and len(text) <= MAX_LINE_BYTES else None
+
+
+class _UnchangedFile(io.RawIOBase):
+    """The bytes of an examined file, each chunk compared with its digest before it is returned."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._opened = file.path.open("rb", buffering=0)
+        self._digests = iter([file.chunks[i : i + DIGEST] for i in range(0, len(file.chunks), DIGEST)])
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        if not self._rest:
+            self._rest = memoryview(self._next_chunk())
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
+
+    def _next_chunk(self) -> bytes:
+        digest = next(self._digests, None)
+        chunk = _read_chunk(self._opened)
+        if (_digest(chunk) if chunk else None) != digest:
+            raise ConfigError(
+                f"{self._file.path} was changed while it was read; the rows written so far belong to its old content: "
+                "restore that and run the same command again to resume, or start again with --overwrite",
+                param="input",
+            )
+        return chunk
+
+
+def _digest(chunk: bytes) -> bytes:
+    return hashlib.blake2b(chunk, digest_size=DIGEST).digest()
+
+
+def _read_chunk(file: io.FileIO) -> bytes:
+    """`CHUNK` bytes, or fewer at the end of the file."""
+    parts: list[bytes] = []
+    left = CHUNK
+    while left and (part := file.read(left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _skip_rest(file: BinaryIO) -> bool:

@@ -1,8 +1,10 @@
 """The output file: owned by one process at a time, with whole rows only, which count once they are on disk."""
 
+import contextlib
 import fcntl
 import os
 import queue
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from orca_jax.batch.answers import WrittenRow, read_row
-from orca_jax.batch.record import REMEDY, sync_directory
+from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_path, sync_directory, write_record
 from orca_jax.errors import ConfigError
 
 CHUNK = 2**20  # bytes
@@ -21,51 +23,81 @@ ROW_OVERHEAD = 256  # bytes of memory for each row, in addition to its text
 class OutputFile:
     """An output file locked for this process until it is closed.
 
+    Nothing on disk changes before `begin`, except that a missing file is created, empty, for the lock.
+
+    Args:
+        path: a regular file, or a name that does not exist.
+        overwrite: start again without the rows of the file; `begin` renames it to `old_path`.
+
     Raises:
-        ConfigError: it cannot be opened, or another process has locked it.
+        ConfigError: it is not a regular file, it cannot be opened, or another process has locked it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        check_regular(path, "output")
         self.path = path
-        try:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}", param="output") from None
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.descriptor)
-            raise ConfigError(
-                f"another process is writing to {path}; wait until it ends, or choose another output", param="output"
-            ) from None
+        self._overwrites = overwrite
+        self._record: RunRecord | None = None  # to be written; None: the record on disk stays
+        self._has_begun = False
+        self._is_new = not path.exists()
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path.parent} is not a directory; create it first", param="output")
+        if not os.access(path.parent, os.W_OK):
+            message = f"{path} cannot be written: no files can be created in its directory"
+            raise ConfigError(message, param="output")
+        self.descriptor = self._open()
 
     @property
     def size(self) -> int:
         """Size of the file in bytes."""
         return os.fstat(self.descriptor).st_size
 
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._cut(0)
-        sync_directory(self.path.parent)
-
-    def recover(self) -> Iterator[WrittenRow]:
-        """Remove an incomplete last row, left by a killed process, and yield the rows.
+    def recover(self, record: RunRecord) -> Iterator[WrittenRow]:
+        """Yield the rows of earlier processes, without an incomplete last row left by a killed process.
 
         Raises:
-            ConfigError: a line is not a row.
+            ConfigError: a line is not a row, or the rows belong to another run than `record`.
         """
-        self._cut(self._end_of_rows())
+        if self._overwrites or not self.size:
+            self._record = record
+            return
+        check_same(record, record_path(self.path))
+        left = self._end_of_rows()
         with self.path.open("rb", buffering=CHUNK) as file:
             for number, line in enumerate(file, start=1):
+                left -= len(line)
+                if left < 0:
+                    return
                 row = read_row(line)
                 if row is None:
                     message = f"line {number} of {self.path} is not a row of a batch output; {REMEDY}"
                     raise ConfigError(message, param="output")
                 yield row
 
+    def begin(self) -> None:
+        """Make the file ready to append to, at the first row to write; later calls have no effect.
+
+        An output to overwrite is renamed, the record of a new run is written, and an incomplete last row is removed.
+
+        Raises:
+            OSError: a file cannot be renamed or written.
+        """
+        if self._has_begun:
+            return
+        if self._overwrites and self.size:
+            self._set_aside()
+        if self._record is not None:
+            write_record(self._record, record_path(self.path))
+        end = self._end_of_rows()
+        if end < self.size:
+            os.ftruncate(self.descriptor, end)
+            os.fsync(self.descriptor)
+        self._has_begun = True
+
     def close(self) -> None:
-        """Unlock and close the file."""
+        """Unlock and close the file; remove it if it was created here and is still empty."""
+        if self._is_new and not self._has_begun and not self.size and _is_at(self.descriptor, self.path):
+            self.path.unlink()
         os.close(self.descriptor)
 
     def __enter__(self) -> Self:
@@ -87,10 +119,68 @@ class OutputFile:
             end = start
         return 0
 
-    def _cut(self, size: int) -> None:
-        if size < self.size:
-            os.ftruncate(self.descriptor, size)
-            os.fsync(self.descriptor)
+    def _open(self) -> int:
+        """Open and lock the file that has the name. Raises ConfigError."""
+        while True:
+            try:
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise ConfigError(f"{self.path} cannot be written: {error.strerror}", param="output") from None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                message = f"{self.path} cannot be locked: {error.strerror}; choose an output on another file system"
+                if isinstance(error, BlockingIOError):
+                    message = f"another process is writing to {self.path}; wait until it ends, or choose another output"
+                raise ConfigError(message, param="output") from None
+            if _is_at(descriptor, self.path):
+                return descriptor
+            os.close(descriptor)  # another process has renamed or removed the file before it was locked here
+
+    def _set_aside(self) -> None:
+        """Rename the file and its record, and continue with an empty file of the same permissions."""
+        place = Path(os.path.realpath(self.path))  # a symbolic link stays, and its target is renamed
+        place.rename(old_path(place))
+        with contextlib.suppress(FileNotFoundError):
+            record_path(self.path).rename(record_path(old_path(self.path)))
+        fresh = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(fresh, stat.S_IMODE(os.fstat(self.descriptor).st_mode))
+        os.close(self.descriptor)
+        self.descriptor = fresh
+        sync_directory(place.parent)
+
+
+def old_path(output: Path) -> Path:
+    """The new name of an output that is overwritten."""
+    return output.with_name(output.name + ".old")
+
+
+def check_regular(path: Path, param: str) -> None:
+    """Refuse a file that rows cannot be appended to and read from again. Raises ConfigError."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", param=param) from None
+    if not stat.S_ISREG(status.st_mode):
+        message = "is not a regular file; rows are appended and read again to resume, so give the name of a file"
+        raise ConfigError(f"{path} {message}", param=param)
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # closed
+            if os.path.samestat(status, os.fstat(descriptor)):
+                message = "is standard output or standard error, for the summary; give the name of another file"
+                raise ConfigError(f"{path} {message}", param=param)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """True if the open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 class Writer:
@@ -147,12 +237,13 @@ class Writer:
     def _write(self, data: bytes) -> None:
         start = time.perf_counter()
         try:
+            self._output.begin()
             view = memoryview(data)
             while view:
                 view = view[os.write(self._output.descriptor, view) :]
             os.fsync(self._output.descriptor)
         except OSError as error:
-            self.error = OSError(error.errno, error.strerror, str(self._output.path))
+            self.error = OSError(error.errno, error.strerror, error.filename or str(self._output.path))
         self.seconds += time.perf_counter() - start
         with self._lock:
             self.backlog -= len(data)

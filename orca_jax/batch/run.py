@@ -17,17 +17,19 @@ from orca_jax.batch.input import InputFile, check_readable, examine, read_lines
 from orca_jax.batch.ledger import Ledger
 from orca_jax.batch.local import Answerer, LocalEngine
 from orca_jax.batch.output import AsFinished, InputOrder, OutputFile, Writer
-from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_of, record_path, write_record
+from orca_jax.batch.record import REMEDY, RunRecord, record_of
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
+from orca_jax.link.open_files import file_limit, num_open_files, raise_file_limit
 from orca_jax.openai.model import check_texts
 from orca_jax.progress import progress_bar
 
 MAX_HELD = 32 * 2**20  # bytes of answers waiting for an earlier row or for the disk; above it no row is read
+RESERVED_FILES = 16  # beside the connections to a server
 TURN = 256  # lines after which other tasks may run
 
 
@@ -47,13 +49,14 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     shows = config.server.engine.progress
     summary = Summary()
     check_readable(config.input)
-    with OutputFile(config.output) as output, Ledger() as ledger:
+    with OutputFile(config.output, overwrite=config.overwrite) as output, Ledger() as ledger:
         with summary.timed("examine_s"):
             file = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
         record = record_of(file, config.meaning)
         with summary.timed("resume_s"):
             _recover(config, record, output, ledger, summary)
         if ledger.num_done == file.num_lines:
+            output.begin()
             return summary
         with _opened(config, built, summary) as answerer:
             display = Display(file.num_lines, ledger.num_done, sys.stderr, enabled=shows)
@@ -68,14 +71,8 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
 
 
 def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
-    """Read the rows of earlier processes, or start a new output. Raises ConfigError."""
-    if config.overwrite:
-        output.clear()
-    if output.size:
-        check_same(record, record_path(config.output))
-    else:
-        write_record(record, record_path(config.output))
-    for number, row in enumerate(output.recover(), start=1):
+    """Read the rows of earlier processes. Raises ConfigError."""
+    for number, row in enumerate(output.recover(record), start=1):
         line = record.line_of(row.id)
         is_next = line == number or config.order == "finished"
         if line is None or not is_next or not ledger.mark_done(line, row.custom_id):
@@ -91,6 +88,7 @@ def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger:
 def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Iterator[Answerer]:
     """The source of answers: a server or an engine. Raises ConfigError."""
     if config.base_url is not None:
+        _check_files(config.window)
         yield RemoteServer(
             config.base_url,
             api_key=read_api_key(config.api_key_file),
@@ -107,6 +105,15 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
         built = _build(config.server.engine)
     with built:
         yield LocalEngine(built, config.server)
+
+
+def _check_files(num_connections: int) -> None:
+    """Refuse more connections to a server than the limit of open files allows. Raises ConfigError."""
+    raise_file_limit()
+    free = file_limit() - num_open_files() - RESERVED_FILES
+    if num_connections > free:
+        message = f"must be at most {free}, since the limit of open files is {file_limit()} (ulimit -n)"
+        raise ConfigError(message, param="concurrency")
 
 
 def _build(config: EngineConfig) -> Built:

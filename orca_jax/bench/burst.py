@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> None:
     for name, each in runs.items():
         print_table(name, figures(each))
     line = {name: figures(each) for name, each in runs.items()}
-    print(json.dumps({**line, "config": dataclasses.asdict(config), "hardware": hardware()}))
-    write_plot(list(runs.values()), args)
+    print(json.dumps({**line, "config": dataclasses.asdict(config), "hardware": hardware()}), flush=True)
+    write_plot(list(runs.values()), args)  # at the end: a plot that fails loses no figure
 
 
 def mixed_burst(

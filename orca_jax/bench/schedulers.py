@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> None:
         loads += [_measure(built, contestants, args, load, load * capacity) for load in args.load]
     settings = {**dataclasses.asdict(config), **workload_settings(args), "load": args.load, "repeat": args.repeat}
     line = {"capacity_requests_per_s": capacity, "loads": [dataclasses.asdict(load) for load in loads]}
-    print(json.dumps({**line, "hardware": hardware(), "config": settings}))
-    if args.plot is not None:
+    print(json.dumps({**line, "hardware": hardware(), "config": settings}), flush=True)
+    if args.plot is not None:  # at the end: a plot that fails loses no figure
         plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
 
 

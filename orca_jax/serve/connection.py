@@ -21,9 +21,64 @@ _SLICE = 4 * 2**10  # bytes: the precision of the limit on headers
 logger = logging.getLogger(__name__)
 
 
-def connection_class(read_timeout: float, write_timeout: float) -> Callable[..., "Connection"]:
-    """A protocol class for uvicorn, with these limits in seconds."""
-    return functools.partial(Connection, read_timeout=read_timeout, write_timeout=write_timeout)
+def connection_class(read_timeout: float, write_timeout: float, idle: "IdleConnections") -> Callable[..., "Connection"]:
+    """A protocol class for uvicorn, with these limits in seconds. Connections without a request are in `idle`."""
+    return functools.partial(Connection, read_timeout=read_timeout, write_timeout=write_timeout, idle=idle)
+
+
+class IdleConnections:
+    """The connections without a request, or with incomplete headers.
+
+    Attributes:
+        on_change: called with a connection that becomes idle (also a new one) or is lost.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[Connection], object] | None = None
+        self._idle: dict[Connection, None] = {}  # the longest idle one first
+
+    def update(self, connection: "Connection", *, is_idle: bool) -> None:
+        """Take the state of a connection. One that stays idle keeps its place."""
+        if not is_idle:
+            self._idle.pop(connection, None)
+        elif connection not in self._idle:
+            self._idle[connection] = None
+            self._changed(connection)
+
+    def lost(self, connection: "Connection") -> None:
+        """Forget a connection."""
+        self._idle.pop(connection, None)
+        self._changed(connection)
+
+    def longest(self) -> "Connection | None":
+        """Remove the connection that has been idle for longest, and return it."""
+        connection = next(iter(self._idle), None)
+        if connection is not None:
+            del self._idle[connection]
+        return connection
+
+    def _changed(self, connection: "Connection") -> None:
+        if self.on_change is not None:
+            self.on_change(connection)
+
+
+class _StrictParser(h11.Connection):
+    """h11's parser with further rules of RFC 9112."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check(event)
+        return event
+
+
+def _check(request: h11.Request) -> None:
+    """Refuse another major version, and an ambiguous length: a proxy could see two requests in one (6.1)."""
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("another major version of HTTP", error_status_hint=505)
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+        raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length or in HTTP/1.0")
 
 
 class Connection(H11Protocol):
@@ -43,8 +98,11 @@ class Connection(H11Protocol):
         *,
         read_timeout: float,
         write_timeout: float,
+        idle: IdleConnections,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = _StrictParser(h11.SERVER, MAX_HEADER_BYTES)
+        self._idle = idle
         self._read_timeout = read_timeout
         self._write_timeout = write_timeout
         self._read_timer: asyncio.TimerHandle | None = None
@@ -55,6 +113,7 @@ class Connection(H11Protocol):
         # Buffer nothing beyond the kernel's buffer: `send` waits, and asyncio reports every stuck byte.
         transport.set_write_buffer_limits(high=1, low=0)
         self._read_timer = self.loop.call_later(self._read_timeout, self._read_too_slow)
+        self._idle.update(self, is_idle=True)
 
     def data_received(self, data: bytes) -> None:
         """Parse the bytes, headers in slices: h11 checks the length of incomplete headers only."""
@@ -67,12 +126,18 @@ class Connection(H11Protocol):
             super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_read_timer()
+        self._idle.update(self, is_idle=self.conn.their_state is h11.IDLE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_read_timer()
         self._stop_write_timer()
         self._unset_keepalive_if_required()  # uvicorn forgets it after a reset by the peer
         super().connection_lost(exc)
+        self._idle.lost(self)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def shutdown(self) -> None:
         """Close the connection at the server's end; abort an idle one, whose client may never finish TLS."""
@@ -94,6 +159,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_read_timer()
+        self._idle.update(self, is_idle=self.conn.their_state is h11.IDLE and not self.transport.is_closing())
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not valid HTTP; uvicorn calls this in its `except` block."""
@@ -102,6 +168,8 @@ class Connection(H11Protocol):
         if status == 431:
             message = f"the headers exceed {MAX_HEADER_BYTES} bytes"
             self._answer(ApiError(431, message, code="headers_too_large"))
+        elif status == 505:
+            self._answer(ApiError(505, "the version must be HTTP/1.1", code="http_version_not_supported"))
         else:
             self._answer(ApiError(400, "not a valid HTTP/1.1 request", code="invalid_http"))
 

@@ -65,6 +65,9 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the content-type must be application/json", code="unsupported_media_type")
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        message = f"the content-encoding {coding!r} is not supported; send the body without compression"
+        raise ApiError(415, message, code="unsupported_content_encoding")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)

@@ -40,7 +40,7 @@ _ERRORS: Mapping[int, str] = {
     404: "The model does not exist.",
     408: "The request took longer than its timeout allows.",
     413: "The body is too large.",
-    415: "The body is not application/json.",
+    415: "The body is not application/json, or is compressed.",
     429: "The queue is full, on a server with --overload-status 429.",
     500: "The generation failed.",
     503: "The model is loading, the queue is full, or the engine has ended.",

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import gc
-import resource
 import shlex
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Generator, Sequence
+from functools import partial
 
 import msgspec
 import uvicorn
@@ -17,13 +17,15 @@ import uvicorn
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
+from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import Service, check_texts
+from orca_jax.serve.accept import Acceptor, connection_limit
 from orca_jax.serve.app import create_app
 from orca_jax.serve.args import parse_args
-from orca_jax.serve.connection import MAX_HEADER_BYTES, connection_class
+from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connection_class
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
@@ -35,7 +37,6 @@ EXIT_CONFIG = 2
 DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
 DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
-MAX_OPEN_FILES = 65536
 # There is little cyclic garbage, and a collection walks all open streams: with Python's own thresholds and a thousand
 # streams, collections took a twelfth of the front end's time and delayed the slowest tokens.
 RARE_COLLECTIONS = (100_000, 20, 20)
@@ -58,6 +59,7 @@ def _main(argv: Sequence[str] | None) -> int:
         context = tls_context(config)
         check_texts(config)
         raise_file_limit()
+        connection_limit()  # raises if it is too low
         with listening(config) as listener:
             gc.set_threshold(*RARE_COLLECTIONS)
             return asyncio.run(_serve(config, listener, context))
@@ -66,14 +68,6 @@ def _main(argv: Sequence[str] | None) -> int:
         return EXIT_CONFIG
     except KeyboardInterrupt:  # before the handlers below were in place
         return 0
-
-
-def raise_file_limit() -> None:
-    """Raise the soft limit on open files: each client is one, and the usual 1024 is for programs with `select`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Signals:
@@ -90,11 +84,38 @@ class _Signals:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, since `_ServerRun` decides about the end."""
+    """uvicorn with its own `Acceptor`, and without its signal handlers, since `_ServerRun` decides about the end."""
+
+    def __init__(self, settings: uvicorn.Config, config: ServerConfig, context: ssl.SSLContext | None) -> None:
+        super().__init__(settings)
+        self._settings = config
+        self._context = context
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of the one socket."""
+        assert sockets is not None
+        (listener,) = sockets
+        idle, settings = IdleConnections(), self._settings
+        make_connection = connection_class(settings.read_timeout, settings.write_timeout, idle)
+        self._acceptor = Acceptor(
+            listener,
+            partial(make_connection, self.config, self.server_state, {}),
+            idle,
+            self.server_state.connections,
+            limit=connection_limit(),
+            context=self._context,
+            handshake_timeout=settings.read_timeout,
+        )
+        self.servers = []
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor.close()
+        await super().shutdown(sockets)
 
 
 async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> int:
@@ -132,7 +153,7 @@ class _ServerRun:
     async def run(self) -> int:
         """Serve until an event of the table ends the run; return the exit code. Raises ConfigError."""
         signals = _Signals()
-        server = _Server(self._uvicorn_config())
+        server = _Server(self._uvicorn_config(), self._config, self._context)
         supervisor = Supervisor(self._config, self._client, self._engine_ready)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         engine = asyncio.create_task(supervisor.run())
@@ -191,7 +212,7 @@ class _ServerRun:
         app = create_app(self._service, config, self._observer)
         made = uvicorn.Config(
             RootPath(app, config.root_path) if config.root_path else app,
-            http=connection_class(config.read_timeout, config.write_timeout),  # type: ignore[arg-type]
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -202,7 +223,6 @@ class _ServerRun:
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
         made.load()
-        made.ssl = self._context
         return made
 
 

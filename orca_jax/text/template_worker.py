@@ -9,13 +9,15 @@ It imports only Jinja and the standard library, so that it starts in a tenth of 
 """
 
 import codecs
+import html  # noqa: F401 - Jinja imports it late, when this process cannot open files any more
 import json
-import pprint  # noqa: F401 - Jinja imports it late, when this process cannot open files any more
+import pprint  # noqa: F401 - the same
 import re
 import resource
 import socket
 import struct
 import sys
+import textwrap  # noqa: F401 - the same
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from orca_jax.errors import ConfigError
+from orca_jax.reporting import write_file
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
 from orca_jax.timeline.read import Timeline
@@ -35,6 +36,10 @@ def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a file cannot be written, or matplotlib is missing; `param` is the flag.
     """
+    for param in ("perfetto", "html", "plot"):
+        path = getattr(args, param)
+        if path is not None and os.path.realpath(path) == os.path.realpath(args.file):
+            raise ConfigError(f"{path!r} is the timeline itself; choose another file", param=param)
     if args.perfetto is not None:
         _write_text(args.perfetto, json.dumps(perfetto(timeline)), "perfetto")
     if args.html is not None:
@@ -62,6 +67,6 @@ def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
 
 def _write_text(path: str, text: str, param: str) -> None:
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_file(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param=param) from error

@@ -108,11 +108,14 @@ class TimelineFile:
     """Appends to a file. The file is open only during a write, so it needs no `close`.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or is not a regular file: a pipe could block the engine.
     """
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
+            message = f"trace_file {path!r} is not a regular file; give the name of a file"
+            raise ConfigError(message, param="trace_file")
         try:
             with open(self._path, "ab"):
                 pass

@@ -65,7 +65,13 @@ def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             tmp_path / "out",
             f"error: --input: {pipe} is not a regular file; it is read twice, so it must be a file on disk\n",
         ),
-        (source, tmp_path, f"error: --output: {tmp_path} cannot be written: Is a directory\n"),
+        (
+            source,
+            tmp_path,
+            f"error: --output: {tmp_path} is not a regular file; rows are appended and read again to resume, "
+            "so give the name of a file\n",
+        ),
+        (source, tmp_path / "a" / "b", f"error: --output: {tmp_path}/a is not a directory; create it first\n"),
     ]:
         assert main(["-i", str(given), "-o", str(made), "--model", "preset:toy"]) == 2
         assert capsys.readouterr().err == told

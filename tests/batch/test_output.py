@@ -1,5 +1,9 @@
 """The output: order, half rows, a full disk; and the ledger of what is done."""
 
+import fcntl
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,8 +13,10 @@ from hypothesis import strategies as st
 
 from orca_jax.batch.answers import Answer, RowSummary, answer_row, error_row, read_row, row_summary
 from orca_jax.batch.ledger import Ledger
-from orca_jax.batch.output import InputOrder, OutputFile, Writer
+from orca_jax.batch.output import InputOrder, OutputFile, Writer, old_path
+from orca_jax.batch.record import RunRecord, record_path, write_record
 from orca_jax.batch.rows import BadLine, Row
+from orca_jax.errors import ConfigError
 
 
 @given(st.permutations(range(4, 12)))
@@ -28,23 +34,86 @@ def test_half_a_row_is_cut_off(tmp_path: Path, size: int) -> None:
     path = tmp_path / "out"
     whole = error_row("id", BadLine(1, None, "code", "message"))
     path.write_bytes(whole + b"\0" * size)
+    record = RunRecord(1, "0", 0, 0, {})
+    write_record(record, record_path(path))
     with OutputFile(path) as output:
-        assert [row.id for row in output.recover()] == ["id"]
+        assert [row.id for row in output.recover(record)] == ["id"]
+        assert path.stat().st_size == len(whole) + size, "nothing is cut before the first row is there"
         writer = Writer(output, lambda: None)
         writer.put(b"next\n")
         writer.finish()
     assert path.read_bytes() == whole + b"next\n"
 
 
-def test_a_disk_that_is_full_ends_the_writer() -> None:
+def test_a_disk_that_is_full_ends_the_writer(tmp_path: Path) -> None:
     told = threading.Event()
-    with OutputFile(Path("/dev/full")) as output:
+    with OutputFile(tmp_path / "out") as output:
+        os.close(output.descriptor)
+        output.descriptor = os.open("/dev/full", os.O_RDWR)
         writer = Writer(output, told.set)
         writer.put(b"row\n")
         assert told.wait(10)
         writer.put(b"row\n")
-        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        with pytest.raises(OSError, match=r"No space left on device: '.*/out'"):
             writer.finish()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link"])
+def test_only_a_regular_file_is_an_output(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "out"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="is not a regular file; rows are appended and read again") as error:
+        OutputFile(Path("/dev/null") if kind == "device" else path)
+    assert error.value.param == "output"
+
+
+def test_standard_output_is_for_the_summary(tmp_path: Path) -> None:
+    """`-o /dev/stdout > rows` would mix rows and summary."""
+    code = "from orca_jax.batch.output import *; check_regular(Path('/dev/stdout'), 'output')"
+    with (tmp_path / "rows").open("w") as rows:
+        ended = subprocess.run([sys.executable, "-c", code], stdout=rows, stderr=subprocess.PIPE, check=False)
+    assert b"is standard output or standard error, for the summary" in ended.stderr
+
+
+def test_an_output_renamed_while_it_was_opened_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking, the process before may have overwritten it: then its new file is locked."""
+    path, flock = tmp_path / "out", fcntl.flock
+    path.write_bytes(b"old")
+
+    def rename_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.rename(old_path(path))
+        path.write_bytes(b"new")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", rename_before)
+    with OutputFile(path) as output:
+        assert os.pread(output.descriptor, 9, 0) == b"new"
+
+
+def test_overwriting_keeps_a_symbolic_link_and_the_permissions(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    target, path = disk / "rows", tmp_path / "out"
+    target.write_bytes(b"old row\n")
+    target.chmod(0o640)
+    path.symlink_to(target)
+    with OutputFile(path, overwrite=True) as output:
+        assert not list(output.recover(RunRecord(1, "0", 0, 0, {})))
+        with pytest.raises(ConfigError, match="another process"):
+            OutputFile(path)
+        writer = Writer(output, lambda: None)
+        writer.put(b"new row\n")
+        writer.finish()
+        with pytest.raises(ConfigError, match="another process"):
+            OutputFile(path)
+    assert path.is_symlink() and target.read_bytes() == b"new row\n" and target.stat().st_mode & 0o777 == 0o640
+    assert (disk / "rows.old").read_bytes() == b"old row\n"
 
 
 def test_what_is_written_can_be_read() -> None:

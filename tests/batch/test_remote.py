@@ -1,6 +1,7 @@
 """Rows sent to a server: ours says what the engine in the process says; others fail in every way."""
 
 import json
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,6 +154,15 @@ def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> No
     assert rows[0]["response"]["body"]["error"]["code"] == "connection_lost"
 
 
+def test_connections_beyond_the_limit_of_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the run would end with a server that does not answer."""
+    source, output = write(tmp_path / "in.jsonl", prompts("1")), tmp_path / "out.jsonl"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    with pytest.raises(ConfigError, match=r"must be at most \d+, since the limit of open files is 1024") as error:
+        run(source, output, "--base-url", "http://localhost:1", "--concurrency", "1020")
+    assert error.value.param == "concurrency" and not output.exists()
+
+
 def test_a_key_that_is_refused_ends_the_run(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", prompts("1", "2")), tmp_path / "out.jsonl"
     (tmp_path / "key").write_text("secret\n")
@@ -161,7 +171,7 @@ def test_a_key_that_is_refused_ends_the_run(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match=r'the server answered 401: \{"error": "who') as error,
     ):
         run(source, output, "--base-url", url, "--api-key-file", str(tmp_path / "key"))
-    assert error.value.param == "api_key_file" and output.read_bytes() == b""
+    assert error.value.param == "api_key_file" and not output.exists()
 
 
 def test_a_server_that_is_gone_ends_the_run_which_goes_on_later(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Lines: what is a row, and what is said of those that are none."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,32 @@ def test_a_long_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10 + b"\r\n" + b"x" * 11 + b"\n" + b"x" * 3_000_000 + b"\nend")
     assert list(read_lines(examine(path, lambda done, total: None))) == [b"x" * 10, None, None, b"end"]
-    source = examine(path, lambda done, total: None)
-    path.write_bytes(b"x\n")
-    with pytest.raises(ConfigError, match="became shorter"):
-        list(read_lines(source))
+
+
+@pytest.mark.parametrize("change", ["edited", "shorter", "longer", "replaced"])
+def test_a_change_of_the_input_is_noticed_before_a_line_of_it_is_used(tmp_path: Path, change: str) -> None:
+    """Also one of equal length and time of modification."""
+    path, line = tmp_path / "in", b"x" * 99 + b"\n"
+    path.write_bytes(line * 40_000)
+    status, source = path.stat(), examine(path, lambda done, total: None)
+    lines = read_lines(source)
+    read = [next(lines)]
+    match change:
+        case "edited":
+            with path.open("r+b") as file:
+                file.seek(3_000_000)
+                file.write(b"y")
+        case "shorter":
+            os.truncate(path, 3_000_000)
+        case "longer":
+            with path.open("ab") as file:
+                file.write(line)
+        case "replaced":
+            path.write_bytes(b"y" * 99 + b"\n")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ConfigError, match=r"was changed while it was read; .* start again with --overwrite") as error:
+        read.extend(lines)
+    assert error.value.param == "input" and set(read) == {line[:-1]} and len(read) < 40_000
 
 
 def test_the_documentation_shows_rows_and_names_the_errors() -> None:

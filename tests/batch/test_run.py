@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from orca_jax.batch.__main__ import main
+from orca_jax.batch.config import parse_args
+from orca_jax.batch.output import old_path
 from orca_jax.batch.record import record_path
 from orca_jax.batch.run import run_batch
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, EngineError
 from orca_jax.sim.toy import ToyExecutor
 from tests.batch.world import (
     BAD,
@@ -176,16 +178,67 @@ def test_another_run_may_not_go_on(half_done: Path, tmp_path: Path, change: str,
 
 
 def test_beginning_again(half_done: Path, tmp_path: Path) -> None:
+    """The output before stays, with its record: it can be resumed under its new name."""
     shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
-    rows = run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--overwrite", "--max-model-len", "8")
+    output, before = tmp_path / "out.jsonl", (half_done / "out.jsonl").read_bytes()
+    rows = run(tmp_path / "in.jsonl", output, "--overwrite", "--max-model-len", "8")
     assert [row["id"].rpartition("_")[2] for row in rows] == ["1", "2", "3"]
+    assert old_path(output).read_bytes() == before
+    assert len(run(tmp_path / "in.jsonl", old_path(output))) == 3
+    assert old_path(output).read_bytes().startswith(before)
+
+
+@pytest.mark.parametrize("flags", [("--model", "/no/such"), ("--max-num-batched-tokens", "0"), ("--body", "[]")])
+@pytest.mark.parametrize("overwrites", [True, False])
+def test_a_wrong_setting_changes_no_file(
+    half_done: Path, tmp_path: Path, flags: tuple[str, ...], overwrites: bool
+) -> None:
+    """Neither an output to overwrite nor half a row of a killed process; and a missing output stays missing."""
+    shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(output.read_bytes() + b"half a row")
+    for place in (output, tmp_path / "another.jsonl"):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        argv = ["-i", str(tmp_path / "in.jsonl"), "-o", str(place), "--model", MODEL, "--no-progress", *flags]
+        assert main([*argv, *(["--overwrite"] if overwrites else [])]) == 2
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_engine_that_never_answers_leaves_the_output_to_overwrite(
+    half_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(executor: ToyExecutor, handle: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(ToyExecutor, "collect", fail)
+    with pytest.raises(EngineError):
+        run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--overwrite")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_files_of_a_run_are_different_files(half_done: Path, tmp_path: Path) -> None:
+    shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.rename(old_path(output))
+    for flags, param in (
+        (["-i", str(old_path(output)), "--overwrite"], "output"),
+        (["-i", str(old_path(output)), "--trace-file", str(output)], "trace_file"),
+        (["-i", str(old_path(output)), "--trace-file", str(old_path(output))], "trace_file"),
+        (["-i", str(output)], "output"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            parse_args([*flags, "-o", str(output), "--model", MODEL])
+        assert error.value.param == param
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", [good_line(1, 2000)]), tmp_path / "out.jsonl"
+    source, output = write(tmp_path / "in.jsonl", [good_line(1, 1), good_line(2, 2000)]), tmp_path / "out.jsonl"
     process = start(source, output)
     try:
-        while not record_path(output).exists():
+        while not count_lines(output):
             time.sleep(0.01)
         with pytest.raises(ConfigError, match="another process"):
             run(source, output)
@@ -209,6 +262,8 @@ def test_an_engine_that_fails_ends_the_run_and_spoils_no_row(
         patch.setattr(ToyExecutor, "collect", fail)
         flags = ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress", "--max-num-seqs", "4"]
         assert main(flags) == 1
-    assert capsys.readouterr().err == "error: the engine failed: out of luck\n"
+        assert capsys.readouterr().err == "error: the engine failed: out of luck\n"
+        assert main([*flags, "--overwrite", "-o", str(tmp_path / "other.jsonl")]) == 1
+    assert capsys.readouterr().err == "error: the engine failed: out of luck; leave out --overwrite to resume\n"
     assert 0 < count_lines(output) < 99
     assert [kind_of(row) for row in run(source, output)] == [None] * 99

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from orca_jax.link.admission import Admission, Deadlines
 from orca_jax.link.client import MAX_UNREAD, EngineClient
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded, TimedOut, Unavailable
+from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.wire import Abort, Message, Ready, Rejected, Submit, Updates
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.request import RequestUpdate, SamplingParams
-from orca_jax.serve.server import raise_file_limit
 from orca_jax.server_config import ServerConfig
 from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server, running, wait_until

@@ -63,3 +63,28 @@ def test_a_directory_without_a_model_is_named(tmp_path: Path, capsys: pytest.Cap
     assert main([str(tmp_path), str(tmp_path / "out")]) == 2
     assert "config.json is missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither another model's configuration nor the source's own."""
+    (tmp_path / "config.json").write_text("another model")
+    assert main([str(SOURCE), str(tmp_path)]) == 2
+    assert "already holds config.json; choose another destination" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.json", "another model")]
+    before = {path.name for path in SOURCE.iterdir()}
+    assert main([str(SOURCE), str(SOURCE)]) == 2 and {path.name for path in SOURCE.iterdir()} == before
+
+
+def test_an_interruption_leaves_nothing_like_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("scripts.convert_checkpoint.save_decoder", fail)
+        assert main([str(SOURCE), str(tmp_path)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["incomplete"]
+    assert main([str(SOURCE), str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "params"}

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,7 @@ def descriptions(parser: BodyParser) -> dict[str, str]:
     return fields
 
 
+@cache
 def items() -> dict[str, str]:
     """Every row: `chat.seed` or a route, with its description."""
     found = routes()
@@ -57,6 +59,7 @@ def items() -> dict[str, str]:
     return found
 
 
+@cache
 def marks() -> dict[str, list[str]]:
     """The tests marked with each item, in a stable order."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -64,7 +67,7 @@ def marks() -> dict[str, list[str]]:
         for item, test in marks_of(file):
             if test not in found[item]:
                 found[item].append(test)
-    return found
+    return dict(found)
 
 
 def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:

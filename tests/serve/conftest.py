@@ -1,5 +1,7 @@
 """Fixtures: one server shared by tests that leave it idle."""
 
+import gc
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,18 @@ from tests.serve.running import Server, running
 def server() -> Iterator[Server]:
     with running("--max-num-seqs", "8", "--max-model-len", "8192") as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """`main` in this process replaces the root logger's handlers and the thresholds of the garbage collector."""
+    root = logging.getLogger()
+    handlers, level, thresholds = root.handlers[:], root.level, gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

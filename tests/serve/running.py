@@ -96,10 +96,11 @@ def engines_of(pid: int) -> list[psutil.Process]:
     return [child for child in children if "orca_jax.link.process" in child.cmdline()]
 
 
-def spawn(*flags: str) -> subprocess.Popen[str]:
-    """Start `python -m orca_jax.serve`."""
+def spawn(*flags: str, open_files: int | None = None) -> subprocess.Popen[str]:
+    """Start `python -m orca_jax.serve`, with this limit of open files."""
+    limit = [] if open_files is None else ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"]
     return subprocess.Popen(
-        [sys.executable, "-m", "orca_jax.serve", *flags],
+        [*limit, sys.executable, "-m", "orca_jax.serve", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -114,6 +115,7 @@ def running(
     uds: Path | None = None,
     tls: ssl.SSLContext | None = None,
     api_key: str | None = None,
+    open_files: int | None = None,
 ) -> Iterator[Server]:
     """Start a server and wait until it is ready; afterwards check that none of its processes is left.
 
@@ -123,9 +125,10 @@ def running(
         uds: Unix socket to listen on instead of a free port.
         tls: for clients of a server with a certificate in `flags`.
         api_key: one of the keys in `flags`, for `Server.http`.
+        open_files: limit of open files.
     """
     place = ("--uds", str(uds)) if uds is not None else ("--port", "0")
-    process = spawn("--model", model, *place, "--no-log-requests", *flags)
+    process = spawn("--model", model, *place, "--no-log-requests", *flags, open_files=open_files)
     assert process.stdout is not None and process.stderr is not None
     family: list[psutil.Process] = []
     try:

@@ -152,3 +152,65 @@ def test_what_is_no_http(strict: Server, sent: bytes) -> None:
         raw.sendall(sent + b"\r\n\r\n")
         status, error = refusal(read_all(raw))
     assert (status, error["code"]) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("length", [b"content-length: 5\r\n", b""])
+def test_a_request_of_ambiguous_length_is_refused_and_closed(strict: Server, version: bytes, length: bytes) -> None:
+    """RFC 9112, 6.1: a proxy that looks at the other header would see another request in the rest."""
+    start = b"GET /live HTTP/%s\r\nhost: x\r\n%stransfer-encoding: chunked\r\n\r\n" % (version, length)
+    with connected(strict) as raw:
+        raw.sendall(start + b"0\r\n\r\n" + b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = read_all(raw)
+    if version == b"1.1" and not length:
+        assert answer.count(b"HTTP/1.1 200") == 2
+    else:
+        status, error = refusal(answer)
+        assert (status, error["code"]) == (400, "invalid_http") and b"HTTP/1.1 200" not in answer
+
+
+@pytest.mark.parametrize("version", [b"2.0", b"0.9", b"3.0"])
+def test_another_major_version_is_refused(strict: Server, version: bytes) -> None:
+    with connected(strict) as raw:
+        raw.sendall(b"GET /live HTTP/%s\r\nhost: x\r\n\r\n" % version)
+        status, error = refusal(read_all(raw))
+    assert (status, error["code"]) == (505, "http_version_not_supported")
+
+
+CLOSING = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+SHORT = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 2}).encode()
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+LENGTH = b"content-length: %d\r\n" % len(SHORT)
+
+
+# Name: (sent, statuses of the answers).
+UNUSUAL: dict[str, tuple[bytes, list[int]]] = {
+    "chunk extensions and trailers": (
+        CHUNKED + b'%x;a=b;c="d"\r\n%s\r\n0\r\nx-trailer: 1\r\n\r\n' % (len(SHORT), SHORT) + CLOSING,
+        [200, 200],
+    ),
+    "expect": (HEAD + b"expect: 100-continue\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING, [100, 200, 200]),
+    "HEAD": (b"HEAD /live HTTP/1.1\r\nhost: x\r\n\r\n" + CLOSING, [200, 200]),
+    "OPTIONS": (b"OPTIONS /live HTTP/1.1\r\nhost: x\r\n\r\n" + CLOSING, [405, 200]),
+    "unread body": (b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello" + CLOSING, [404, 200]),
+    "pipelined": ((HEAD + LENGTH + b"\r\n" + SHORT) * 20 + CLOSING, [200] * 21),
+    "upgrade": (CLOSING.replace(b"close", b"upgrade, close\r\nupgrade: h2c") + CLOSING, [200]),
+    "chunk too large": (CHUNKED + b"F" * 30 + b"\r\n", [400]),
+    "chunk below 0": (CHUNKED + b"-1\r\n", [400]),
+    "chunk too long": (CHUNKED + b"5\r\nhelloXX0\r\n\r\n", [400]),
+    "trailers too long": (CHUNKED + b"0\r\n" + b"x-trailer: 1\r\n" * 10_000, [431]),
+    "two lengths": (HEAD + b"content-length: 5, 6\r\n\r\nhello", [400]),
+    "5000 digits": (HEAD + b"content-length: " + b"1" * 5000 + b"\r\n\r\n", [400]),
+    "compressed": (HEAD + b"content-encoding: gzip\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING, [415, 200]),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_requests_leave_the_connection_in_order(strict: Server, name: str) -> None:
+    """Each request has its answer, and the next one on the connection is not confused with its rest."""
+    sent, statuses = UNUSUAL[name]
+    with connected(strict) as raw:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            raw.sendall(sent)
+        answer = read_all(raw)
+    assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:] if part[:3].isdigit()] == statuses

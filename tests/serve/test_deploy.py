@@ -13,11 +13,12 @@ import yaml
 
 from orca_jax.build.settings import ORDERINGS
 from orca_jax.config import EngineConfig
+from orca_jax.link.open_files import MAX_OPEN_FILES
 from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
+from orca_jax.serve.accept import MIN_CONNECTIONS, RESERVED_FILES
 from orca_jax.serve.connection import MAX_HEADER_BYTES
-from orca_jax.serve.server import MAX_OPEN_FILES
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
 from orca_jax.telemetry.observer import ServerObserver
@@ -175,6 +176,7 @@ def test_limits_table() -> None:
         assert default == ("none" if value is None else str(value)), flag
     assert f"Headers end at {MAX_HEADER_BYTES // 2**10} KiB" in OPERATIONS
     assert f"soft limit up to {MAX_OPEN_FILES}" in OPERATIONS
+    assert f"{RESERVED_FILES} more for its own use; below {MIN_CONNECTIONS} it does not" in OPERATIONS
 
 
 def test_orders_are_as_told() -> None:

@@ -1,5 +1,7 @@
 """Answers of the health checks."""
 
+from collections.abc import Iterator
+
 import httpx
 import pytest
 
@@ -35,13 +37,19 @@ def test_generating_is_more_than_answering() -> None:
         assert server.http.get("/health_generate").status_code == 200
 
 
-def test_what_is_open_without_a_key() -> None:
-    with running("--api-key", "secret", api_key="secret") as server:
-        assert server.health().status_code == 200
-        for path, status in (("/live", 200), ("/health", 200), ("/ready", 401), ("/load", 401), ("/metrics", 401)):
-            assert httpx.get(server.url + path).status_code == status
-        assert server.http.get("/health_generate").status_code == 200
-        assert "secret" not in " ".join(server.lines)
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Server]:
+    """A server with a key, below a path of a proxy."""
+    with running("--root-path", "/llm", "--api-key", "secret", api_key="secret") as server:
+        yield server
+
+
+def test_what_is_open_without_a_key(guarded: Server) -> None:
+    assert guarded.health().status_code == 200
+    for path, status in (("/live", 200), ("/health", 200), ("/ready", 401), ("/load", 401), ("/metrics", 401)):
+        assert httpx.get(guarded.url + path).status_code == status
+    assert guarded.http.get("/health_generate").status_code == 200
+    assert "secret" not in " ".join(guarded.lines)
 
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/health_generate", "/load"])
@@ -49,13 +57,12 @@ def test_probes_only_read(server: Server, path: str) -> None:
     assert server.http.post(path).status_code == 405
 
 
-def test_root_path() -> None:
+def test_root_path(guarded: Server) -> None:
     """A proxy may keep or strip the prefix; keys guard both forms."""
-    with running("--root-path", "/llm", "--api-key", "secret", api_key="secret") as server:
-        for prefix in ("", "/llm"):
-            assert server.http.get(f"{prefix}/v1/models").json()["data"][0]["id"] == "preset:toy"
-            for path, status in (("/health", 200), ("/v1/models", 401), ("/metrics", 401), ("/health/", 401)):
-                assert httpx.get(f"{server.url}{prefix}{path}").status_code == status
-        assert server.http.get("/llmx/v1/models").status_code == 404
-        assert httpx.get(f"{server.url}/llm/llm/health").status_code == 401
-        assert server.complete("hi", max_tokens=2).status_code == 200
+    for prefix in ("", "/llm"):
+        assert guarded.http.get(f"{prefix}/v1/models").json()["data"][0]["id"] == "preset:toy"
+        for path, status in (("/health", 200), ("/v1/models", 401), ("/metrics", 401), ("/health/", 401)):
+            assert httpx.get(f"{guarded.url}{prefix}{path}").status_code == status
+    assert guarded.http.get("/llmx/v1/models").status_code == 404
+    assert httpx.get(f"{guarded.url}/llm/llm/health").status_code == 401
+    assert guarded.complete("hi", max_tokens=2).status_code == 200

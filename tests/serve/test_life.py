@@ -297,8 +297,9 @@ def fails(*flags: str) -> str:
     return errors
 
 
-def test_port_taken(server: Server) -> None:
-    errors = fails("--model", MODEL, "--port", str(server.http.base_url.port))
+def test_port_taken(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", MODEL, "--port", str(server.http.base_url.port)]) == 2
+    errors = capsys.readouterr().err
     assert re.fullmatch(r"error: --port: port \d+ on 127\.0\.0\.1 is already in use; .*\n", errors)
 
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serve.running import MODEL, Server, running, spawn, wait_until
+from orca_jax.serve.server import main
+from tests.serve.running import MODEL, Server, running, wait_until
 
 KEY, OTHER_KEY = "sk-operated-1", "sk-operated-2"
 PAGE = "https://page.example"
@@ -184,13 +185,14 @@ def test_engines_log_looks_the_same(operated: Server) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"), [("", "holds no key"), ("a b\n", "printable ASCII"), (None, "cannot be read")]
 )
-def test_bad_key_file_ends_the_start(tmp_path: Path, content: str | None, complaint: str) -> None:
+def test_bad_key_file_ends_the_start(
+    tmp_path: Path, content: str | None, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = tmp_path / "keys"
     if content is not None:
         keys.write_text(content)
-    with spawn("--model", MODEL, "--port", "0", "--api-key-file", str(keys)) as process:
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
+    assert main(["--model", MODEL, "--port", "0", "--api-key-file", str(keys)]) == 2
+    error = capsys.readouterr().err
     assert error.startswith("error: --api-key-file") and complaint in error and "Traceback" not in error
 
 

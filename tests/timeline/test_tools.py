@@ -117,6 +117,35 @@ def test_show(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert html.read_text().startswith("<!doctype html>") and json.loads(events.read_text())["traceEvents"]
 
 
+def test_the_timeline_itself_is_not_overwritten(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = file.read_bytes()
+    for flag in ("--html", "--perfetto", "--plot"):
+        assert main([str(file), flag, f"{file.parent}/./{file.name}"]) == 2
+        assert "is the timeline itself; choose another file" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_a_view_replaces_the_older_one_at_its_end(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    html = tmp_path / "out.html"
+    html.write_text("old")
+    html.chmod(0o640)
+
+    def fail(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        assert main([str(file), "--html", str(html)]) == 2
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+    assert html.read_text() == "old" and {path.name for path in tmp_path.iterdir()} == {file.name, "out.html"}
+    assert main([str(file), "--html", str(html)]) == 0
+    assert html.read_text().startswith("<!doctype html>") and html.stat().st_mode & 0o777 == 0o640
+    assert main([str(file), "--html", "/dev/null"]) == 0 and Path("/dev/null").is_char_device()
+
+
 def test_replay(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html = tmp_path / "out.html"
     words = ["replay", str(file), "--scheduler", "orca", "--scheduling-policy", "fcfs", "--n-slots", "7"]

@@ -1,6 +1,7 @@
 """Timelines of an engine, by hand."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.timeline.read import load_timeline
+from orca_jax.timeline.writer import TimelineFile
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab
 
@@ -184,6 +186,13 @@ def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> Non
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written") as error:
         build_engine(EngineConfig(model="preset:toy", trace_file=str(tmp_path / "nowhere" / "trace")))
+    assert error.value.param == "trace_file"
+
+
+def test_a_pipe_would_block_the_engine(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace")
+    with pytest.raises(ConfigError, match="is not a regular file") as error:
+        TimelineFile(str(tmp_path / "trace"))
     assert error.value.param == "trace_file"
 
 
