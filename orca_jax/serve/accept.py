@@ -73,12 +73,10 @@ class Acceptor:
         self._limit = limit
         limits = {"ssl_handshake_timeout": handshake_timeout, "ssl_shutdown_timeout": TLS_END_SECONDS}
         self._tls: dict[str, Any] = {} if context is None else {"ssl": context, **limits}
-        self._starting: dict[Connection, asyncio.Task[None]] = {}  # not made yet, the oldest first
+        self._starting: dict[Connection, asyncio.Task[None]] = {}  # the oldest first; the last ones may be made already
         self._pause: asyncio.TimerHandle | None = None
-        self._is_full = False
         self._last_warning = float("-inf")
         listener.setblocking(False)
-        idle.on_change = self._on_change
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -94,13 +92,13 @@ class Acceptor:
         for turn in range(ACCEPTS_PER_TURN):
             if self._evicted is not None and self._evicted in self._connections:
                 return  # its file is free in one of the next turns
-            if len(self._connections) + len(self._starting) >= self._limit:
+            if self._num_open() >= self._limit:
                 if turn > 0:
                     return  # perhaps no client is waiting any more
                 self._warn(f"{self._limit} connections are open, as many as the limit of open files allows")
                 if not self._make_room():
-                    self._is_full = True
                     self._loop.remove_reader(self._listener.fileno())
+                    self._idle.on_change = self._on_room
                 return
             try:
                 accepted, _ = self._listener.accept()
@@ -123,7 +121,13 @@ class Acceptor:
         except OSError:  # the peer has gone, or does not speak TLS
             accepted.close()
         finally:
-            self._on_change(connection)
+            self._starting.pop(connection, None)
+            if self._idle.on_change is not None:
+                self._on_room(connection)
+
+    def _num_open(self) -> int:
+        most = len(self._connections) + len(self._starting)
+        return most if most < self._limit else most - sum(one in self._connections for one in self._starting)
 
     def _make_room(self) -> bool:
         """Close a connection without a request, or else the oldest handshake; return False if there is neither."""
@@ -137,13 +141,11 @@ class Acceptor:
             return True
         return False
 
-    def _on_change(self, connection: Connection) -> None:
-        """Take a connection that is made, lost, or newly idle."""
-        self._starting.pop(connection, None)
-        if self._is_full:
-            self._is_full = False
-            if self._idle.on_change is not None and self._pause is None:
-                self._loop.add_reader(self._listener.fileno(), self._accept)
+    def _on_room(self, _: Connection) -> None:
+        """Accept again: one of as many connections as allowed is lost, or idle."""
+        self._idle.on_change = None
+        if self._pause is None:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _resume(self) -> None:
         self._pause = None

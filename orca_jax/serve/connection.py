@@ -30,7 +30,7 @@ class IdleConnections:
     """The connections without a request, or with incomplete headers.
 
     Attributes:
-        on_change: called with a connection that becomes idle (also a new one) or is lost.
+        on_change: called with a connection that becomes idle (also a new one) or is lost; None while there is room.
     """
 
     def __init__(self) -> None:

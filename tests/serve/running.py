@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,14 @@ import psutil
 MODEL = "preset:toy"
 VOCAB_SIZE = 257
 EOS = 256
+
+
+INFERRED = "tool calls are read as "  # logged at the start of a server with the demo's template
+
+
+def unexpected(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of a server's standard error beside those of every start."""
+    return (line for line in lines if INFERRED not in line)
 
 
 @dataclass
@@ -141,7 +149,7 @@ def running(
         transport = httpx.HTTPTransport(uds=None if uds is None else str(uds), verify=tls if tls is not None else True)
         with httpx.Client(base_url=found[0], timeout=20, headers=headers, transport=transport) as http:
             server = Server(process, http, lines)
-            drain = threading.Thread(target=lambda: server.errors.extend(process.stderr or ()))
+            drain = threading.Thread(target=lambda: server.errors.extend(unexpected(process.stderr or ())))
             drain.start()
             yield server
             family += psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
