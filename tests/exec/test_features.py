@@ -14,11 +14,12 @@ from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, plan
 from tests.sampling import row_sampling
 
 WITH_LOGPROBS = row_sampling(logprobs=20, num_prompt=len(PROMPT))
+pytestmark = pytest.mark.usefixtures("compiled_once")
 EVERYTHING = (1 << MODEL.vocab_size) - 1
 
 
 @pytest.fixture(scope="module")
-def executor(program_cache: str) -> Iterator[JaxExecutor]:
+def executor(program_cache: str, compiled_once: None) -> Iterator[JaxExecutor]:
     executor = make_executor(program_cache)
     yield executor
     executor.close()
