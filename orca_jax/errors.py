@@ -28,13 +28,18 @@ class ConfigError(OrcaError, ValueError):
         self.param = param
 
 
-class CheckpointError(ConfigError):
-    """The weights do not fit the model. `problems` holds one line per mismatch."""
+MAX_SHOWN = 50  # problems in the message of a `CheckpointError`; a damaged index may have a million
 
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
+
+class CheckpointError(ConfigError):
+    """The weights do not fit the model. `problems` holds one line per mismatch; `remedy` is the next thing to do."""
+
+    def __init__(self, source: str, problems: Sequence[str], remedy: str = "") -> None:
         self.problems = tuple(problems)
-        lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        super().__init__(f"{source} does not fit the model:\n{lines}", param="model")
+        shown = [f"  - {problem[:500]}" for problem in self.problems[:MAX_SHOWN]]
+        more = len(self.problems) - len(shown)
+        lines = [f"{source} does not fit the model:", *shown, *([f"  - and {more} more"] if more else [])]
+        super().__init__("\n".join([*lines, *([remedy] if remedy else [])]), param="model")
 
 
 class RequestError(OrcaError, ValueError):

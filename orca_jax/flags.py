@@ -12,7 +12,7 @@ from orca_jax.config import EngineConfig
 HELP: Mapping[str, str] = {
     "model": 'model to run: "demo", a directory, or "preset:<name>"',
     "tokenizer": 'directory, tokenizer.json, or "byte"; default: the tokenizer of the model directory',
-    "load_format": "checkpoint format; dummy: random weights",
+    "load_format": "checkpoint format; auto: Orbax if there is params/, else safetensors; dummy: random weights",
     "dtype": "type of weights and activations",
     "seed": "seed of random weights, and of requests without a seed",
     "max_model_len": "most tokens of one request, prompt and output together; default: the model's limit",

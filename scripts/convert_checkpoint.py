@@ -1,4 +1,5 @@
 """Converts a Hugging Face directory to a model directory with an Orbax checkpoint. Such a checkpoint loads by shards.
+An Orbax checkpoint with optimiser state is converted to one with the parameters alone.
 
     python scripts/convert_checkpoint.py models/smol models/smol-orbax
 
@@ -18,19 +19,20 @@ import jax
 
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.model.checkpoint import PARAMS, save_decoder
+from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
+from orca_jax.model.orbax_files import PARAMS
 from orca_jax.progress import progress_bar
 
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
-OF_WEIGHTS = "model.safetensors.index.json"
+OF_WEIGHTS = ".index.json"  # the end of the lists of shards, of each format and variant
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; returns 2 if the source cannot be read or the destination already has a checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="directory with config.json and safetensors")
+    parser.add_argument("source", type=Path, help="directory with config.json and weights")
     parser.add_argument("destination", type=Path, help="model directory to write")
     parser.add_argument(
         "--dtype", choices=get_args(DType), help="type of the written weights (default: as in config.json)"
@@ -67,7 +69,7 @@ def convert(source: Path, destination: Path, dtype: DType | None = None) -> None
     decoder = load_decoder(source, dtype=kept, mesh=mesh, progress=progress_bar("Loading", True))
     destination.mkdir(parents=True, exist_ok=True)
     for file in sorted(path for pattern in COPIED for path in source.glob(pattern)):
-        if file.name != OF_WEIGHTS:
+        if not file.name.endswith(OF_WEIGHTS):
             shutil.copy(file, destination)
     save_decoder(decoder, destination, kept)
 

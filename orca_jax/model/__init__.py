@@ -8,6 +8,7 @@
     sharding      the table: logical axis -> mesh axis
     load, weights, checkpoint, parameters
                   parameters from a Hugging Face directory, an Orbax checkpoint, or random numbers
+    orbax_files   the layouts of Orbax checkpoints (no JAX needed)
 
 This package imports no JAX by itself, so that a front end can read a model's description.
 """

@@ -1,6 +1,11 @@
-"""Orbax checkpoints of a decoder: its parameter tree, with the vocabulary unpadded."""
+"""Orbax checkpoints of a decoder: its parameter tree, with the vocabulary unpadded.
 
-from collections.abc import Mapping
+Orbax writes them. They are read with TensorStore, the library below Orbax: only the arrays of the parameters are
+opened, so optimiser state beside them costs nothing.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 from flax import nnx
 from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
 from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.progress import Progress
 
-PARAMS = "params"
-"""The folder of a model directory that holds the Orbax checkpoint."""
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_ARRAYS = ("jax.Array", "np.ndarray")
+
+logger = logging.getLogger(__name__)
 
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
@@ -37,65 +46,121 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
 
 
 def load_orbax(directory: Path, config: ModelConfig, shapes: nnx.State, progress: Progress) -> nnx.State:
-    """Read `directory`/params, each device its own shards.
+    """Read the Orbax checkpoint of `directory`, each device its own shards.
+
+    In a training state such as {params, opt_state, step}, only the parameters are read.
 
     Args:
-        directory: the model directory.
+        directory: the model directory; see `orbax_root` for the folder of the checkpoint.
         config: the model; gives the size of the vocabulary without padding.
         shapes: tree of `ShapeDtypeStruct` with shardings, padded; values are cast to its types.
         progress: called after each parameter.
 
     Raises:
-        CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter.
+        CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other types.
     """
-    folder = directory.absolute() / PARAMS
+    tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
     wanted = flat_parameters(shapes)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        problems = _compare(_stored_shapes(checkpointer, folder), wanted, config)
-        if problems:
-            raise CheckpointError(str(folder), problems)
-        values: dict[str, Array] = {}
-        for path, leaf in wanted.items():
-            try:
-                values[path] = _restore(checkpointer, folder, path, leaf)
-            except Exception as error:  # Orbax raises bare `Exception` for some broken files
-                problems.append(f"{path}: cannot be read: {first_line(error)}")
-            progress(len(values), len(wanted))
+    sources, problems = _find(tree, list(wanted))
+    stores = {}
+    for path, keys in sources.items():
+        try:
+            stores[path] = _open(tree, keys)
+        except Exception as error:  # TensorStore raises several kinds for broken files
+            problems.append(f"{path}: cannot be read: {first_line(error)}")
+    problems += _compare(stores, wanted, config)
+    values: dict[str, Array] = {}
+    for path, leaf in wanted.items() if not problems else ():
+        try:
+            values[path] = _read(stores[path], leaf)
+        except Exception as error:
+            problems.append(f"{path}: cannot be read: {first_line(error)}")
+        progress(len(values), len(wanted))
     if problems:
-        raise CheckpointError(str(folder), problems)
+        raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
     return with_parameters(shapes, values)
 
 
-def _stored_shapes(checkpointer: ocp.Checkpointer, folder: Path) -> dict[str, tuple[int, ...]]:
-    if not (folder / "_METADATA").is_file():
-        raise CheckpointError(str(folder), ["not a complete Orbax checkpoint: _METADATA is missing"])
-    try:
-        tree = checkpointer.metadata(folder).item_metadata.tree
-    except Exception as error:  # Orbax raises bare `Exception` here too
-        raise CheckpointError(str(folder), [f"the metadata cannot be read: {first_line(error)}"]) from error
-    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
-    return {".".join(str(key.key) for key in path): tuple(leaf.shape) for path, leaf in leaves}
+def _find(tree: StoredTree, wanted: Sequence[str]) -> tuple[dict[str, Keys], list[str]]:
+    """The stored keys of each parameter, and the problems with them."""
+    prefix = tree.prefix([tuple(path.split(".")) for path in wanted])
+    if prefix is None:
+        return {}, _unknown_place(tree, wanted)
+    found = {path: tree.find(prefix, tuple(path.split("."))) for path in wanted}
+    sources = {path: keys for path, keys in found.items() if keys is not None}
+    problems = [f"{path}: missing" for path in wanted if path not in sources]
+    for path in [path for path, keys in sources.items() if tree.leaves[keys] not in _ARRAYS]:
+        problems.append(f"{path}: type {tree.leaves[sources.pop(path)]} is not supported, only {', '.join(_FLOATS)}")
+    known = set(found.values())
+    inside = [keys for keys in tree.leaves if keys[: len(prefix)] == prefix]
+    problems += [f"{'.'.join(keys[len(prefix) :])}: unexpected" for keys in inside if keys not in known]
+    skipped = {".".join(keys[: len(prefix)]) for keys in tree.leaves if keys[: len(prefix)] != prefix}
+    if skipped:
+        beside = ", ".join(sorted(skipped)[:5])
+        logger.info("%s of %s is served; not read: %s", ".".join(prefix), tree.folder, beside)
+    return sources, problems
 
 
-def _compare(stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    problems = [f"{path}: missing" for path in wanted if path not in stored]
-    problems += [f"{path}: unexpected" for path in stored if path not in wanted]
-    for path, leaf in wanted.items():
-        shape = stored_shape(path, leaf.shape, config)
-        if path in stored and stored[path] != shape:
-            problems.append(f"{path}: shape {list(stored[path])}, the model needs {list(shape)}")
+def _unknown_place(tree: StoredTree, wanted: Sequence[str]) -> list[str]:
+    """The problem of a tree without parameters at one of the usual places. Another place is named, if there is one."""
+    first = tuple(wanted[0].split("."))
+    for keys in tree.leaves:
+        plain = keys[:-1] if keys[-1:] == ("value",) else keys
+        if plain[-len(first) :] == first:
+            place = ".".join(plain[: -len(first)])
+            return [f"the parameters are under {place}, not under params: save that part of the tree alone"]
+    tops = ", ".join(sorted({keys[0] for keys in tree.leaves if keys})[:10]) or "nothing"
+    return [f"{wanted[0]}: missing, as all {len(wanted)} parameters of the model; the tree has {tops}"]
+
+
+def _open(tree: StoredTree, keys: Keys) -> Any:
+    """Open an array without reading its values. Orbax names it by its keys, joined with dots."""
+    name = ".".join(keys)
+    kvstore: dict[str, Any] = {"driver": "file", "path": f"{tree.folder / name}/"}
+    if tree.is_ocdbt:
+        base = {"driver": "file", "path": f"{tree.folder}/"}
+        kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    spec = {
+        "driver": "zarr3" if tree.is_zarr3 else "zarr",
+        "kvstore": kvstore,
+        # Otherwise the values of a lost file are zeros. Old versions of Orbax leave out chunks of zeros on purpose.
+        "fill_missing_data_reads": not tree.has_all_chunks,
+    }
+    return tensorstore.open(spec, open=True, read=True).result()
+
+
+def _compare(stores: Mapping[str, Any], wanted: Mapping[str, Any], config: ModelConfig) -> list[str]:
+    """List problems with shapes and types."""
+    problems = []
+    for path, store in stores.items():
+        shape, stored = stored_shape(path, wanted[path].shape, config), tuple(store.shape)
+        if stored != shape:
+            problems.append(f"{path}: shape {list(stored)}, the model needs {list(shape)}")
+        if store.dtype.name not in _FLOATS:
+            problems.append(f"{path}: type {store.dtype.name} is not supported, only {', '.join(_FLOATS)}")
+        chunk = store.chunk_layout.read_chunk.shape or ()
+        if stored == shape and any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
+            problems.append(f"{path}: chunks of {list(chunk)} values are larger than the array")  # and than the memory
     return problems
 
 
-def _restore(checkpointer: ocp.Checkpointer, folder: Path, path: str, leaf: jax.ShapeDtypeStruct) -> Array:
-    """Read one parameter. `strict=False` lets Orbax pad the vocabulary with zeros while it reads each shard."""
-    item: Any = leaf
-    args: Any = ocp.ArrayRestoreArgs(
-        restore_type=jax.Array, sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False
-    )
-    for key in reversed(path.split(".")):
-        item, args = {key: item}, {key: args}
-    restored = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True))
-    (value,) = jax.tree.leaves(restored)
-    assert isinstance(value, jax.Array), path
-    return value
+def _read(store: Any, leaf: jax.ShapeDtypeStruct) -> Array:
+    """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros."""
+    stored = store.shape
+    reads = {}
+    for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):
+        bounds = [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
+        cut = tuple(
+            slice(min(start, size), min(stop, size)) for (start, stop), size in zip(bounds, stored, strict=True)
+        )
+        reads[index] = ([stop - start for start, stop in bounds], store[cut].read())
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None, "every parameter has at least one axis"
+        shape, read = reads[index]
+        values = np.asarray(read.result()).astype(leaf.dtype)
+        padding = [(0, size - found) for size, found in zip(shape, values.shape, strict=True)]
+        return np.pad(values, padding) if any(after for _, after in padding) else values
+
+    array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
+    return array

@@ -11,6 +11,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import token_ids
+from orca_jax.model.orbax_files import is_checkpoint
 
 MAX_CONFIG_BYTES = 16 * 2**20
 
@@ -40,6 +41,12 @@ def read_model_config(source: str | Path) -> ModelConfig:
         raise ConfigError(
             f"{directory} is not a directory; give a model directory or preset:<name>. "
             f"To use a model from the Hub: hf download ORG/NAME --local-dir DIR",
+            param="model",
+        )
+    if not (directory / "config.json").exists() and is_checkpoint(directory):
+        raise ConfigError(
+            f"{directory / 'config.json'} is missing: {directory} has an Orbax checkpoint only. Put "
+            f"config.json and tokenizer.json into a directory MODEL, then: ln -s {directory.absolute()} MODEL/params",
             param="model",
         )
     config = config_from_hf(_read_object(directory / "config.json"))

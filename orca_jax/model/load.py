@@ -1,5 +1,6 @@
 """Load a decoder by name, with its parameters sharded over a mesh."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from jax.sharding import AxisType, Mesh
 from orca_jax.bundled import is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.checkpoint import PARAMS, load_orbax
+from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import load_safetensors
+from orca_jax.model.weights import has_safetensors, load_safetensors
 from orca_jax.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:
@@ -80,7 +84,8 @@ def load_decoder(
         source: a model directory, or "preset:<name>" with random weights.
         dtype: type of the parameters, independent of the type in the file.
         mesh: a mesh with the axis "tensor"; see `tensor_mesh`.
-        load_format: "auto" takes Orbax if there is a params/ folder, else safetensors; "dummy" draws random weights.
+        load_format: "auto" takes Orbax if there is a params/ folder, else safetensors, else Orbax in the directory
+            itself; "dummy" draws random weights.
         seed: seed of random weights.
         progress: called after each parameter that was read.
         config: the configuration of `source`, if the caller has read it already.
@@ -98,7 +103,18 @@ def load_decoder(
         )
     directory = Path(source)
     structure, shapes = abstract_decoder(config, dtype, mesh)
-    is_orbax = load_format == "orbax" or (load_format == "auto" and (directory / PARAMS).is_dir())
+    is_orbax = load_format == "orbax" or (load_format == "auto" and _has_orbax(directory))
     read = load_orbax if is_orbax else load_safetensors
     decoder: Decoder = nnx.merge(structure, read(directory, config, shapes, progress))
     return decoder
+
+
+def _has_orbax(directory: Path) -> bool:
+    """True if "auto" takes Orbax: there is params/, or no safetensors and another Orbax checkpoint."""
+    if not has_safetensors(directory):
+        return orbax_root(directory) is not None
+    if (directory / PARAMS).is_dir():
+        logger.info(
+            "%s has %s/ and safetensors: %s/ is served; load_format safetensors changes that", directory, PARAMS, PARAMS
+        )
+    return (directory / PARAMS).is_dir()

@@ -5,6 +5,9 @@ Stacked parameters are assembled from the tensors of their layers.
 """
 
 import json
+import logging
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,12 +24,22 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
 from orca_jax.progress import Progress
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+MAX_INDEX_BYTES = 32 * 2**20  # the largest known ones have 15 MB
+MAX_HEADER_BYTES = 32 * 2**20  # of all files together
+MAX_TENSORS = 500_000  # of a checkpoint; the largest known ones have 150,000
+MAX_FILES = 4_000
+_VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
+_PART = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -87,13 +100,12 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
 
 def _open(directory: Path, stack: ExitStack) -> Files:
     """Open all files, and record the broken ones."""
-    files = Files()
+    files, room = Files(), MAX_HEADER_BYTES
     for name, keys in _file_names(directory).items():
-        if not (directory / name).is_file():  # a pipe would block
-            files.problems.append(f"{name}: cannot be read: it is missing or not a regular file")
-            files.unreadable |= keys
-            continue
         try:
+            room -= _header_bytes(directory / name)
+            if room < 0:
+                raise OSError(f"the headers have more than {MAX_HEADER_BYTES} bytes")
             opened = stack.enter_context(safe_open(directory / name, framework="numpy"))
         except (SafetensorError, OSError) as error:
             files.problems.append(f"{name}: cannot be read: {first_line(error)}")
@@ -108,12 +120,32 @@ def _open(directory: Path, stack: ExitStack) -> Files:
     return files
 
 
+def _header_bytes(path: Path) -> int:
+    if not path.is_file():  # a pipe would block
+        raise OSError("it is missing or not a regular file")
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(8), "little")
+
+
+def has_safetensors(directory: Path) -> bool:
+    """True if there is a file or an index that `load_safetensors` reads."""
+    return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
+
+
 def _file_names(directory: Path) -> Mapping[str, set[str]]:
-    """The files to open, and the keys listed for each by the index."""
+    """The files to open, and the keys listed for each by the index. Like transformers, prefers the single file."""
+    if (directory / ADAPTER).exists():  # transformers would add it to the weights
+        raise ConfigError(
+            f"{directory} holds an adapter ({ADAPTER}), and adapters are not supported; merge it with "
+            f"merge_and_unload() of peft and save the result, or remove {ADAPTER} to serve the model without it",
+            param="model",
+        )
+    if (directory / SINGLE).is_file():
+        if (directory / INDEX).exists():
+            logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
+        return {SINGLE: set()}
     if (directory / INDEX).is_file():
         return _read_index(directory)
-    if (directory / SINGLE).is_file():
-        return {SINGLE: set()}
     pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
     if pickled:
         raise ConfigError(
@@ -121,19 +153,51 @@ def _file_names(directory: Path) -> Mapping[str, set[str]]:
             "convert them to safetensors",
             param="model",
         )
-    raise CheckpointError(str(directory), [f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in params/"])
+    if orbax_root(directory) is not None:
+        message = f"{directory} has no safetensors, but an Orbax checkpoint; use --load-format auto"
+        raise ConfigError(message, param="load_format")
+    problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in {PARAMS}/"
+    raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
+
+
+def _other_weights(directory: Path) -> str:
+    """The advice for a directory without known weights, from the names of its files."""
+    names = sorted(path.name for pattern in ("*.safetensors*", "*.gguf") for path in directory.glob(pattern))
+    variants = [name for name in names if _VARIANT.fullmatch(name)]
+    if variants:
+        plain = _VARIANT.sub(r"model\2", variants[0])
+        return f"It has a variant: to serve it, rename {variants[0]} to {plain}"
+    if any(_PART.fullmatch(name) for name in names):
+        return f"It has parts of the weights without their list: download {INDEX} too"
+    if any(name.endswith(".gguf") for name in names):
+        return "It has GGUF weights, which are not supported: download the model with safetensors"
+    return "To download the weights: hf download ORG/NAME --include '*.safetensors*' --local-dir DIR"
 
 
 def _read_index(directory: Path) -> Mapping[str, set[str]]:
+    """The keys of each file. The work grows with the number of keys, not with its product with that of files."""
+    path = directory / INDEX
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        raise CheckpointError(str(directory), [f"{INDEX} has more than {MAX_INDEX_BYTES} bytes"])
     try:
-        weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        names = {str(name) for name in weight_map.values()}
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        entries = [(key, str(name)) for key, name in weight_map.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(str(directory), [f"{INDEX}: weight_map cannot be read ({error!r})"]) from error
+        problem = f"{INDEX}: weight_map cannot be read ({repr(error)[:200]})"
+        raise CheckpointError(str(directory), [problem]) from error
+    names: dict[str, set[str]] = defaultdict(set)
+    for key, name in entries:
+        names[name].add(key)
+    if len(entries) > MAX_TENSORS or len(names) > MAX_FILES:
+        problem = (
+            f"{INDEX}: it lists {len(entries)} tensors in {len(names)} files, and at most {MAX_TENSORS} in "
+            f"{MAX_FILES} are read"
+        )
+        raise CheckpointError(str(directory), [problem])
     outside = sorted(name for name in names if Path(name).name != name)
     if outside:  # an index must not refer to files in other folders
-        raise CheckpointError(str(directory), [f"{INDEX}: {name!r} is not a plain file name" for name in outside])
-    return {name: {key for key, file in weight_map.items() if file == name} for name in sorted(names)}
+        raise CheckpointError(str(directory), [f"{INDEX}: {name[:200]!r} is not a plain file name" for name in outside])
+    return dict(sorted(names.items()))
 
 
 def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> ParameterSource:

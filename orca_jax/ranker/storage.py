@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -55,6 +56,9 @@ def load_scorer(directory: Path) -> Scorer:
             tree: dict[str, Any] = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item, restore_args=args))
     except Exception as error:  # Orbax raises bare `Exception` for some broken files
         raise _not_a_ranker(directory, [str(error).partition("\n")[0]]) from error
+    others = [f"{name}: type {array.dtype} is not a float type" for name, array in tree.items() if not _is_float(array)]
+    if others:
+        raise _not_a_ranker(directory, others)
     arrays = jax.tree.map(lambda array: np.asarray(array, np.float32), tree)
     problems = _misfits(arrays)
     if problems:
@@ -66,6 +70,10 @@ def load_scorer(directory: Path) -> Scorer:
 def _scorer(arrays: dict[str, np.ndarray], calibration: Calibration) -> Scorer:
     table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias = (arrays[name] for name in _NAMES)
     return Scorer(table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias, calibration)
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
 def _not_a_ranker(directory: Path, problems: list[str]) -> ConfigError:

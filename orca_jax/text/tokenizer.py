@@ -4,17 +4,22 @@ An id may stand for a part of a character, so a tokenizer maps an id to *bytes*.
 incremental decoding exact by construction (`stream.py`), without comparisons of strings.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tokenizers
 
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.text.settings_file import read_settings
 
-MAX_TOKENIZER_BYTES = 256 * 2**20  # of a tokenizer.json; the largest known ones have 35 MB
+MAX_TOKENIZER_BYTES = 64 * 2**20  # of a tokenizer.json; the largest known ones have 35 MB
+MAX_TOKENS = 1_000_000  # of a vocabulary, and of its merges; the largest known ones have 260,000 and 520,000
+MAX_ADDED_TOKENS = 100_000
+MAX_PARTS = 100_000  # values in the other parts of the file together
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 BYTE_TOKENIZER = "byte"  # the source of `ByteTokenizer`, given in place of a path
 
 
@@ -102,7 +107,10 @@ class FileTokenizer(_BytesDecoder):
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.is_file():
             raise ConfigError(f"no tokenizer.json at {source}", param="tokenizer")
-        decoder = read_settings(path, "tokenizer", MAX_TOKENIZER_BYTES).get("decoder")
+        content = read_settings(path, "tokenizer", MAX_TOKENIZER_BYTES)
+        _check_numbers(content, path)
+        decoder = content.get("decoder")
+        del content
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):
@@ -111,12 +119,11 @@ class FileTokenizer(_BytesDecoder):
             raise ConfigError(f"{path} is not a tokenizer that can be read: {error}", param="tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._byte_level = _is_byte_level(decoder, path)
+        self._byte_level, self._steps = _spelling(decoder, path)
         self._bytes: dict[int, bytes] = {}
         self.source = source
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._added = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         settings = read_settings(path.with_name("tokenizer_config.json"), "tokenizer")
         self.bos_id = self._named(settings.get("bos_token"))
@@ -144,9 +151,12 @@ class FileTokenizer(_BytesDecoder):
             if all(character in table for character in token):
                 return bytes(table[character] for character in token)
             return token.encode("utf-8")  # the text of an added token is used as it is
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes((int(token[3:5], 16),))
-        return token.encode("utf-8") if token_id in self._added else token.replace("▁", " ").encode("utf-8")
+        for step in self._steps:  # they apply to added tokens too, as in the library
+            byte = _BYTE.fullmatch(token) if step is None else None
+            if byte:
+                return bytes((int(byte[1], 16),))
+            token = token if step is None else step(token)
+        return token.encode("utf-8")
 
     def _named(self, token: object) -> int | None:
         content = token.get("content") if isinstance(token, dict) else token
@@ -162,24 +172,91 @@ def _utf8(text: str) -> bytes:
         ) from None
 
 
-def _is_byte_level(decoder: dict[str, object] | None, path: Path) -> bool:
-    kinds = _decoder_kinds(decoder)
-    if "ByteLevel" in kinds:
-        return True
-    if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        return False
-    found = ", ".join(sorted(kinds)) or "none"
-    message = f"{path} must be a byte-level or SentencePiece tokenizer, and its decoders are: {found}"
-    raise ConfigError(message, param="tokenizer")
+def _check_numbers(content: Mapping[str, Any], path: Path) -> None:
+    """Check the numbers of entries, before the library builds its tables of them."""
+    model = content.get("model")
+    parts = model if isinstance(model, dict) else {}
+    others = {key: value for key, value in content.items() if key not in ("model", "added_tokens")}
+    others |= {key: value for key, value in parts.items() if key not in ("vocab", "merges")}
+    limits = {
+        "vocab": (_length(parts.get("vocab")), MAX_TOKENS),
+        "merges": (_length(parts.get("merges")), MAX_TOKENS),
+        "added_tokens": (_length(content.get("added_tokens")), MAX_ADDED_TOKENS),
+        "parts": (_num_values(others, MAX_PARTS), MAX_PARTS),
+    }
+    for name, (number, most) in limits.items():
+        if number > most:
+            message = f"{path} has more than {most} {name}; name another tokenizer with --tokenizer"
+            raise ConfigError(message, param="tokenizer")
 
 
-def _decoder_kinds(decoder: dict[str, object] | None) -> set[str]:
-    if decoder is None:
-        return set()
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, dict | list) else 0
+
+
+def _num_values(value: object, most: int) -> int:
+    """The number of values inside `value`; the count ends soon after `most`."""
+    pending, count = [value], 0
+    while pending and count <= most:
+        inner = pending.pop()
+        if isinstance(inner, dict | list):
+            count += len(inner)
+            pending += inner.values() if isinstance(inner, dict) else inner
+    return count
+
+
+Steps = tuple[Callable[[str], str] | None, ...]
+"""The steps from a token of SentencePiece to its text, in order. None stands for the tokens of single bytes."""
+
+
+def _spelling(decoder: object, path: Path) -> tuple[bool, Steps]:
+    """Return True for a byte-level vocabulary, and else False and the steps of its decoders."""
+    parts = list(_decoders(decoder))
+    kinds = {str(part.get("type")) for part in parts}
+    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
+        return True, ()
+    if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        raise _unusable(path, f"its decoders are: {', '.join(sorted(kinds)) or 'none'}")
+    steps: list[Callable[[str], str] | None] = []
+    is_whole = False  # from Fuse on, a decoder has the whole text
+    for part in parts:
+        match part:
+            case {"type": "ByteFallback"}:
+                steps.append(None)
+            case {"type": "Metaspace", "replacement": str(mark)}:
+                steps.append(partial(_replaced, old=mark, new=" "))
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(old) == 1 or (
+                old and not is_whole
+            ):
+                steps.append(partial(_replaced, old=old, new=new))
+            case {"type": "Fuse"}:
+                is_whole = True
+            case {"type": "Strip"} if is_whole:
+                pass  # at the ends of a text, and ids continue a text
+            case _:
+                raise _unusable(path, f"a decoder is {str(part)[:200]}")
+    return False, tuple(steps)
+
+
+def _decoders(decoder: object) -> Iterator[Mapping[str, Any]]:
+    """The decoders in the order of their use. The depth is limited by the parser of the library, which ran before."""
+    if not isinstance(decoder, dict):
+        return
     inner = decoder.get("decoders")
     if decoder.get("type") == "Sequence" and isinstance(inner, list):
-        return {kind for part in inner for kind in _decoder_kinds(part)}
-    return {str(decoder.get("type"))}
+        for part in inner:
+            yield from _decoders(part)
+    else:
+        yield decoder
+
+
+def _replaced(token: str, old: str, new: str) -> str:
+    return token.replace(old, new)
+
+
+def _unusable(path: Path, found: str) -> ConfigError:
+    message = f"{path} must be a byte-level or SentencePiece tokenizer, and {found}; name another one with --tokenizer"
+    return ConfigError(message, param="tokenizer")
 
 
 @lru_cache(maxsize=1)

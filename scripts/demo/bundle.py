@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from demo.data import ASSISTANT, END, USER, mark_id
 from demo.training import packed_attention
-from orca_jax.model.checkpoint import PARAMS, save_decoder
+from orca_jax.model.checkpoint import save_decoder
+from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.transformer import Decoder
 
 matplotlib.use("agg")

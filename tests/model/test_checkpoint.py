@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from orca_jax.errors import CheckpointError
-from orca_jax.model.checkpoint import PARAMS, save_decoder
+from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.load import load_decoder
+from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters
 from tests.model.reference import REFERENCE, mesh_of
 

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.model import weights
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import INDEX, SINGLE
@@ -133,3 +135,112 @@ def test_a_preset_has_nothing_to_read() -> None:
     with pytest.raises(ConfigError) as caught:
         load_decoder("preset:gpt2", dtype="float32", mesh=mesh_of(1), load_format="safetensors")
     assert caught.value.param == "load_format"
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("index", ["old shards", "missing shards", "the single file", "no JSON"])
+def test_the_single_file_comes_before_an_index(tmp_path: Path, caplog: pytest.LogCaptureFixture, index: str) -> None:
+    """As in transformers: an index left from an earlier save is not read, and the log says so."""
+    directory = copy_of(GPT2, tmp_path)
+    tensors = load_file(directory / SINGLE)
+    if index == "old shards":
+        save_file({key: value + 1 for key, value in tensors.items()}, directory / "old.safetensors")
+    names = {"old shards": "old.safetensors", "missing shards": "gone.safetensors", "the single file": SINGLE}
+    weight_map = dict.fromkeys(tensors, names.get(index))
+    (directory / INDEX).write_text("{" if index == "no JSON" else json.dumps({"weight_map": weight_map}))
+    with caplog.at_level("INFO"):
+        assert_right(directory, GPT2)
+    assert "the single file is served" in logged(caplog)
+
+
+def test_an_index_is_read_without_a_single_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = copy_of(GPT2, tmp_path)
+    (directory / SINGLE).rename(directory / "all.safetensors")
+    weight_map = dict.fromkeys(load_file(directory / "all.safetensors"), "all.safetensors")
+    (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (directory / "pytorch_model.bin").write_bytes(b"\x80\x04.")  # old formats beside it are not read
+    (directory / "model.fp16.safetensors").write_bytes(b"")  # a variant is read by its name only
+    assert_right(directory, GPT2)
+    assert not logged(caplog)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("model.fp16.safetensors", "rename model.fp16.safetensors to model.safetensors"),
+        (
+            "model.fp16.safetensors.index.json",
+            "rename model.fp16.safetensors.index.json to model.safetensors.index.json",
+        ),
+        ("model-00001-of-00002.safetensors", f"download {INDEX} too"),
+        ("model.Q4_K_M.gguf", "GGUF weights, which are not supported"),
+        ("README.md", "hf download ORG/NAME"),
+    ],
+)
+def test_directories_without_weights_get_advice(tmp_path: Path, name: str, advice: str) -> None:
+    directory = copy_of(GPT2, tmp_path)
+    (directory / SINGLE).unlink()
+    (directory / name).write_bytes(b"")
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    assert advice in str(caught.value)
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    """transformers adds an adapter to the weights, so the model without it would be another one."""
+    directory = copy_of(GPT2, tmp_path)
+    (directory / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json.*merge_and_unload"):
+        load(directory)
+
+
+class CountedMap(dict[str, str]):
+    """A `weight_map` that counts the passes over it."""
+
+    passes = 0
+
+    def items(self) -> Any:
+        CountedMap.passes += 1
+        return super().items()
+
+
+def test_an_index_of_many_files_is_read_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_map = CountedMap((f"h.{n}", f"{n}.safetensors") for n in range(3000))
+    (tmp_path / INDEX).write_text("{}")
+    monkeypatch.setattr(weights.json, "loads", lambda text: {"weight_map": weight_map})
+    found = weights._read_index(tmp_path)
+    assert found == {f"{n}.safetensors": {f"h.{n}"} for n in range(3000)}
+    assert CountedMap.passes == 1
+
+
+def test_the_size_of_an_index_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = copy_of(MANY, tmp_path)
+    number = len(json.loads((directory / INDEX).read_text())["weight_map"])
+    monkeypatch.setattr(weights, "MAX_TENSORS", number - 1)
+    assert f"{INDEX}: it lists {number} tensors" in problems(directory)[0]
+    monkeypatch.setattr(weights, "MAX_TENSORS", number)
+    monkeypatch.setattr(weights, "MAX_FILES", 1)
+    assert f"{INDEX}: it lists {number} tensors" in problems(directory)[0]
+    with (directory / INDEX).open("wb") as file:
+        file.truncate(2**34)  # without disk space
+    assert problems(directory) == (f"{INDEX} has more than {weights.MAX_INDEX_BYTES} bytes",)
+
+
+def test_the_headers_are_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = copy_of(MANY, tmp_path)
+    first, *_ = sorted(directory.glob("*.safetensors"))
+    monkeypatch.setattr(weights, "MAX_HEADER_BYTES", int.from_bytes(first.read_bytes()[:8], "little"))
+    told = problems(directory)
+    assert first.name not in "".join(told) and all("the headers have more than" in problem for problem in told)
+
+
+def test_a_message_has_a_limit(tmp_path: Path) -> None:
+    directory = copy_of(GPT2, tmp_path)
+    save_file({f"{'x' * 9000}{n}": np.zeros(1, np.float32) for n in range(100)}, directory / SINGLE)
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    assert len(str(caught.value)) < 30_000 and "more" in str(caught.value).splitlines()[-1]
+    assert len(caught.value.problems) > 100

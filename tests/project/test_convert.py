@@ -1,5 +1,6 @@
 """`scripts/convert_checkpoint.py` writes the same model as an Orbax checkpoint."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,15 @@ def test_the_same_model_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureF
     for name, value in ours.items():
         np.testing.assert_array_equal(np.asarray(value), np.asarray(theirs[name]), err_msg=name)
     assert main([str(SOURCE), str(out)]) == 2, "it is not overwritten"
+
+
+def test_lists_of_shards_are_not_copied(tmp_path: Path) -> None:
+    """They describe files that the destination does not have."""
+    source = Path(shutil.copytree(SOURCE, tmp_path / "source"))
+    for name in ("pytorch_model.bin.index.json", "model.fp16.safetensors.index.json"):
+        (source / name).write_text("{}")
+    assert main([str(source), str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "generation_config.json", "params"}
 
 
 def test_another_type(tmp_path: Path) -> None:

@@ -90,12 +90,24 @@ def pickled(model: Path) -> Path:
     return model
 
 
+def an_adapter(model: Path) -> Path:
+    (model / "adapter_config.json").write_text("{}", encoding="utf-8")
+    return model
+
+
+def only_orbax(model: Path) -> Path:
+    (model / "_METADATA").write_text("{}", encoding="utf-8")
+    return without(model, "config.json")
+
+
 WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete model, by the message they cause
     "is not a directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
     "holds only pickled weights": lambda model: EngineConfig(str(pickled(model))),
     "it has neither model.safetensors nor": lambda model: EngineConfig(str(without(model, "model.safetensors"))),
+    "holds an adapter": lambda model: EngineConfig(str(an_adapter(model))),
+    "has an Orbax checkpoint only": lambda model: EngineConfig(str(only_orbax(model))),
     "no tokenizer.json at": lambda model: EngineConfig(str(without(model, "tokenizer.json"))),
     "does not divide": lambda model: EngineConfig(str(model), tensor_parallel_size=5),
     "but this process sees 1": lambda model: EngineConfig(str(model), tensor_parallel_size=16),
@@ -124,6 +136,7 @@ def test_the_error_of_a_used_port_is_that_of_the_page() -> None:
 
 def test_all_errors_of_the_page_are_tested() -> None:
     elsewhere = {"needs Python 3.12 or newer", "plot needs matplotlib"}  # test_scripts.py, trace/test_plot.py
+    elsewhere |= {"is not supported, only float64", "the parameters are under"}  # model/test_orbax_files.py
     assert set(ERRORS) == set(WRONG) | elsewhere | {"port 8000 on 127.0.0.1 is already in use"}
 
 

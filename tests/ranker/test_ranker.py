@@ -127,6 +127,15 @@ def test_what_is_no_ranker(tmp_path: Path) -> None:
         load_scorer(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.complex64, np.bool_])
+def test_a_ranker_of_other_types_than_floats_is_refused(tmp_path: Path, dtype: type) -> None:
+    broken = make_scorer()
+    object.__setattr__(broken, "queries", broken.queries.astype(dtype))
+    save_scorer(broken, tmp_path)
+    with pytest.raises(ConfigError, match=rf"queries: type {np.dtype(dtype).name} is not a float type"):
+        load_scorer(tmp_path)
+
+
 def test_settings_that_name_one(tmp_path: Path) -> None:
     """The bundled ranker fits the demo model. Another vocabulary and a missing directory are errors."""
     model, cache = read_model_config(str(demo_directory())), CacheConfig(64, 16, "float32")

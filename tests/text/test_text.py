@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.request import SamplingParams
+from orca_jax.text import tokenizer as tokenizer_module
 from orca_jax.text.bad_words import bad_word_ids, engine_params
 from orca_jax.text.stream import IncrementalDecoder, OutputStream, StopMatcher
 from orca_jax.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
@@ -246,3 +247,78 @@ def test_parameters_for_the_engine() -> None:
     assert engine_params(plain, ByteTokenizer()) is plain
     params = SamplingParams(stop=("x",), bad_words=("ab",), bad_token_ids=((7,),), seed=4)
     assert engine_params(params, ByteTokenizer()) == SamplingParams(bad_token_ids=((7,), (97, 98)), seed=4)
+
+
+PIECES = ["a", "▁▁▁", "b", "x▁y", "<0xZZ>", "<0x41>", "<s▁>", "▁a", "<0xé>", "▁", "_", "<0xC3>", "<0xA9>"]
+SENTENCEPIECE = {
+    "Llama": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    "Mistral": decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    ),
+    "T5": decoders.Metaspace(prepend_scheme="never"),
+    "another mark": decoders.Sequence([decoders.Metaspace(replacement="_", prepend_scheme="never"), decoders.Fuse()]),
+    "several": decoders.Sequence([decoders.Replace("▁▁", "--"), decoders.Replace("▁", " "), decoders.Fuse()]),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_added_tokens_are_decoded_as_by_the_library(tmp_path: Path, name: str) -> None:
+    """transformers decodes with the library; there the decoders apply to added tokens, and bytes have a decoder."""
+    path = _sentencepiece(tmp_path) / "tokenizer.json"
+    library = HFTokenizer.from_file(str(path))
+    library.decoder = SENTENCEPIECE[name]
+    library.add_tokens(PIECES)
+    library.add_special_tokens(["<s▁>"])
+    library.save(str(path))
+    ours = load_tokenizer(str(path))
+    ids = [library.token_to_id(piece) for piece in PIECES]
+    for skip in (True, False):
+        assert ours.decode(ids, skip_special_tokens=skip) == library.decode(ids, skip_special_tokens=skip)
+    _check_stream(ours, ids, [1] * len(ids))
+
+
+UNUSABLE = {
+    "an expression": {"type": "Replace", "pattern": {"Regex": "▁+"}, "content": " "},
+    "each token stripped": {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    "text after bytes": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            {"type": "Replace", "pattern": {"String": "a"}, "content": "b"},
+        ],
+    },
+    "a pattern over tokens": {
+        "type": "Sequence",
+        "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_decoders_without_support_are_refused(tmp_path: Path, name: str) -> None:
+    """Each id has bytes of its own here, so decoders over several tokens cannot be followed."""
+    path = _sentencepiece(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": UNUSABLE[name]}))
+    with pytest.raises(ConfigError, match=r"must be a byte-level or SentencePiece tokenizer.*--tokenizer") as caught:
+        load_tokenizer(str(path))
+    assert caught.value.param == "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("limit", "change", "part"),
+    [
+        ("MAX_TOKENS", {}, "vocab"),
+        ("MAX_TOKENS", {"model": {"type": "BPE", "vocab": {}, "merges": ["a b"] * 9}}, "merges"),
+        ("MAX_ADDED_TOKENS", {"added_tokens": [{}] * 9}, "added_tokens"),
+        ("MAX_PARTS", {"normalizer": {"type": "Sequence", "normalizers": [[0, 0, 0]] * 3}}, "parts"),
+    ],
+)
+def test_the_parts_of_a_tokenizer_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, change: dict[str, object], part: str
+) -> None:
+    """Checked before the library reads the file, since its tables are large."""
+    path = _sentencepiece(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    monkeypatch.setattr(tokenizer_module, limit, 8)
+    with pytest.raises(ConfigError, match=rf"tokenizer\.json has more than 8 {part}"):
+        load_tokenizer(str(path))
