@@ -19,7 +19,7 @@ def _shapes(*trees: Any) -> Hashable:
 
 def _common(self: Programs) -> Hashable:
     devices = tuple(device.id for device in self._mesh.devices.flat)
-    return devices, jax.config.read("jax_disable_most_optimizations"), self._config.num_rows
+    return devices, jax.config.read("jax_disable_most_optimizations"), self._config.num_rows, self.widths[-1]
 
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
@@ -29,7 +29,7 @@ def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
 
 def _sampler_key(self: Programs, name: str, width: int, state: Any) -> Hashable:
     shapes = _shapes(self.unembedding, state.history, state.last_token)
-    return name, width, self.widths[-1], _common(self), self._model.family, self._model.vocab_size, shapes
+    return name, width, _common(self), self._model.family, self._model.vocab_size, shapes
 
 
 def _multi_step_key(self: Programs, bucket: int, state: Any) -> Hashable:

@@ -35,7 +35,7 @@ MODEL = ModelConfig(
     mlp_bias=True,
     tied_embeddings=True,
 )
-few = pytest.mark.usefixtures("few_programs")
+few = pytest.mark.usefixtures("few_programs", "quick_compiles")  # for tests that compare tokens
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NUM_PAGES = 1000  # many, so that a copy of the cache would be visible in the other temporary memory
 
