@@ -63,7 +63,7 @@ def convert(source: Path, destination: Path, dtype: DType | None = None) -> None
         raise ConfigError(
             f"{destination / PARAMS} already exists; choose another destination, or remove it", param="destination"
         )
-    read_model_config(source)  # raises if it is wrong
+    config = read_model_config(source)
     kept = dtype or _stored_dtype(source)
     mesh = tensor_mesh(jax.local_devices()[:1])
     decoder = load_decoder(source, dtype=kept, mesh=mesh, progress=progress_bar("Loading", True))
@@ -71,7 +71,15 @@ def convert(source: Path, destination: Path, dtype: DType | None = None) -> None
     for file in sorted(path for pattern in COPIED for path in source.glob(pattern)):
         if not file.name.endswith(OF_WEIGHTS):
             shutil.copy(file, destination)
+    if decoder.config.tied_embeddings != config.tied_embeddings:
+        _untie(destination / "config.json")
     save_decoder(decoder, destination, kept)
+
+
+def _untie(file: Path) -> None:
+    """Correct a configuration whose head is tied, although the weights have one."""
+    values = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**values, "tie_word_embeddings": False}, indent=2) + "\n", encoding="utf-8")
 
 
 def _stored_dtype(source: Path) -> DType:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from orca_jax.bundled import PRESET_PREFIX, is_preset
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import token_ids
+from orca_jax.model.families.keys import check_keys, resolve_aliases
+from orca_jax.model.families.values import short, token_ids
 from orca_jax.model.orbax_files import is_checkpoint
 
 MAX_CONFIG_BYTES = 16 * 2**20
+
+logger = logging.getLogger(__name__)
 
 
 def preset_names() -> tuple[str, ...]:
@@ -24,7 +28,8 @@ def preset_names() -> tuple[str, ...]:
 def read_model_config(source: str | Path) -> ModelConfig:
     """The configuration of `source`, a model directory or "preset:<name>".
 
-    End tokens of generation_config.json join those of config.json, since models rely on both.
+    End tokens of generation_config.json join those named in config.json, since models rely on both. If neither file
+    names one, there is none, as in transformers.
 
     Raises:
         ConfigError: there is no such directory or preset, a file is not a JSON object, the `model_type` is unknown,
@@ -49,13 +54,16 @@ def read_model_config(source: str | Path) -> ModelConfig:
             f"config.json and tokenizer.json into a directory MODEL, then: ln -s {directory.absolute()} MODEL/params",
             param="model",
         )
-    config = config_from_hf(_read_object(directory / "config.json"))
+    hf = _read_object(directory / "config.json")
+    config = config_from_hf(hf)
     generation = directory / "generation_config.json"
+    extra: tuple[int, ...] = ()
     if generation.exists():
-        extra = token_ids(_read_object(generation).get("eos_token_id"))
-        _check_end_tokens("generation_config.json", extra, config)
-        config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra))))
-    return config
+        extra = token_ids(_read_object(generation).get("eos_token_id"), file=generation.name)
+        _check_end_tokens(generation.name, extra, config)
+    if "eos_token_id" not in hf and not extra:
+        logger.warning("%s: no eos_token_id in config.json: texts end only at stop strings and max_tokens", directory)
+    return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra))))
 
 
 def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
@@ -64,13 +72,15 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     Raises:
         ConfigError: as in `read_model_config`.
     """
-    kind = str(hf.get("model_type"))
-    if kind not in FAMILIES:
+    kind = hf.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ConfigError(
-            f"config.json: model_type {kind!r} is not supported, only {', '.join(sorted(FAMILIES))}",
+            f"config.json: model_type {short(kind)} is not supported, only {', '.join(sorted(FAMILIES))}",
             param="model",
         )
-    config = FAMILIES[kind].config_from_hf(hf)
+    family = FAMILIES[kind]
+    check_keys(hf, family)
+    config = family.config_from_hf(resolve_aliases(hf, family))
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
 
@@ -78,7 +88,7 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
 def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -> None:
     outside = [token for token in tokens if token >= config.vocab_size][:3]
     if outside:
-        message = f"{name}: eos_token_id {outside} is outside the vocabulary of {config.vocab_size} tokens"
+        message = f"{name}: eos_token_id {short(outside)} is outside the vocabulary of {config.vocab_size} tokens"
         raise ConfigError(message, param="eos_token_id")
 
 

@@ -19,7 +19,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import has_safetensors, load_safetensors
+from orca_jax.model.weights import has_safetensors, load_safetensors, with_true_head
 from orca_jax.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ def load_decoder(
             itself; "dummy" draws random weights.
         seed: seed of random weights.
         progress: called after each parameter that was read.
-        config: the configuration of `source`, if the caller has read it already.
+        config: the configuration of `source`, if the caller has read it already. If the files contradict its
+            `tied_embeddings`, the decoder's configuration has the value of the files.
 
     Raises:
         ConfigError: the source, its configuration or the format is wrong, or the model cannot be split over the mesh.
@@ -102,8 +103,10 @@ def load_decoder(
             f"{source} has no weights in the format {load_format}; use auto or dummy", param="load_format"
         )
     directory = Path(source)
-    structure, shapes = abstract_decoder(config, dtype, mesh)
     is_orbax = load_format == "orbax" or (load_format == "auto" and _has_orbax(directory))
+    if not is_orbax:
+        config = with_true_head(directory, config, dtype)
+    structure, shapes = abstract_decoder(config, dtype, mesh)
     read = load_orbax if is_orbax else load_safetensors
     decoder: Decoder = nnx.merge(structure, read(directory, config, shapes, progress))
     return decoder

@@ -10,17 +10,18 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 
-from orca_jax.config import ModelConfig
+from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
@@ -38,6 +39,8 @@ _VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
 _PART = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+HEAD = "lm_head.weight"
+_COMPARED = 2**22  # numbers of a table in memory at once
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,49 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
     if problems:
         raise CheckpointError(str(directory), problems)
     return with_parameters(shapes, values)
+
+
+def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelConfig:
+    """The configuration, untied if the files hold an unembedding unequal to the embedding.
+
+    Some fine-tuned models have a head of their own, and a configuration with a tied one. As in transformers, both are
+    compared in the type of loading, and the files decide.
+
+    Raises:
+        ConfigError: as in `load_safetensors`.
+        CheckpointError: the files cannot be found or opened.
+    """
+    if not config.tied_embeddings:
+        return config
+    family = FAMILIES[config.family]
+    (embedding,) = (weight for weight in family.weights(config) if weight.path == "embedding.table")
+    with ExitStack() as stack:
+        files = _open(directory, stack)
+        (key,) = _find(embedding, family, files, config).keys
+        if key not in files.tensors or HEAD not in files.tensors:
+            return config
+        try:
+            same = _is_equal(files.tensors[key].get_slice(key), files.tensors[HEAD].get_slice(HEAD), dtype)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(str(directory), [f"{HEAD}: cannot be read: {first_line(error)}"]) from None
+    if same:
+        return config
+    logger.warning("%s: %s differs from the embedding: it is used, although config.json ties them", directory, HEAD)
+    return replace(config, tied_embeddings=False)
+
+
+def _is_equal(one: Any, other: Any, dtype: DType) -> bool:
+    """Compare two tables in `dtype`, a part of the rows at a time."""
+    shape = one.get_shape()
+    if len(shape) != 2 or other.get_shape() != shape or {one.get_dtype(), other.get_dtype()} - set(_FLOATS):
+        return False  # what is wrong is reported with the other problems of the files
+    step = max(1, _COMPARED // max(1, shape[1]))
+    for start in range(0, shape[0], step):
+        rows = slice(start, min(start + step, shape[0]))
+        first, second = (np.asarray(table[rows]).astype(jnp.dtype(dtype)) for table in (one, other))
+        if not np.array_equal(first, second):
+            return False
+    return True
 
 
 def _open(directory: Path, stack: ExitStack) -> Files:
@@ -232,7 +278,7 @@ def _compare(
                 problems[f"{key}: type {tensor.get_dtype()} is not supported, only {', '.join(_FLOATS)}"] = None
     used = {key for source in sources.values() for key in source.keys}
     if config.tied_embeddings:
-        used.add("lm_head.weight")  # some files repeat the embedding
+        used.add(HEAD)  # some files repeat the embedding
     for key in sorted(set(files.tensors) - used):
         if not family.ignored.fullmatch(key):
             problems[f"{key}: unexpected"] = None

@@ -1,4 +1,7 @@
-"""Reads the sampling defaults of a model from generation_config.json. Its end tokens are read with the model."""
+"""Reads the sampling defaults of a model from generation_config.json. Its end tokens are read with the model.
+
+Old models have them in config.json, which transformers and vLLM read if there is no generation_config.json.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -11,6 +14,7 @@ from orca_jax.request import SamplingParams
 from orca_jax.text.settings_file import read_settings
 
 NAME = "generation_config.json"
+OLD_NAME = "config.json"
 MAX_NUMBER = 2**53  # absolute value; no field allows more
 
 # Key of the file -> field of SamplingParams, and its type.
@@ -23,18 +27,55 @@ _FIELDS: Mapping[str, tuple[str, type[float] | type[int]]] = {
     "max_new_tokens": ("max_tokens", int),
 }
 
+# Programs of the time wrote all their defaults into config.json. These are not a choice of the model.
+_OLD_DEFAULTS: Mapping[str, object] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 50,
+    "repetition_penalty": 1.0,
+    "do_sample": False,
+}
+
+# Keys without a counterpart here, and the values without effect on the tokens of transformers.
+_OTHERS: Mapping[str, tuple[object, ...]] = {
+    "bad_words_ids": (None,),
+    "begin_suppress_tokens": (None,),
+    "diversity_penalty": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "num_beam_groups": (None, 1),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0),
+    "sequence_bias": (None,),
+    "stop_strings": (None,),
+    "suppress_tokens": (None,),
+    "top_h": (None,),
+    "typical_p": (None, 1),
+    "watermarking_config": (None,),
+}
+
 logger = logging.getLogger(__name__)
 
 
 def read_generation_defaults(source: str, setting: str) -> dict[str, float | int]:
     """Return the defaults of a request's sampling parameters, by the names of `SamplingParams`.
 
-    Null values are ignored. `do_sample: false` means greedy sampling, so temperature 0. Other keys, such as beams or
-    cache settings, are ignored, since they configure transformers.
+    Null values are ignored. `do_sample: false` means greedy sampling, so temperature 0. Other keys configure
+    transformers, and are ignored. A warning names those with an effect on its tokens, such as beams.
 
     Args:
         source: the model directory; empty or "preset:<name>" for a preset.
-        setting: "auto" reads the file in `source`, "none" and "vllm" read nothing, others are a directory or a file.
+        setting: "auto" reads the file in `source`, or else its config.json; "none" and "vllm" read nothing, others are
+            a directory or a file.
 
     Raises:
         ConfigError: the file or one of its values is wrong; the message names both. `param` is "generation_config".
@@ -46,7 +87,12 @@ def read_generation_defaults(source: str, setting: str) -> dict[str, float | int
     if setting != "auto" and not path.is_file():
         message = f'{path} is missing; generation_config must be "auto", "none" or a directory with {NAME}'
         raise ConfigError(message, param="generation_config")
+    if setting == "auto" and not path.exists():
+        path = directory / OLD_NAME
     values = read_settings(path, param="generation_config")
+    if path.name == OLD_NAME:
+        values = {key: value for key, value in values.items() if _OLD_DEFAULTS.get(key) != value}
+    _warn(values, path)
     defaults = {name: _number(values[key], kind, key, path) for key, (name, kind) in _FIELDS.items() if key in values}
     found = {name: number for name, number in defaults.items() if number is not None}
     if _is_greedy(values, path):
@@ -55,6 +101,12 @@ def read_generation_defaults(source: str, setting: str) -> dict[str, float | int
     if found:
         logger.info("sampling defaults of the model: %s", found)
     return found
+
+
+def _warn(values: Mapping[str, Any], path: Path) -> None:
+    ignored = [key for key, neutral in _OTHERS.items() if values.get(key) not in neutral]
+    if ignored:
+        logger.warning("%s: %s: ignored; a request sets what it needs", path, ", ".join(ignored))
 
 
 def _number(value: object, kind: type[float] | type[int], key: str, path: Path) -> float | int | None:

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from orca_jax.config import RopeConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import config_from_hf, preset_names, read_model_config
+from orca_jax.model.families import FAMILIES
+from orca_jax.model.families.base import Family
+from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
+from tests.project.source import ROOT
 
 # name: layers, embed, heads, KV heads, MLP, vocabulary, positions
 PRESETS = {
@@ -28,6 +33,8 @@ PRESETS = {
 
 GPT2: dict[str, Any] = {"model_type": "gpt2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
+LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+HUB: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/fixtures/configs/hub.json").read_text(encoding="utf-8"))
 
 
 def test_presets() -> None:
@@ -74,8 +81,30 @@ def test_describing_a_model_imports_no_jax() -> None:
         ({**LLAMA, "rope_scaling": ["linear"]}, "rope_scaling"),
         ({**LLAMA, "rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({**LLAMA, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "long_factor"),
+        (
+            {**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor",
+        ),
         ({**LLAMA, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({**LLAMA, "is_causal": False}, "is_causal"),
+        ({**GPT2, "is_causal": None}, "is_causal"),
+        ({**LLAMA, "sliding_window": 4096}, "sliding_window"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "layer_types"),
+        ({**LLAMA, "per_layer_config": {"0": {"rms_norm_eps": 0.5}}}, "per_layer_config"),
+        ({**GPT2, "quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+        ({**LLAMA, "quantization_config": {}}, "quantization_config"),
+        ({**LLAMA, "quantization": {"group_size": 64, "bits": 4}}, "quantization"),
+        ({**LLAMA, "architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({**GPT2, "architectures": "GPT2LMHeadModel"}, "architectures"),
+        ({**LLAMA, "auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}, "auto_map"),
+        ({**GPT2, "auto_map": {"AutoConfig": "configuration_own.Own"}}, "auto_map"),
+        ({**GPT2, "auto_map": ["configuration_own.Own"]}, "auto_map"),
+        ({**GPT2, "num_key_value_heads": 1}, "num_key_value_heads"),
+        ({**LLAMA, "logit_scale": 0.1}, "logit_scale"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
+        ({**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ({**GPT2, "n_layer": 3, "num_hidden_layers": 2}, "num_hidden_layers"),
     ],
     ids=str,
 )
@@ -94,10 +123,46 @@ def test_old_and_new_spellings_of_rope_agree() -> None:
     assert (new.rope.kind, new.rope.theta, new.rope.factor) == ("linear", 5e5, 4.0)
 
 
+def test_of_two_spellings_rope_scaling_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """All of `rope_parameters` is dropped, as in transformers, its `rope_theta` too."""
+    new = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    both = config_from_hf({**LLAMA, "rope_parameters": new, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert both.rope == RopeConfig(theta=10000.0, kind="dynamic", factor=2.0)
+    assert "rope_scaling replaces rope_parameters" in caplog.text
+    for nothing in (None, {}):
+        assert config_from_hf({**LLAMA, "rope_parameters": new, "rope_scaling": nothing}).rope == RopeConfig(
+            theta=5e5, kind="linear", factor=4.0
+        )
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_the_outer_original_length_counts(kind: str) -> None:
+    numbers = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+    rope = {"rope_type": kind, "original_max_position_embeddings": 64, **numbers, **factors}
+    for outer, expected in ((None, 64), (16, 16)):
+        config = config_from_hf({**LLAMA, "rope_parameters": rope, "original_max_position_embeddings": outer})
+        assert config.rope is not None and config.rope.original_max_position == expected
+        assert config.max_positions == (expected if kind == "longrope" else 2048)
+
+
 def test_changing_frequencies_limit_the_context() -> None:
     factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096, **factors}
     assert config_from_hf({**LLAMA, "max_position_embeddings": 131072, "rope_parameters": rope}).max_positions == 4096
+
+
+def test_without_a_key_there_is_no_end_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in transformers: the default of the family joins neither the tokens of the other file nor an empty list."""
+    for family in (GPT2, LLAMA):
+        (tmp_path / "config.json").write_text(json.dumps({**family, "vocab_size": 97}))
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+        assert read_model_config(tmp_path).eos_token_ids == (7,)
+        assert not caplog.records
+        (tmp_path / "generation_config.json").write_text("{}")
+        assert read_model_config(tmp_path).eos_token_ids == ()
+        assert "no eos_token_id" in caplog.text
+        caplog.clear()
 
 
 def test_end_tokens_of_both_files_count(tmp_path: Path) -> None:
@@ -105,6 +170,120 @@ def test_end_tokens_of_both_files_count(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (7,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert read_model_config(tmp_path).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_configurations_of_the_hub_are_read(name: str) -> None:
+    config = config_from_hf(HUB[name])
+    assert config.vocab_size == HUB[name]["vocab_size"]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_the_table_of_a_family_has_the_keys_that_it_reads(family: Family) -> None:
+    read: set[str] = set()
+
+    class Recorder(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add(key)
+            return super().get(key, default)
+
+    family.config_from_hf(Recorder(model_type=family.name))
+    assert read - SHARED == family.keys
+    harmless = [key for keys in HARMLESS.values() for key in keys]
+    assert len(harmless) == len(set(harmless))
+    assert not set(harmless) & (SHARED | FIXED.keys() | family.keys | family.fixed.keys() | family.aliases.keys())
+
+
+def test_unknown_keys_are_named_together_with_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"'num_layer', 'b'; .*did you mean 'n_layer'.*remove it"):
+        config_from_hf({**GPT2, "num_layer": 2, "b": 1, "null counts as missing": None})
+    with pytest.raises(ConfigError, match=r"and 995 more") as caught:
+        config_from_hf({**LLAMA, **{"x" * 10**4 + str(i): i for i in range(1000)}})
+    assert len(caught.value.message) < 1000
+
+
+def test_gpt2_has_two_names_for_its_sizes() -> None:
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 64}
+    config = config_from_hf({**GPT2, **sizes, "n_layer": 3})
+    assert (config.embed_dim, config.num_heads, config.num_layers, config.max_positions) == (48, 4, 3, 64)
+
+
+MALFORMED = [
+    "1",
+    "true",
+    "false",
+    "",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    float("nan"),
+    float("inf"),
+    -1,
+    10**400,
+    -(10**400),
+    "NaN",
+]
+BOOLEANS = {"tie_word_embeddings", "attention_bias", "mlp_bias", "scale_attn_weights", "is_causal", "truncate"}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_malformed_values_are_refused_by_name(family: Family) -> None:
+    """Values of another type are never converted, and never lead to an error of Python."""
+    optional = {"rope_parameters", "rope_scaling"}
+    for key in sorted(family.keys | family.fixed.keys() | FIXED.keys() | {"tie_word_embeddings"}):
+        for value in [*MALFORMED, *([0, 1, 2.0] if key in BOOLEANS else [True, False, 0])]:
+            if value in FIXED.get(key, family.fixed.get(key, ())) or (key in optional and value == {}):
+                continue
+            with pytest.raises(ConfigError, match=f"config.json.*{key}|{key}.*config.json") as caught:
+                config_from_hf({"model_type": family.name, key: value})
+            assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "llama3", "yarn", "longrope"])
+def test_malformed_rotary_positions_are_refused_by_name(kind: str) -> None:
+    good: dict[str, Any] = {
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        **({"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}),
+        **(
+            {"beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 1, "truncate": True}
+            if kind == "yarn"
+            else {}
+        ),
+        **({"attention_factor": 1.0} if kind in ("yarn", "longrope") else {}),
+        **({"short_factor": [1.0] * 64, "long_factor": [2.0] * 64} if kind == "longrope" else {}),
+    }
+    config_from_hf({**LLAMA, "rope_parameters": {"rope_type": kind, **good}})
+    for key in good:
+        bad = [0, 1, 2.0] if key == "truncate" else [True, False, 0]
+        bad = [True, False] if "mscale" in key else bad
+        for value in [*MALFORMED, *bad, [True] * 64, [0.0] * 64, [float("nan")] * 64, ["1"] * 64]:
+            with pytest.raises(ConfigError, match=key):
+                config_from_hf({**LLAMA, "rope_parameters": {"rope_type": kind, **good, key: value}})
+
+
+@pytest.mark.parametrize(
+    ("rope", "param"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
+        ({"rope_type": "yarn", "factor": 8.0, "rope_theta": 1.0}, "rope_theta"),
+        (
+            {"rope_type": "longrope", "original_max_position_embeddings": 1, **LONG},
+            "original_max_position_embeddings",
+        ),
+        ({"rope_type": 7}, "rope_type"),
+        ({"rope_type": ["linear"]}, "rope_type"),
+        ({"rope_type": None}, "rope_type"),
+    ],
+    ids=str,
+)
+def test_rotary_positions_without_a_meaning_are_refused(rope: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError, match=param) as caught:
+        config_from_hf({**LLAMA, "rope_parameters": rope})
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"gpt2"'])

@@ -4,18 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model import weights
+from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import INDEX, SINGLE
 from tests.model.reference import REFERENCE, copy_of, logits, mesh_of
 
-GPT2, LLAMA, MANY = "gpt2-25-heads", "llama-12-heads-3-groups", "llama-biases-sharded"
+GPT2, TIED = "gpt2-25-heads", "llama-25-heads"
+LLAMA, MANY = "llama-12-heads-3-groups", "llama-biases-sharded"
 
 
 def load(directory: Path, devices: int = 1) -> Decoder:
@@ -71,6 +74,30 @@ def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     save_file(tensors, directory / SINGLE)
     assert problems(directory) == ("lm_head.weight: missing",)
+
+
+@pytest.mark.parametrize(("name", "embedding"), [(GPT2, "transformer.wte.weight"), (TIED, "model.embed_tokens.weight")])
+def test_a_head_that_differs_from_a_tied_embedding_is_used(
+    tmp_path: Path, name: str, embedding: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weights, "_COMPARED", 1000)  # several parts
+    directory = copy_of(name, tmp_path)
+    tensors = load_file(directory / SINGLE)
+    head = tensors[embedding].copy()
+    head[-1] *= 2  # the last row, in the last part
+    save_file({**tensors, "lm_head.weight": head}, directory / SINGLE)
+    decoder = load(directory)
+    assert not decoder.config.tied_embeddings and decoder.head is not None
+    np.testing.assert_array_equal(np.asarray(decoder.head.table.get_value())[: len(head)], head)
+    assert "lm_head.weight differs" in caplog.text
+    for other in (head[:-1], head.astype(np.int32)):
+        save_file({**tensors, "lm_head.weight": other}, directory / SINGLE)
+        assert all(problem.startswith("lm_head.weight: ") for problem in problems(directory))
+    # Both are compared as the type in which they are served.
+    save_file({**tensors, "lm_head.weight": tensors[embedding].astype(ml_dtypes.bfloat16)}, directory / SINGLE)
+    config = read_model_config(directory)
+    assert weights.with_true_head(directory, config, "bfloat16").tied_embeddings
+    assert not weights.with_true_head(directory, config, "float32").tied_embeddings
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])

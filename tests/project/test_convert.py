@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from scripts.convert_checkpoint import main
-from tests.model.reference import REFERENCE, mesh_of
+from tests.model.reference import REFERENCE, copy_of, mesh_of
 
 SOURCE = REFERENCE / "gpt2-untied-sharded"
 
@@ -38,6 +39,17 @@ def test_lists_of_shards_are_not_copied(tmp_path: Path) -> None:
         (source / name).write_text("{}")
     assert main([str(source), str(tmp_path / "out")]) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "generation_config.json", "params"}
+
+
+def test_a_tied_model_with_a_head_of_its_own_is_untied(tmp_path: Path) -> None:
+    source = copy_of("gpt2-25-heads", tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    head = 2 * tensors["transformer.wte.weight"]
+    save_file({**tensors, "lm_head.weight": head}, source / "model.safetensors")
+    assert main([str(source), str(tmp_path / "out")]) == 0
+    decoder = load_decoder(tmp_path / "out", dtype="float32", mesh=mesh_of(1))
+    assert decoder.head is not None
+    np.testing.assert_array_equal(np.asarray(decoder.head.table.get_value())[: len(head)], head)
 
 
 def test_another_type(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete mo
     "is not a directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
+    "config.json: unknown for": lambda model: EngineConfig(str(edited(model, logit_scale=0.5))),
     "holds only pickled weights": lambda model: EngineConfig(str(pickled(model))),
     "it has neither model.safetensors nor": lambda model: EngineConfig(str(without(model, "model.safetensors"))),
     "holds an adapter": lambda model: EngineConfig(str(an_adapter(model))),

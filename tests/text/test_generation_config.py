@@ -54,6 +54,26 @@ def test_where_it_is_read(tmp_path: Path) -> None:
     assert read_generation_defaults(str(ROOT / "checkpoints" / "demo"), "auto") == {"temperature": 0.7, "top_p": 0.95}
 
 
+def test_old_models_have_them_in_their_configuration(tmp_path: Path) -> None:
+    defaults = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "do_sample": False}
+    config = {"model_type": "gpt2", "n_layer": 2, **defaults, "repetition_penalty": 1.2}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert read_generation_defaults(str(tmp_path), "auto") == {"repetition_penalty": 1.2}
+    assert read_generation_defaults(str(tmp_path), "none") == {}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "top_k": "5"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json: top_k must be an integer"):
+        read_generation_defaults(str(tmp_path), "auto")
+    assert read_generation_defaults(written(tmp_path, {"top_k": 5}), "auto") == {"top_k": 5}
+
+
+def test_ignored_keys_with_an_effect_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = {"num_beams": 1, "typical_p": 1.0, "bad_words_ids": None, "cache_implementation": "hybrid"}
+    assert read_generation_defaults(written(tmp_path, neutral), "auto") == {}
+    assert not caplog.records
+    assert read_generation_defaults(written(tmp_path, {**neutral, "num_beams": 4, "min_length": [1]}), "auto") == {}
+    assert "min_length, num_beams: ignored" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -4,26 +4,25 @@ import re
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import (
-    Family,
+from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.values import (
     HfConfig,
-    Weight,
     first_token_id,
     get_activation,
+    get_bool,
     get_float,
     get_int,
-    reject,
     token_ids,
 )
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a GPT-2 config.json; missing keys get the defaults of transformers.
+    """Read a GPT-2 config.json; missing keys get the defaults of transformers, and without a key there are no
+    end tokens.
 
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
-    reject(hf, {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False})
     embed, heads = get_int(hf, "n_embd", 768), get_int(hf, "n_head", 12)
     if embed % heads:
         raise ConfigError(f"config.json: n_head {heads} does not divide n_embd {embed}", param="n_head")
@@ -43,8 +42,8 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         gated_mlp=False,
         attention_bias=True,
         mlp_bias=True,
-        tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
-        eos_token_ids=token_ids(hf.get("eos_token_id", 50256)),
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        eos_token_ids=token_ids(hf.get("eos_token_id")),
         bos_token_id=first_token_id(hf, "bos_token_id"),
     )
 
@@ -80,7 +79,27 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
 GPT2 = Family(
     name="gpt2",
     config_from_hf=config_from_hf,
+    keys=frozenset(
+        {
+            "activation_function",
+            "layer_norm_epsilon",
+            "n_embd",
+            "n_head",
+            "n_inner",
+            "n_layer",
+            "n_positions",
+            "vocab_size",
+        }
+    ),
+    architectures=("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
     weights=weights,
     prefixes=("transformer.", ""),
     ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),  # causal masks of old checkpoints
+    fixed={"scale_attn_weights": (True, None), "scale_attn_by_inverse_layer_idx": (False, None)},
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )

@@ -1,0 +1,224 @@
+"""The keys of a config.json: those with one supported value, those without effect, and the refusal of all others.
+
+A family has the table of its own keys (`Family.keys`). Every other key must be in a table of this module. So no key
+with an effect on the arithmetic is ignored.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+from orca_jax.errors import ConfigError
+from orca_jax.model.families.base import Family
+from orca_jax.model.families.values import HfConfig, is_same, refusal, short
+
+SHARED = frozenset({"model_type", "architectures", "auto_map", "tie_word_embeddings", "eos_token_id", "bos_token_id"})
+"""Keys that are read for every family."""
+
+FIXED: Mapping[str, tuple[object, ...]] = {
+    "add_cross_attention": (False, None),
+    "attention_chunk_size": (None,),
+    "compression_config": (None,),
+    "cross_attention_hidden_size": (None,),
+    "fusion_config": (None,),
+    "is_causal": (True,),  # transformers reads null as false
+    "is_encoder_decoder": (False, None),
+    "layer_types": (None,),
+    "per_layer_config": (None, {}),
+    "pruned_heads": (None, {}),
+    "quantization": (None,),
+    "quantization_config": (None,),
+    "rope_interleaved": (False, None),
+    "sliding_window": (None,),
+    "transformers_weights": (None,),
+    "use_sliding_window": (False, None),
+}
+"""Keys with an effect on the arithmetic, and their values without one."""
+
+HARMLESS: Mapping[str, tuple[str, ...]] = {
+    "notes of the program that wrote the file": (
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "author",
+        "created_date",
+        "description",
+        "finetuning_task",
+        "is_llama_config",
+        "license",
+        "n_special",
+        "name_or_path",
+        "predict_special_tokens",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+    ),
+    "training: dropout, initial values, memory": (
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "attn_pdrop",
+        "embd_pdrop",
+        "gradient_checkpointing",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "initializer_range",
+        "resid_pdrop",
+        "tf_legacy_loss",
+        "use_bfloat16",
+    ),
+    "the type of the stored weights; --dtype sets the type here": ("dtype", "torch_dtype"),
+    "heads for other tasks": (
+        "_num_labels",
+        "classifier_dropout",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+    ),
+    "the same results, computed otherwise": (
+        "_attn_implementation",
+        "_flash_attn_2_enabled",
+        "attn_implementation",
+        "chunk_size_feed_forward",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "pretraining_tp",
+        "reorder_and_upcast_attn",
+        "return_dict",
+        "torchscript",
+        "use_cache",
+        "xla_device",
+    ),
+    "roles in models of another kind": (
+        "decoder_start_token_id",
+        "is_decoder",
+        "tie_encoder_decoder",
+        "type_vocab_size",
+    ),
+    "tokenizers and prompts": (
+        "mask_token_id",
+        "model_max_length",
+        "pad_token_id",
+        "prefix",
+        "sep_token_id",
+        "task_specific_params",
+        "tokenizer_class",
+        "unk_token_id",
+    ),
+    "limits that transformers does not read": ("max_sequence_length", "n_ctx"),
+    "defaults of generate(), read with the sampling defaults (text/generation_config.py)": (
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_scores",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "return_dict_in_generate",
+        "suppress_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    ),
+}
+"""Keys without effect on the logits, by the reason. Their values are not read."""
+
+_IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
+_OWN_CODE = frozenset({"AutoConfig", "AutoModel", "AutoModelForCausalLM"})
+_REMEDIES: Mapping[str, str] = {
+    "is_causal": "only causal decoders are supported",
+    "quantization_config": "use the model's weights without quantization",
+    "quantization": "use the model's weights without quantization",
+    "compression_config": "use the model's weights without quantization",
+}
+
+
+def check_keys(hf: HfConfig, family: Family) -> None:
+    """Refuse every key with a possible effect on the results, unless this family reads it.
+
+    Raises:
+        ConfigError: a key is unknown, or has a value without support in the decoder. The error names the key.
+    """
+    for key, values in {**FIXED, **family.fixed}.items():
+        if key in hf and not any(is_same(hf[key], value) for value in values):
+            remedy = _REMEDIES.get(key, "the decoder has no such option")
+            message = f"config.json: {key} {short(hf[key])} is not supported; it must be {values[0]!r}: {remedy}"
+            raise ConfigError(message, param=key)
+    known = SHARED | family.keys | family.aliases.keys() | family.fixed.keys() | FIXED.keys() | _IGNORED
+    unknown = [key for key, value in hf.items() if key not in known and value is not None]
+    if unknown:
+        raise _unknown(unknown, sorted(family.keys | family.aliases.keys() | SHARED), family)
+    _check_classes(hf, family)
+
+
+def _unknown(keys: Sequence[str], read: Sequence[str], family: Family) -> ConfigError:
+    names = ", ".join(short(key) for key in keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+    close = get_close_matches(keys[0][:50], read, n=1)
+    hint = f"did you mean {close[0]!r}? If not, and" if close else "if"
+    message = (
+        f"config.json: unknown for {family.name}: {names}; a key without a meaning here may change the results of the "
+        f"model; {hint} the model does not need it, remove it from config.json"
+    )
+    return ConfigError(message, param=keys[0])
+
+
+def _check_classes(hf: HfConfig, family: Family) -> None:
+    """Refuse models of another class, and those with code of their own. Such code is never run here."""
+    classes = hf.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise refusal("architectures", "must be a list of names", classes)
+    if classes and not set(classes) & set(family.architectures):
+        raise ConfigError(
+            f"config.json: architectures {short(classes)} is not supported for {family.name}, only "
+            f"{', '.join(family.architectures)}; correct it if the weights are those of such a model",
+            param="architectures",
+        )
+    own = hf.get("auto_map")
+    if own is not None and not isinstance(own, dict):
+        raise refusal("auto_map", "must be an object", own)
+    found = sorted(_OWN_CODE & own.keys()) if own else []
+    if found:
+        raise ConfigError(
+            f"config.json: auto_map names code of the model's own for {', '.join(found)}, which is never run here; "
+            f"if the weights are those of a plain {family.architectures[0]}, remove auto_map",
+            param="auto_map",
+        )
+
+
+def resolve_aliases(hf: HfConfig, family: Family) -> HfConfig:
+    """The configuration with each alias replaced by its key.
+
+    Raises:
+        ConfigError: an alias and its key have different values.
+    """
+    resolved = {key: value for key, value in hf.items() if key not in family.aliases}
+    for alias, key in family.aliases.items():
+        value = hf.get(alias)
+        if value is None:
+            continue
+        if hf.get(key) is not None and not is_same(hf[key], value):
+            message = f"config.json: {alias} {short(value)} contradicts {key} {short(hf[key])}; remove one of them"
+            raise ConfigError(message, param=alias)
+        resolved[key] = value
+    return resolved

@@ -1,0 +1,202 @@
+"""Reading of rotary positions: `rope_parameters` of transformers 5, and the older `rope_scaling` and `rope_theta`.
+
+The rules are those of transformers 5 (`convert_rope_params_to_dict`, `standardize_rope_params`).
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orca_jax.config import RopeConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_float,
+    get_floats,
+    get_int,
+    get_optional_float,
+    is_number,
+    is_same,
+    refusal,
+    short,
+)
+
+Scaling = Mapping[str, Any]
+
+KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings"})
+"""Keys of config.json with rotary positions."""
+
+INNER_KEYS = frozenset(
+    {
+        "rope_type",
+        "type",  # the old name of rope_type
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "short_factor",
+        "long_factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "partial_rotary_factor",
+        "finetuned",  # a note of the first models with yarn
+    }
+)
+"""Keys of the object. Transformers too reads only those of the kind, and ignores the others."""
+
+logger = logging.getLogger(__name__)
+
+
+def read_rope(hf: HfConfig, head_dim: int, limit: int) -> tuple[RopeConfig, int]:
+    """The rotary positions, and their number.
+
+    Args:
+        hf: the configuration.
+        head_dim: dimensions of a head.
+        limit: `max_position_embeddings`.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
+    """
+    key, scaling = _chosen(hf)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise refusal("rope_type", f"must be one of {', '.join(sorted(_KINDS))}", kind)
+    unknown = sorted(name for name in scaling.keys() - INNER_KEYS if scaling[name] is not None)
+    if unknown:
+        message = f"config.json: {key} has the unknown key {short(unknown[0])}; remove it if the model does not need it"
+        raise ConfigError(message, param=unknown[0])
+    for name in _NEEDED.get(kind, ()):
+        if scaling.get(name) is None:
+            raise ConfigError(f"config.json: rope_type {kind} needs {name} in {key}", param=name)
+    _check_partial(hf, scaling)
+    if head_dim % 2:
+        raise refusal("head_dim", "must be even for rotary positions", head_dim)
+    # Some models write the length beside the object, and transformers prefers this one.
+    outer = hf if hf.get("original_max_position_embeddings") is not None else scaling
+    original = get_int(outer, "original_max_position_embeddings", limit)
+    rope = _KINDS[kind](scaling, get_float(scaling, "rope_theta", _theta(hf)), original, limit)
+    if kind == "longrope":
+        _check_factors(scaling, head_dim)
+        # Beyond `original` all frequencies would change, and with them all cached keys.
+        limit = min(limit, original)
+    return rope, limit
+
+
+def _chosen(hf: HfConfig) -> tuple[str, Scaling]:
+    """The object with the kind, and its key: `rope_scaling` if there are both, as in transformers."""
+    found: dict[str, Scaling] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        value = hf.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise refusal(key, "must be an object or null", value)
+        if value:
+            found[key] = value
+    if len(found) == 2 and found["rope_scaling"] != found["rope_parameters"]:
+        logger.warning("config.json: rope_scaling replaces rope_parameters, as in transformers; remove one of them")
+    return next(iter(found.items()), ("rope_parameters", {}))
+
+
+def _theta(hf: HfConfig) -> float:
+    return get_float(hf, "rope_theta", 10000.0)
+
+
+def _check_partial(hf: HfConfig, scaling: Scaling) -> None:
+    for values in (hf, scaling):
+        part = values.get("partial_rotary_factor")
+        if part is not None and not is_same(part, 1.0):
+            raise refusal("partial_rotary_factor", "is not supported; it must be 1.0", part)
+
+
+def _check_factors(scaling: Scaling, head_dim: int) -> None:
+    for key in ("short_factor", "long_factor"):
+        factors = get_floats(scaling, key)
+        if len(factors) != head_dim // 2:
+            problem = f"must have {head_dim // 2} values for rope_type longrope"
+            raise refusal(key, problem, f"{len(factors)} values")
+
+
+def _default(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    return RopeConfig(theta=theta)
+
+
+def _linear(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    return RopeConfig(theta=theta, kind="linear", factor=get_float(scaling, "factor"))
+
+
+def _dynamic(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    """Dynamic scaling: frequencies change only beyond `max_position_embeddings`, and no text is longer here."""
+    return RopeConfig(theta=theta, kind="dynamic", factor=get_float(scaling, "factor"))
+
+
+def _llama3(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    low, high = get_float(scaling, "low_freq_factor"), get_float(scaling, "high_freq_factor")
+    if high <= low:
+        raise refusal("high_freq_factor", f"must be more than low_freq_factor {low}", high)
+    return RopeConfig(
+        theta=theta,
+        kind="llama3",
+        factor=get_float(scaling, "factor"),
+        original_max_position=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    if theta == 1.0:
+        raise refusal("rope_theta", "must differ from 1 for rope_type yarn", theta)
+    return RopeConfig(
+        theta=theta,
+        kind="yarn",
+        factor=get_float(scaling, "factor", limit / original),
+        original_max_position=original,
+        beta_fast=get_float(scaling, "beta_fast", 32.0),
+        beta_slow=get_float(scaling, "beta_slow", 1.0),
+        attention_factor=get_optional_float(scaling, "attention_factor"),
+        mscale=_get_scale(scaling, "mscale"),
+        mscale_all_dim=_get_scale(scaling, "mscale_all_dim"),
+        truncate=get_bool(scaling, "truncate", True),
+    )
+
+
+def _get_scale(scaling: Scaling, key: str) -> float | None:
+    """A positive number, or None for null and 0."""
+    value = scaling.get(key)
+    return None if is_number(value) and value == 0 else get_optional_float(scaling, key)
+
+
+def _longrope(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    if original == 1:
+        raise refusal("original_max_position_embeddings", "must be more than 1 for rope_type longrope", original)
+    return RopeConfig(
+        theta=theta,
+        kind="longrope",
+        factor=get_float(scaling, "factor", limit / original),
+        original_max_position=original,
+        attention_factor=get_optional_float(scaling, "attention_factor"),
+        short_factor=get_floats(scaling, "short_factor"),
+    )
+
+
+_KINDS: Mapping[str, Callable[[Scaling, float, int, int], RopeConfig]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("low_freq_factor", "high_freq_factor", "factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
