@@ -52,8 +52,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory of compiled programs for the whole run: executors with the same shapes compile once."""
-    return str(tmp_path_factory.mktemp("programs"))
+    """A directory of compiled programs for the whole run: executors with the same shapes compile once.
+
+    All processes of a run share it. A limit of its size makes JAX lock it, so that no process reads a half-written
+    program.
+    """
+    jax.config.update("jax_compilation_cache_max_size", 8 << 30)
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    return str(directory)
+
+
+@pytest.fixture(scope="module")
+def compiled_once() -> Iterator[None]:
+    """Compile each program of executors once in this process: equal programs are neither traced nor compiled again."""
+    from orca_jax.exec.programs import Programs
+    from tests.programs import remembering
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, method in remembering().items():
+            patch.setattr(Programs, name, method)
+        yield
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile fewer programs: few buckets, and samplers no wider than the rows of a test.
+
+    For tests with a few rows. A small batch gets more padding, and a prompt is scored in more launches.
+    """
+    monkeypatch.setattr("orca_jax.exec.buckets._FINE", (4, 16, 64))
+    monkeypatch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from orca_jax.build.engine import build_engine, default_tokens
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
+from orca_jax.request import SamplingParams
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 
@@ -46,6 +47,7 @@ def test_a_wrong_setting_is_named_with_its_remedy(
     assert error.value.param == param
 
 
+@pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
 def test_auto_on_a_cpu(program_cache: str) -> None:
     built = build_engine(config(program_cache, max_model_len=48))
     resolved = built.executor_config
@@ -69,9 +71,14 @@ def test_a_token_budget_leaves_half_of_itself_to_prompts() -> None:
     assert tokens("tpu", scheduler="chunked") == tokens("tpu", scheduler="orca")
 
 
+@pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
 def test_reference_attention_serves_too(program_cache: str) -> None:
     settings = {"attention_implementation": "reference", "tensor_parallel_size": 1, "num_pages": 20, "page_size": 8}
-    built = build_engine(config(program_cache, **settings, max_num_seqs=2))
-    assert built.executor_config is not None
-    assert built.executor_config.attention_implementation == "reference"
-    built.close()
+    with build_engine(config(program_cache, **settings, max_num_seqs=2)) as built:
+        assert built.executor_config is not None
+        assert built.executor_config.attention_implementation == "reference"
+        built.engine.add("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        tokens = []
+        while built.engine.has_work:
+            tokens += [token for update in built.engine.step() for token in update.new_ids]
+    assert len(tokens) == 3

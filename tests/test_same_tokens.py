@@ -18,6 +18,8 @@ from orca_jax.sched.chunked import ChunkedScheduler
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 # For tests of tokens; `generate` and log probabilities are compared with the programs that users run.
 quick = pytest.mark.usefixtures("quick_compiles")
+few = pytest.mark.usefixtures("few_programs")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level", "chunked")
 
 
@@ -94,7 +96,12 @@ def check_orderings(engine: Engine, jobs: Sequence[Job], answers: list[list[int]
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
-def test_greedy_tokens_equal_generate(name: str, devices: int, scheduler: SchedulerName, program_cache: str) -> None:
+def test_greedy_tokens_equal_generate(
+    name: str, devices: int, scheduler: SchedulerName, program_cache: str, request: pytest.FixtureRequest
+) -> None:
+    """One device runs the programs that users run; the others show that partitioning changes no token."""
+    for fixture in {1: [], 2: ["few_programs"], 4: ["few_programs", "quick_compiles"]}[devices]:
+        request.getfixturevalue(fixture)
     jobs, answers = greedy_jobs(name)
     for engine in make_engine(name, program_cache, devices, scheduler):
         for job, answer in zip(jobs, answers, strict=True):
@@ -105,6 +112,8 @@ def test_greedy_tokens_equal_generate(name: str, devices: int, scheduler: Schedu
         assert run(engine, late) == answers, "joining while others run"
 
 
+@few
+@quick
 @pytest.mark.parametrize("name", ["gpt2-25-heads", "gpt2-untied-sharded", "llama-25-heads", "llama-biases-sharded"])
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
@@ -120,6 +129,7 @@ def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache
         assert run(engine, jobs) == answers
 
 
+@few
 @quick
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
@@ -129,6 +139,7 @@ def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
         assert run(engine, late) == answers
 
 
+@few
 @quick
 def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None:
     """33 + 12 tokens need 45 slots, 6 pages of 8; few more are available."""
@@ -137,6 +148,7 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
         assert run(engine, jobs) == answers
 
 
+@few
 @quick
 @pytest.mark.parametrize("budget", [5, 64])
 @pytest.mark.parametrize("overlap", [False, True])
@@ -164,6 +176,7 @@ REPEATED = (
 )
 
 
+@few
 @quick
 @pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), (2, 60), (4, 60)])
 def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, program_cache: str) -> None:
@@ -197,6 +210,7 @@ EXTRAS = (
 )
 
 
+@few
 @quick
 @pytest.mark.parametrize("devices", [1, 2])
 def test_sampling_and_extras_do_not_depend_on_mates_or_scheduler(devices: int, program_cache: str) -> None:

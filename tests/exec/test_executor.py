@@ -35,6 +35,8 @@ MODEL = ModelConfig(
     mlp_bias=True,
     tied_embeddings=True,
 )
+few = pytest.mark.usefixtures("few_programs", "quick_compiles")  # for tests that compare tokens
+pytestmark = pytest.mark.usefixtures("compiled_once")
 NUM_PAGES = 1000  # many, so that a copy of the cache would be visible in the other temporary memory
 
 
@@ -68,7 +70,7 @@ def generate(
 
 
 @pytest.fixture(scope="module")
-def executor(program_cache: str) -> JaxExecutor:
+def executor(program_cache: str, compiled_once: None) -> JaxExecutor:
     return make_executor(program_cache)
 
 
@@ -106,11 +108,13 @@ def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
         assert all(number < MODEL.vocab_size for number in sorted_columns), f"the {kind} sampler of width {size} sorts"
 
 
+@few
 @pytest.mark.parametrize("devices", [2, 4])
 def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, program_cache: str) -> None:
     assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(executor, PROMPT, 6)
 
 
+@few
 def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
     executor: JaxExecutor, program_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,12 @@ from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, plan
 from tests.sampling import row_sampling
 
 WITH_LOGPROBS = row_sampling(logprobs=20, num_prompt=len(PROMPT))
+pytestmark = pytest.mark.usefixtures("compiled_once")
 EVERYTHING = (1 << MODEL.vocab_size) - 1
 
 
 @pytest.fixture(scope="module")
-def executor(program_cache: str) -> Iterator[JaxExecutor]:
+def executor(program_cache: str, compiled_once: None) -> Iterator[JaxExecutor]:
     executor = make_executor(program_cache)
     yield executor
     executor.close()
@@ -207,8 +208,14 @@ def test_scores_are_those_of_generation_however_the_prompt_is_cut(executor: JaxE
 
 @pytest.mark.parametrize(("devices", "buckets"), [(1, (1, 4)), (1, (100,)), (4, (4, 8))])
 def test_scores_depend_on_neither_buckets_nor_devices(
-    executor: JaxExecutor, devices: int, buckets: tuple[int, ...], program_cache: str
+    executor: JaxExecutor,
+    devices: int,
+    buckets: tuple[int, ...],
+    program_cache: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if devices > 1:
+        request.getfixturevalue("few_programs")
     other = make_executor(program_cache, devices, buckets)
     check_close(scored(other, [5]), scored(executor, []))
     check_close(step_by_step(other), scored(executor, []))

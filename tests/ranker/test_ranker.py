@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,6 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.bundled import demo_directory, ranker_directory
@@ -99,11 +100,19 @@ def test_a_higher_score_never_means_fewer_tokens(pairs: list[tuple[float, int]])
     assert lengths.min() - 0.01 <= asked[0] and asked[-1] <= lengths.max() + 0.01
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=30))
-def test_tau_is_scipys(pairs: list[tuple[int, int]]) -> None:
+@pytest.fixture(scope="module")
+def scipys_tau() -> Callable[..., Any]:
+    from scipy import stats  # takes seconds to import
+
+    found: Callable[..., Any] = stats.kendalltau
+    return found
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=30))
+def test_tau_is_scipys(pairs: list[tuple[int, int]], scipys_tau: Callable[..., Any]) -> None:
     one, other = (np.asarray(values) for values in zip(*pairs, strict=True))
     constant = len(set(one.tolist())) == 1 or len(set(other.tolist())) == 1
-    wanted = 0.0 if constant else stats.kendalltau(one, other).statistic
+    wanted = 0.0 if constant else scipys_tau(one, other).statistic
     assert kendall_tau(one, other) == pytest.approx(wanted, abs=1e-12)
 
 

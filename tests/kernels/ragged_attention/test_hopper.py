@@ -48,6 +48,7 @@ def check(case: Case) -> None:
     assert np.isfinite(actual).all()
 
 
+@pytest.mark.usefixtures("quick_compiles")
 def test_both_phases() -> None:
     check(fitted(MIXED))
 

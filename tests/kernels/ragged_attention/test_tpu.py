@@ -15,6 +15,7 @@ from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
 TINY = BlockSizes(
     increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
 )  # many steps from few tokens

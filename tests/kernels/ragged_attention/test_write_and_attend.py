@@ -16,6 +16,7 @@ from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
 from tests.kernels.strictly import strictly
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
 TINY = BlockSizes(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
 # Tokens that open a page, close one, and stand anywhere; contexts of one step and of several; more rows than a block.

@@ -1,0 +1,71 @@
+"""Programs of executors that tests share, so that equal ones are compiled once."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from orca_jax.exec.compile import compile_one
+from orca_jax.exec.programs import Programs
+
+type Lower = Callable[..., jax.stages.Lowered]
+type Key = Callable[..., Hashable]
+
+
+def _shapes(*trees: Any) -> Hashable:
+    return tuple((x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(trees))
+
+
+def _common(self: Programs) -> Hashable:
+    devices = tuple(device.id for device in self._mesh.devices.flat)
+    return devices, jax.config.read("jax_disable_most_optimizations"), self._config.num_rows, self.widths[-1]
+
+
+def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
+    config = replace(self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, max_steps=1)
+    return "layers", _common(self), config, self._model, _shapes(self.weights, state.pages, state.history)
+
+
+def _sampler_key(self: Programs, name: str, width: int, state: Any) -> Hashable:
+    shapes = _shapes(self.unembedding, state.history, state.last_token)
+    return name, width, _common(self), self._model.family, self._model.vocab_size, shapes
+
+
+def _multi_step_key(self: Programs, bucket: int, state: Any) -> Hashable:
+    return "multi_step", self._config.max_steps, _layers_key(self, bucket, state)
+
+
+class _Remembered(jax.stages.Lowered):
+    """A lowered program with the one method that compilation needs. An equal program is not compiled again."""
+
+    __slots__ = ("_key", "_lowered")
+
+    def __init__(self, key: Hashable, lower: Lower) -> None:
+        self._key = key
+        self._lowered = None if key in _compiled else lower()
+
+    def compile(self, compiler_options: Mapping[str, Any] | None = None, **_: object) -> jax.stages.Compiled:
+        if self._lowered is not None:
+            _compiled[self._key] = compile_one(self._lowered, compiler_options or {})
+        return _compiled[self._key]
+
+
+_compiled: dict[Hashable, jax.stages.Compiled] = {}  # of this process
+
+
+def remembering() -> dict[str, Lower]:
+    """The methods of `Programs` that lower a program, by name, without work for programs compiled before."""
+    keys: dict[str, Key] = {
+        "_lower_layers": _layers_key,
+        "_lower_sampler": _sampler_key,
+        "_lower_multi_step": _multi_step_key,
+    }
+    return {name: _remember(getattr(Programs, name), key) for name, key in keys.items()}
+
+
+def _remember(lower: Lower, key: Key) -> Lower:
+    def lower_once(programs: Programs, *args: Any) -> jax.stages.Lowered:
+        return _Remembered(key(programs, *args), lambda: lower(programs, *args))
+
+    return lower_once
