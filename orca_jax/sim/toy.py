@@ -276,8 +276,8 @@ class ToyExecutor:
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
             token = self._override(member.request_id, length, token)
-        row.last_token = token
         if token is None:
+            row.last_token = 0  # an id without a meaning, as on a device; an iteration in flight may read it
             return None, None
         favourite = (token - noise) % self._vocab_size
         row.last_token = token = self._choose(member.row, token, allowed)
