@@ -171,6 +171,6 @@ class EngineLoop:
             result = self._compile(structured)
         except RequestError as error:
             result = error
-        except Exception as error:
+        except BaseException as error:  # also a panic of the library: each request gets an answer
             result = RequestError(f"the grammar cannot be compiled: {type(error).__name__}", "structured_outputs")
         self._inbox.put(Compiled(submit, result))
