@@ -141,6 +141,8 @@ class Service:
             )
         except RequestError as error:
             raise ApiError(400, error.message, error.param) from None
+        except EngineError as error:
+            raise ApiError(503, str(error), code="template_unavailable", headers={"retry-after": "5"}) from None
 
 
 def check_texts(config: ServerConfig) -> None:
