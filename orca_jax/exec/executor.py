@@ -8,6 +8,7 @@ between iterations are donated from program to program.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import jax
@@ -19,6 +20,7 @@ from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, compile_cache
+from orca_jax.exec.expected import ExpectedTime, context_factor
 from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
@@ -40,6 +42,7 @@ class JaxHandle:
     plan: StepPlan
     launches: list[Launch]
     is_complete: bool  # False until `constrain` has started the samplers waiting for it
+    expected: float = 0.0  # seconds, from measurements at start
     many: ManyDrawn | None = None  # of a plan of many steps; it has no launches
     unreported: jax.Array | None = None  # with `many`, or if earlier plans left tokens of any row on the device
 
@@ -82,6 +85,7 @@ class JaxExecutor:
         )
         self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_widths}
         self._idle = IdleWatch()
+        self._expected = ExpectedTime(context_factor(model, config.max_model_len))
         self._num_in_flight = 0
         self._counter = CompileCounter()
         with compile_cache(config.compile_cache):
@@ -90,8 +94,19 @@ class JaxExecutor:
         self._idle.rest()
         self.stats.compiles = self._counter.count
 
+    @property
+    def expected_seconds(self) -> float:
+        """Time that everything submitted and not collected should take, from measurements at start."""
+        return self._expected.seconds
+
     def submit(self, plan: StepPlan) -> JaxHandle:
         """Pack and launch an iteration, without waiting for the device."""
+        before = self._expected.seconds
+        handle = self._submit(plan)
+        handle.expected = self._expected.seconds - before
+        return handle
+
+    def _submit(self, plan: StepPlan) -> JaxHandle:
         self._idle.look()
         self._rows.update(plan.members)
         self.stats.iterations += 1
@@ -133,6 +148,7 @@ class JaxExecutor:
         self._idle.wait(handle.newest)
         result = self._read(handle)
         self._num_in_flight -= 1
+        self._expected.end(handle.expected, is_last=not self._num_in_flight)
         self.stats.wait_seconds += time.perf_counter() - start
         self._count_compiles()
         return result
@@ -155,6 +171,7 @@ class JaxExecutor:
         bucket = bucket_for(self.config.buckets, num_tokens)
         vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
         packed = time.perf_counter()
+        self._expected.begin(bucket)
         hidden = self._run_layers(bucket, vector)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
@@ -173,6 +190,7 @@ class JaxExecutor:
         draws = pack_draws(kept, self._rows, draws_layout(bucket))
         limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
         packed = time.perf_counter()
+        self._expected.begin(bucket, multi_step.num_steps)
         self._idle.begin()
         *state, many = self.programs["multi_step", bucket](
             self._shapes.weights, self._shapes.unembedding, *self._state, vector, draws, limits
@@ -256,21 +274,22 @@ class JaxExecutor:
         return jax.device_put(array, self._replicated)
 
     def _warm_up(self) -> None:
-        """Run an iteration without requests to get lazy start-up work done; nothing is written."""
-        shapes, bucket = self._shapes, self.config.buckets[0]
-        vector = np.zeros(shapes.layouts[bucket].size, np.int32)
-        shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
-        launch = Launch.of_nothing(self._run_layers(bucket, vector))
+        """Run each program without requests, to get lazy start-up work done and to measure it; nothing is written."""
+        shapes, expected = self._shapes, self._expected
+        for bucket in reversed(self.config.buckets):
+            vector = np.zeros(shapes.layouts[bucket].size, np.int32)
+            shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
+            launch = Launch.of_nothing(expected.measure_layers(bucket, partial(self._run_layers, bucket, vector)))
         for width in shapes.widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
-                jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, None, None))
+                expected.measure_sampler(partial(self._run_sampler, width, launch.hidden, draws, None, None))
         for width in shapes.full_widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
-            jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, extras, None))
+            expected.measure_sampler(partial(self._run_sampler, width, launch.hidden, draws, extras, None))
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self.stats.compiles

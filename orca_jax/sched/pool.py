@@ -60,6 +60,7 @@ class RequestPool:
         self._live: OrderedDict[str, Request] = OrderedDict()
         self._undelivered: dict[str, Request] = {}  # requests with new ids or an end
         self.num_arrived = 0  # requests ever added
+        self.num_sets = 0  # of allowed ids ever computed
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
         self.num_cache_hits = 0  # of these, tokens in pages of the prefix cache
@@ -262,6 +263,7 @@ class RequestPool:
     def _allowed(self, request: Request) -> TokenSet:
         if request.finish_reason is not None or request.constraint is None:
             return self._all_tokens  # since the submission it has ended, or its constraint is over
+        self.num_sets += 1
         try:
             tokens = request.constraint.allowed() & self._all_tokens
         except RequestError as error:

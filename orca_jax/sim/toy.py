@@ -152,6 +152,12 @@ class ToyExecutor:
         self._is_wanted = False
         self._closed = False
 
+    @property
+    def expected_seconds(self) -> float:
+        """The latency of all steps in flight."""
+        steps = [1 if one.plan.multi_step is None else one.plan.multi_step.num_steps for one in tuple(self._in_flight)]
+        return self._latency * sum(steps)
+
     def submit(self, plan: StepPlan) -> Handle:
         """Run a plan at once; its result is ready `latency` seconds after the one before it."""
         assert not self._closed, "submit after close"
