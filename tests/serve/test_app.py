@@ -2,9 +2,11 @@
 
 import asyncio
 import dataclasses
+import gc
 import json
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from starlette.types import Message
 
 from orca_jax.config import EngineConfig
+from orca_jax.link.client import MAX_UNREAD
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai import generation
 from orca_jax.openai.completions import prepare
@@ -201,6 +204,59 @@ def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
 
     count, aborted, open_calls, ends = on_stage(silent, act)
     assert len(aborted) == count > 0 and open_calls == 0 and ends == {"abort": count}
+
+
+def own_objects() -> Counter[str]:
+    """The number of objects of each class of this package, those of unreachable cycles included."""
+    kinds = Counter(type(thing) for thing in gc.get_objects())
+    return Counter({kind.__qualname__: n for kind, n in kinds.items() if str(kind.__module__).startswith("orca_jax.")})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("end", ["whole", "client gone", "timeout", "engine lost", "refused", "failed", "too slow"])
+def test_an_ended_call_leaves_no_objects_for_the_garbage_collector(end: str, stream: bool) -> None:
+    """The server collects garbage rarely, so a cycle for each aborted stream would hold hundreds of megabytes."""
+    scripts = {
+        "whole": saying("x"),
+        "refused": lambda submit: [Rejected(submit.request_id, "no", "prompt")],
+        "failed": not_finite,
+        "too slow": lambda submit: [update(submit, 65) for _ in range(MAX_UNREAD + 1)],
+    }
+
+    async def one(stage: Stage) -> None:
+        body = {"model": "m", "prompt": "x", "stream": stream} | ({"timeout": 0.01} if end == "timeout" else {})
+        request = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        messages = [request, *([{"type": "http.disconnect"}] if end == "client gone" else [])]
+
+        async def receive() -> Message:
+            return messages.pop(0) if messages else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Message) -> None:
+            pass
+
+        if end == "engine lost":
+            asyncio.get_running_loop().call_later(0.01, stage.client.lose, "dead")
+        await stage.app(http_scope("/v1/completions", "POST", [(b"content-type", b"application/json")]), receive, send)
+        stage.link.submitted.clear()
+        if end == "engine lost":
+            stage.client.attach(stage.link)  # type: ignore[arg-type]
+            stage.client.serve(READY)
+
+    async def act(stage: Stage) -> Counter[str]:
+        for _ in range(3):
+            await one(stage)
+        before = own_objects()
+        for _ in range(20):
+            await one(stage)
+        return own_objects() - before
+
+    gc.collect()
+    gc.disable()
+    try:
+        grown = on_stage(scripts.get(end, silent), act)
+    finally:
+        gc.enable()
+    assert max(grown.values(), default=0) < 20, grown
 
 
 def test_closing_the_pieces_early_ends_the_requests() -> None:
