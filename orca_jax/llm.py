@@ -266,17 +266,14 @@ class LLM:
 
     def _in_ids(self, prompt: PromptInput, params: SamplingParams) -> tuple[list[int], SamplingParams]:
         """The prompt, and the parameters for the engine, with all texts encoded."""
-        tokenizer = self.tokenizer
-        if not isinstance(prompt, str) and not params.bad_words:
-            return list(prompt), engine_params(params, tokenizer)
-        if isinstance(prompt, str):
-            check_characters(prompt, self.max_model_len, tokenizer)
 
         def convert() -> tuple[list[int], SamplingParams]:
-            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            return ids, engine_params(params, tokenizer)
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            return ids, engine_params(params, self.tokenizer)
 
-        return self._threads.run(convert)
+        if isinstance(prompt, str):
+            check_characters(prompt, self.max_model_len, self.tokenizer)
+        return self._threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
 
     def _drain(self, call: _OfflineCall, ids: list[str]) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""

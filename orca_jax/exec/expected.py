@@ -1,4 +1,4 @@
-"""The time that launches in flight should take, measured at start: the basis of the limit for a hung engine."""
+"""The time that launches should take, measured at start: the basis of the limit for a hung engine."""
 
 import time
 from collections.abc import Callable
@@ -8,16 +8,10 @@ import jax
 from orca_jax.config import ModelConfig
 
 
-class ExpectedTime:
-    """Adds up the expected times of the launches in flight.
+class LaunchTimes:
+    """Measures each program once, with padding alone."""
 
-    Each program runs once at start, with padding alone. `context` multiplies these times, since attention over long
-    contexts takes longer than attention over none.
-    """
-
-    def __init__(self, context: float) -> None:
-        self.seconds = 0.0  # of everything submitted and not collected
-        self._context = context
+    def __init__(self) -> None:
         self._of_bucket: dict[int, float] = {}
         self._of_sampler = 0.0  # of the slowest one
 
@@ -34,13 +28,12 @@ class ExpectedTime:
         jax.block_until_ready(run())
         self._of_sampler = max(self._of_sampler, time.perf_counter() - start)
 
-    def begin(self, bucket: int, num_steps: int = 1) -> None:
-        """Count a launch; call it before the launch, since a dispatch may wait for the device."""
-        self.seconds += num_steps * (self._of_bucket[bucket] * self._context + self._of_sampler)
+    def seconds(self, context: float) -> dict[int, float]:
+        """The expected seconds of a launch of each bucket.
 
-    def end(self, seconds: float, *, is_last: bool) -> None:
-        """Count the launches of a collected iteration as done: `seconds` were added for them by `begin`."""
-        self.seconds = 0.0 if is_last else self.seconds - seconds
+        `context` multiplies the times of the layers, since attention over long contexts takes longer than over none.
+        """
+        return {bucket: seconds * context + self._of_sampler for bucket, seconds in self._of_bucket.items()}
 
 
 def context_factor(model: ModelConfig, max_model_len: int) -> float:

@@ -18,7 +18,7 @@ _UNLIMITED = 2**60  # version 1 writes a number beyond any memory instead of "ma
 def free_memory(root: Path = _ROOT) -> int:
     """Bytes available to this process without swapping.
 
-    The least of the machine's available memory and of what each control group leaves, from that of the process up to
+    The least of the machine's available memory and of the rest in each control group, from that of the process up to
     the outermost one. `root` replaces the root of the file system in tests.
 
     Raises:

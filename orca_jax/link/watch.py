@@ -20,8 +20,8 @@ _COMPILER = "/jax/_src/compiler.py"
 class ProgressWatch:
     """Measures the time for which a counter has stood still.
 
-    A busy machine is not a hang. The time during which a thread of this process was ready to run and had no processor
-    does not count, and neither does the time during which the process was stopped.
+    A busy machine is not a hang. If a thread of this process was ready to run and had no processor, this time does not
+    count. Neither does the time of a process that was stopped.
 
     Args:
         clock: seconds, monotonic.

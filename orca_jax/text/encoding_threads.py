@@ -21,10 +21,8 @@ MOST_ABANDONED = 4  # in addition to `NUM_THREADS`
 CHECK_SECONDS = 0.25  # between two checks of the time limit
 IDLE_SECONDS = 10.0  # until an idle thread ends
 
-_Clock = Callable[[], float]
 
-
-class _Job[T]:
+class _Work[T]:
     """One call: its work and its result."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -57,15 +55,15 @@ class EncodingThreads:
         seconds: float = ENCODE_SECONDS,
         num_threads: int = NUM_THREADS,
         most_abandoned: int = MOST_ABANDONED,
-        clock: _Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seconds = seconds
         self._num_threads = num_threads
         self._most_threads = num_threads + most_abandoned
         self._clock = clock
         self._news = threading.Condition()
-        self._waiting: deque[_Job] = deque()
-        self._running: set[_Job] = set()
+        self._waiting: deque[_Work] = deque()
+        self._running: set[_Work] = set()
         self._num_idle = 0
         self.num_abandoned = 0
 
@@ -98,7 +96,7 @@ class EncodingThreads:
             future.cancel()  # the caller may be cancelled while the call waits for a thread
 
     def _submit[T](self, work: Callable[[], T]) -> Future[T]:
-        job = _Job(work)
+        job = _Work(work)
         with self._news:
             if not self._room:
                 raise _stuck(self.num_abandoned)
@@ -128,7 +126,7 @@ class EncodingThreads:
                 return
             self._running.difference_update(late)
             self.num_abandoned += len(late)
-            refused: list[_Job] = []
+            refused: list[_Work] = []
             if not self._room:
                 refused, self._waiting = list(self._waiting), deque()
             self._start_threads()
@@ -156,7 +154,7 @@ class EncodingThreads:
             if not may_stay:
                 return
 
-    def _take(self) -> _Job | None:
+    def _take(self) -> _Work | None:
         """Wait for a call; None if the thread must end. The thread is counted as idle before."""
         with self._news:
             while True:
