@@ -130,6 +130,14 @@ class Engine:
         """True if `step` has anything to do."""
         return self.pool.has_work
 
+    @property
+    def progress(self) -> int:
+        """A counter that grows whenever something happens: an arrival, a launch, a set of allowed ids, an iteration.
+
+        Another thread may read it.
+        """
+        return self.executor.stats.launches + self._iterations + self.pool.num_arrived + self.pool.num_sets
+
     def step(self) -> list[RequestUpdate]:
         """One turn of Algorithm 1 (section 4.2); the numbers are its lines.
 

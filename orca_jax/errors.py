@@ -51,6 +51,14 @@ class RequestError(OrcaError, ValueError):
         self.param = param
 
 
+def is_panic(error: BaseException) -> bool:
+    """True for the error of a panic in a library written in Rust.
+
+    Such an error is no subclass of `Exception`, and its class cannot be imported.
+    """
+    return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
+
+
 class EngineError(OrcaError, RuntimeError):
     """The engine cannot continue."""
 

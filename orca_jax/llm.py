@@ -27,9 +27,10 @@ from orca_jax.request import (
     Urgency,
 )
 from orca_jax.text.bad_words import engine_params
+from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
-from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.text.tokenizer import Tokenizer, check_characters
 
 PromptInput = str | Sequence[int]
 
@@ -118,6 +119,7 @@ class LLM:
         self.max_model_len: int = built.max_model_len
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
+        self._threads = EncodingThreads()
         self._numbers = itertools.count()
         self._open: dict[str, _OpenRequest] = {}
         self._abandoned: list[str] = []
@@ -246,10 +248,10 @@ class LLM:
             raise RequestError(
                 f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
             )
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids, in_ids = self._in_ids(prompt, params)
         request_id = str(next(self._numbers))
         constraint = None if params.structured is None else self._grammars.compile(params.structured)
-        self.engine.add(request_id, ids, engine_params(params, self.tokenizer), constraint, urgency)
+        self.engine.add(request_id, ids, in_ids, constraint, urgency)
         self._open[request_id] = _OpenRequest(
             call,
             prompt if isinstance(prompt, str) else None,
@@ -259,6 +261,17 @@ class LLM:
         )
         call.num_open += 1
         return request_id
+
+    def _in_ids(self, prompt: PromptInput, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """The prompt, and the parameters for the engine, with all texts encoded."""
+
+        def convert() -> tuple[list[int], SamplingParams]:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            return ids, engine_params(params, self.tokenizer)
+
+        if isinstance(prompt, str):
+            check_characters(prompt, self.max_model_len, self.tokenizer)
+        return self._threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
 
     def _drain(self, call: _OfflineCall, ids: list[str]) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""

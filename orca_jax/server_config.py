@@ -84,7 +84,12 @@ class ServerConfig:
     shutdown_timeout: float = _flag(30.0, "lifecycle", "time after SIGTERM or SIGINT for open requests to finish")
     restart_engine: bool = _flag(False, "lifecycle", "restart the engine if it dies or hangs")
     heartbeat_timeout: float = _flag(3.0, "lifecycle", "time without a heartbeat after which the engine counts as hung")
-    step_timeout: float = _flag(120.0, "lifecycle", "longest iteration; an engine in a longer one counts as hung")
+    step_timeout: float | None = _flag(
+        None,
+        "lifecycle",
+        "longest time without progress of an engine that has work, after which it counts as hung; default: 10 seconds, "
+        "or 30 times the measured time of the iterations in flight",
+    )
     load_timeout: float = _flag(1800.0, "lifecycle", "longest time for loading and compiling the model")
 
     log_format: Literal["text", "json"] = _flag("text", "observability", "format of log lines")

@@ -160,6 +160,11 @@ class Executor(Protocol):
 
     stats: ExecutorStats
 
+    @property
+    def expected_seconds(self) -> float:
+        """Time that everything submitted and not collected should take, from measurements at start."""
+        ...
+
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration and return at once."""
         ...

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from orca_jax import LLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.request import StructuredOutput
 from orca_jax.sim.toy import toy_generate, toy_score
+from orca_jax.text import encoding_threads
+from orca_jax.text.tokenizer import ByteTokenizer
+from tests.text.hostile import PANICS, REASON, write_hostile_tokenizer
 
 TOY = "preset:toy"
 
@@ -318,3 +322,24 @@ def test_text_after_the_iterator_is_dropped_is_not_generated(llm: LLM) -> None:
     assert not llm.engine.has_work
     with pytest.raises(RequestError, match=r"prompts\[0\]"):
         llm.stream_text(3, params_of(5))  # type: ignore[arg-type]
+
+
+def test_texts_that_cannot_be_encoded(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A panic of the tokenizer, a text longer than any context, and a call of the tokenizer that hangs."""
+    with LLM(model=TOY, tokenizer=write_hostile_tokenizer(tmp_path)) as hostile:
+        with pytest.raises(RequestError, match=REASON) as caught:
+            hostile.generate(["ab", PANICS], params_of(2), use_tqdm=False)
+        assert caught.value.param == "prompts[1]"
+        assert len(hostile.generate(["ab"], params_of(2), use_tqdm=False)) == 1
+    with pytest.raises(RequestError, match="characters, and 4096 tokens of the context"):
+        llm.generate("x" * (4096 * 7 + 1), use_tqdm=False)
+    released = threading.Event()
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *_, **__: released.wait())
+    monkeypatch.setattr(llm, "_threads", encoding_threads.EncodingThreads(seconds=0.01))
+    for params in (params_of(2), params_of(2, bad_words=("x",))):
+        with pytest.raises(RequestError, match=r"longer than 0\.01 s"):
+            llm.generate("hangs" if not params.bad_words else [1], params, use_tqdm=False)
+    released.set()
+    capfd.readouterr()  # the library writes its panics to standard error

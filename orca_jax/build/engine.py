@@ -1,7 +1,6 @@
 """Builds a running engine from the settings of the user. Every "auto" is resolved here."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -269,9 +268,10 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
     """
     import jax
 
+    from orca_jax.exec.host import num_processors
     from orca_jax.model.sharding import most_shards
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_processors()
     try:
         most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more
         jax.config.update("jax_num_cpu_devices", most)

@@ -1,7 +1,6 @@
 """The KV cache: the number of pages for a given memory, and the pages themselves, sharded over heads."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, DType, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.exec import host
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 
-_CPU_SHARE = 0.5  # of the free memory; other programs need the rest
+_CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
@@ -44,7 +44,7 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: in
         workspace: bytes of the largest program beside weights and cache, on one device.
     """
     if devices[0].platform == "cpu":
-        return int((_free_host_memory() - workspace) * min(utilization, _CPU_SHARE))
+        return int((host.free_memory() - workspace) * min(utilization, _CPU_SHARE))
     stats = [device.memory_stats() for device in devices]
     free = min(int(s["bytes_limit"] * utilization) - s["bytes_in_use"] for s in stats)
     return (free - workspace) * len(devices)
@@ -91,14 +91,6 @@ def allocate_history(num_rows: int, max_model_len: int, mesh: Mesh) -> jax.Array
         lambda: jnp.zeros((num_rows, max_model_len), jnp.int32), out_shardings=NamedSharding(mesh, PartitionSpec())
     )
     return create()
-
-
-def _free_host_memory() -> int:
-    """Bytes available to programs without swapping."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("free memory cannot be read on this system; set num_pages", param="num_pages")
 
 
 def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int) -> int:

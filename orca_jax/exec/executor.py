@@ -8,6 +8,7 @@ between iterations are donated from program to program.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import jax
@@ -19,6 +20,7 @@ from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, compile_cache
+from orca_jax.exec.expected import LaunchTimes, context_factor
 from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
@@ -40,6 +42,7 @@ class JaxHandle:
     plan: StepPlan
     launches: list[Launch]
     is_complete: bool  # False until `constrain` has started the samplers waiting for it
+    expected: float = 0.0  # seconds, from measurements at start
     many: ManyDrawn | None = None  # of a plan of many steps; it has no launches
     unreported: jax.Array | None = None  # with `many`, or if earlier plans left tokens of any row on the device
 
@@ -82,16 +85,28 @@ class JaxExecutor:
         )
         self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_widths}
         self._idle = IdleWatch()
+        self._seconds_in_flight = 0.0  # expected for everything submitted and not collected
         self._num_in_flight = 0
         self._counter = CompileCounter()
         with compile_cache(config.compile_cache):
             self.programs = shapes.compile(self._state, progress)
-        self._warm_up()
+        self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
         self._idle.rest()
         self.stats.compiles = self._counter.count
 
+    @property
+    def expected_seconds(self) -> float:
+        """Time that everything submitted and not collected should take, from measurements at start."""
+        return self._seconds_in_flight
+
     def submit(self, plan: StepPlan) -> JaxHandle:
         """Pack and launch an iteration, without waiting for the device."""
+        before = self._seconds_in_flight
+        handle = self._submit(plan)
+        handle.expected = self._seconds_in_flight - before
+        return handle
+
+    def _submit(self, plan: StepPlan) -> JaxHandle:
         self._idle.look()
         self._rows.update(plan.members)
         self.stats.iterations += 1
@@ -133,6 +148,7 @@ class JaxExecutor:
         self._idle.wait(handle.newest)
         result = self._read(handle)
         self._num_in_flight -= 1
+        self._seconds_in_flight = self._seconds_in_flight - handle.expected if self._num_in_flight else 0.0
         self.stats.wait_seconds += time.perf_counter() - start
         self._count_compiles()
         return result
@@ -155,6 +171,7 @@ class JaxExecutor:
         bucket = bucket_for(self.config.buckets, num_tokens)
         vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
         packed = time.perf_counter()
+        self._seconds_in_flight += self._launch_seconds[bucket]  # before the dispatch, which may wait for the device
         hidden = self._run_layers(bucket, vector)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
@@ -173,6 +190,7 @@ class JaxExecutor:
         draws = pack_draws(kept, self._rows, draws_layout(bucket))
         limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
         packed = time.perf_counter()
+        self._seconds_in_flight += self._launch_seconds[bucket] * multi_step.num_steps
         self._idle.begin()
         *state, many = self.programs["multi_step", bucket](
             self._shapes.weights, self._shapes.unembedding, *self._state, vector, draws, limits
@@ -255,22 +273,24 @@ class JaxExecutor:
     def _put(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, self._replicated)
 
-    def _warm_up(self) -> None:
-        """Run an iteration without requests to get lazy start-up work done; nothing is written."""
-        shapes, bucket = self._shapes, self.config.buckets[0]
-        vector = np.zeros(shapes.layouts[bucket].size, np.int32)
-        shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
-        launch = Launch.of_nothing(self._run_layers(bucket, vector))
+    def _warm_up(self) -> LaunchTimes:
+        """Run each program without requests, to get lazy start-up work done and to measure it; nothing is written."""
+        shapes, times = self._shapes, LaunchTimes()
+        for bucket in reversed(self.config.buckets):
+            vector = np.zeros(shapes.layouts[bucket].size, np.int32)
+            shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
+            launch = Launch.of_nothing(times.measure_layers(bucket, partial(self._run_layers, bucket, vector)))
         for width in shapes.widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
-                jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, None, None))
+                times.measure_sampler(partial(self._run_sampler, width, launch.hidden, draws, None, None))
         for width in shapes.full_widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
-            jax.block_until_ready(self._run_sampler(width, launch.hidden, draws, extras, None))
+            times.measure_sampler(partial(self._run_sampler, width, launch.hidden, draws, extras, None))
+        return times
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self.stats.compiles

@@ -105,6 +105,8 @@ class OpenCall:
     ) -> None:
         self._end()
         self._client.close(self)
+        # Its traceback holds this call, and with it everything of the request, until a rare garbage collection.
+        self._error = None
 
     def _end(self) -> None:
         for timer in self._timers:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import queue
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ from orca_jax.build.engine import Built
 from orca_jax.bundled import model_directory
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
+from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
 from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected, Start, Submit, ToEngine, Updates
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
 from orca_jax.step import ExecutorStats
@@ -36,28 +38,45 @@ Send = Callable[[Message], None]
 
 
 class EngineStatus:
-    """The content of heartbeats. The main thread writes and the heartbeat thread reads: fields are replaced whole."""
+    """The content of heartbeats. The main thread writes and the heartbeat thread reads: fields are replaced whole.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    The main thread counts its messages and its sends here. Together with the engine's own counter they show progress
+    everywhere. A step without effect is none, so an engine that turns in vain is found too.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, watch: ProgressWatch | None = None) -> None:
         self._clock = clock
+        self._watch = watch or ProgressWatch(clock)
         self._phase: Phase = "loading"
-        self._busy_since: float | None = clock()
+        self._since = clock()  # of the phase
+        self._has_work = False
+        self._turns = 0
+        self._thread = 0
+        self._source: Engine | None = None
         self._engine: EngineStats | None = None
         self._executor: ExecutorStats | None = None
         self._next_sample = 0.0
 
     def enter(self, phase: Phase) -> None:
-        """Note that the main thread begins something long or, with "serving", is ready to wait for work."""
+        """Note that the main thread begins something long or, with "serving", is ready for work."""
+        self._since = self._clock()
         self._phase = phase
-        self._busy_since = None if phase == "serving" else self._clock()
 
-    def begin_step(self) -> None:
-        """Note that the main thread enters the engine."""
-        self._busy_since = self._clock()
+    def watch(self, engine: Engine) -> None:
+        """Note that the calling thread runs this engine from now on."""
+        self._source, self._thread = engine, threading.get_ident()
+
+    def work(self) -> None:
+        """Note that the main thread has a message, an update to send, or another turn of work before it."""
+        self._turns += 1
+        self._has_work = True
+
+    def rest(self) -> None:
+        """Note that the main thread waits for a message, for any time."""
+        self._has_work = False
 
     def end_step(self, engine: Engine) -> None:
-        """Note that the main thread has left the engine; sample the statistics if the last sample is old."""
-        self._busy_since = None
+        """Sample the statistics if the last sample is old; called after each step."""
         if self._clock() >= self._next_sample:
             self.sample(engine)
 
@@ -69,9 +88,15 @@ class EngineStatus:
 
     def heartbeat(self) -> Heartbeat:
         """The message of this moment; called by the heartbeat thread."""
-        since = self._busy_since
-        busy = 0.0 if since is None else max(0.0, self._clock() - since)
-        return Heartbeat(self._phase, busy, self._engine, self._executor)
+        engine = self._source
+        if engine is None or self._phase != "serving":
+            return Heartbeat(self._phase, max(0.0, self._clock() - self._since), self._engine, self._executor)
+        busy = self._watch.look(self._turns + engine.progress if self._has_work else None)
+        limit, place = step_limit(engine.executor.expected_seconds), ""
+        if busy > QUIET_SECONDS:
+            place, is_compiling = place_of(self._thread)
+            limit = max(limit, COMPILE_SECONDS) if is_compiling else limit
+        return Heartbeat(self._phase, busy, self._engine, self._executor, limit, place)
 
 
 def ready_message(built: Built, model: str) -> Ready:
@@ -111,19 +136,22 @@ class EngineLoop:
     def run(self) -> None:
         """Step while there is work, otherwise wait for messages; return when the front end has gone."""
         engine, inbox, status = self._engine, self._inbox, self._status
+        status.watch(engine)
         try:
             while True:
                 while not (engine.has_work and inbox.empty()):
                     if inbox.empty():
                         status.sample(engine)  # the state of an idle engine, too
+                    status.rest()
                     message = inbox.get()
                     if message is None:
                         return
+                    status.work()
                     self._take(message)
-                status.begin_step()
                 updates = engine.step()
                 status.end_step(engine)
                 if updates or not engine.has_work:  # a late-found end frees its row without an update
+                    status.work()
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -171,6 +199,6 @@ class EngineLoop:
             result = self._compile(structured)
         except RequestError as error:
             result = error
-        except Exception as error:
+        except BaseException as error:  # also a panic of the library: each request gets an answer
             result = RequestError(f"the grammar cannot be compiled: {type(error).__name__}", "structured_outputs")
         self._inbox.put(Compiled(submit, result))

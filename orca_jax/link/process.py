@@ -55,7 +55,7 @@ def _main(argv: list[str]) -> int:
     except ConfigError as error:
         send(Failed(error.message, error.param, is_config=True))
         return 2
-    except Exception as error:
+    except BaseException as error:  # also a panic of a library
         logger.exception("the engine failed")
         send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
         return 1

@@ -10,6 +10,7 @@ from typing import NoReturn
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
+from orca_jax.link.watch import STEP_FLOOR
 from orca_jax.link.wire import FromEngine, Heartbeat, Phase, Ready
 from orca_jax.server_config import ServerConfig
 
@@ -28,13 +29,16 @@ class HangDetector:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._phase: Phase = "loading"
-        self._busy = 0.0
+        self._busy = self._limit = 0.0
+        self._place = ""
         self._loading = 0.0  # time since the start, until the engine serves
 
     def hear(self, heartbeat: Heartbeat) -> None:
         """Take the next heartbeat."""
         self._phase = heartbeat.phase
         self._busy = heartbeat.busy_seconds
+        self._limit = heartbeat.limit_seconds
+        self._place = heartbeat.place
 
     def serves(self) -> None:
         """Use the limits of a serving engine from now on, although its next heartbeat may come later."""
@@ -55,8 +59,10 @@ class HangDetector:
             limit = max(LOADING_SILENCE, config.heartbeat_timeout)
         else:
             limit = config.heartbeat_timeout
-            if self._busy > config.step_timeout:
-                return f"an iteration took longer than {config.step_timeout:g} s (--step-timeout)"
+            allowed = config.step_timeout or max(self._limit, STEP_FLOOR)
+            if self._busy > allowed:
+                place = f" in {self._place}" if self._place else ""
+                return f"the engine made no progress for {allowed:g} s{place} (--step-timeout sets this limit)"
         return f"the engine sent no heartbeat for {limit:g} s" if silence > limit else None
 
 

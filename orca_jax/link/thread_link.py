@@ -21,14 +21,14 @@ class EngineThread:
     """Runs an engine in a thread until `stop`. It is the link of `client`, and made in the client's event loop.
 
     Attributes:
-        failure: the exception that ended the engine; None while it is well.
+        failure: the error that ended the engine; None while it is well.
         reads_at_once: True to deliver every update of the requests sent next, since their text may end them (stop
             strings). Updates of other requests are delivered at the start, at the end, and every `MOST_HELD` updates
             in between: waking a reader for each token would cost some 3 % of a small model's speed.
     """
 
     def __init__(self, built: Built, client: EngineClient) -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.reads_at_once = True
         self._client = client
         self._outbox = Outbox()
@@ -51,7 +51,7 @@ class EngineThread:
     def _run(self, engine_loop: EngineLoop) -> None:
         try:
             engine_loop.run()
-        except Exception as error:
+        except BaseException as error:  # also a panic of a library: the calls would wait for ever
             logger.exception("the engine failed")
             self.failure = error
             self._loop.call_soon_threadsafe(self._client.lose, "dead")

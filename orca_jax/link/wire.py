@@ -76,9 +76,11 @@ class Heartbeat(Message, frozen=True):
     """Engine, twice a second from a thread of its own, from the start on: it is alive."""
 
     phase: Phase
-    busy_seconds: float  # time of the main thread in its current step; 0 while it waits for work
+    busy_seconds: float  # since the main thread last made progress; 0 while it waits for work
     engine: EngineStats | None = None  # None before the engine serves
     executor: ExecutorStats | None = None
+    limit_seconds: float = 0.0  # `busy_seconds` of a serving engine that hangs
+    place: str = ""  # the function in which the main thread is, if it has been there for long
 
 
 class Failed(Message, frozen=True):

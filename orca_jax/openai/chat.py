@@ -13,7 +13,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import check_fields, engine_requests, salt_of, truncated, urgency_of
+from orca_jax.openai.params import bad_words_of, check_fields, engine_requests, salt_of, truncated, urgency_of
 from orca_jax.openai.schema.answers import (
     AnswerMessage,
     ChatChoice,
@@ -61,6 +61,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         prompt_logprobs=call.prompt_logprobs,
         structured=structured,
         cache_salt=salt_of(service, call, caller),
+        bad_token_ids=await bad_words_of(service, call),
     )
     return Job(
         id=f"chatcmpl-{call.request_id or uuid.uuid4().hex}",

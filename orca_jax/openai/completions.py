@@ -12,7 +12,15 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import check_fields, check_ids, engine_requests, salt_of, truncated, urgency_of
+from orca_jax.openai.params import (
+    bad_words_of,
+    check_fields,
+    check_ids,
+    engine_requests,
+    salt_of,
+    truncated,
+    urgency_of,
+)
 from orca_jax.openai.schema.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from orca_jax.openai.schema.completion import CompletionRequest
 from orca_jax.openai.schema.structured import structured_output
@@ -54,6 +62,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         prompt_logprobs=num_prompt_logprobs,
         structured=structured_output(call.response_format, call.structured_outputs),
         cache_salt=salt_of(service, call, caller),
+        bad_token_ids=await bad_words_of(service, call),
     )
     return Job(
         id=f"cmpl-{call.request_id or uuid.uuid4().hex}",

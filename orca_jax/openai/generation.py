@@ -5,7 +5,7 @@ This code runs for every token of every stream, so the usual case is cheap: one 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,24 +166,26 @@ class Generation:
             ClientGone: the client has disconnected.
         """
         job = self.job
-        with self._api_errors():
+        try:  # around the whole call, and no context manager: its frames would keep the error and the call alive
             async with self._client.open(job.requests, job.deadlines) as call, _watch(receive, call):
                 self._begin()
                 try:
                     while (messages := await _receive_soon(call)) is None:
                         yield []
                     while True:
-                        pieces, failure = self._collect(call, messages)
+                        pieces, failed = self._collect(call, messages)
                         if pieces:  # also the pieces before a failure
                             yield pieces
-                        if failure is not None:
-                            raise failure
+                        if failed is not None:
+                            raise self._failure(failed)
                         if not self._open:
                             return
                         messages = await call.receive()
                 except BaseException as error:
                     self._end_all(_end_reason(error))
                     raise
+        except LinkError as error:
+            raise api_error(error, self._overload_status) from None
 
     def usage(self) -> Usage:
         """Token counts so far."""
@@ -198,14 +200,6 @@ class Generation:
         usage, generated = self.usage(), sum(self._shown)
         return msgspec.structs.replace(usage, completion_tokens=generated, total_tokens=usage.prompt_tokens + generated)
 
-    @contextlib.contextmanager
-    def _api_errors(self) -> Iterator[None]:
-        """Turn errors of the link into answers. Around the whole call, so that no piece passes another generator."""
-        try:
-            yield
-        except LinkError as error:
-            raise api_error(error, self._overload_status) from None
-
     def _begin(self) -> None:
         job = self.job
         for index, request in enumerate(job.requests):
@@ -215,18 +209,16 @@ class Generation:
 
     def _collect(
         self, call: OpenCall, messages: Sequence[RequestUpdate | Rejected]
-    ) -> tuple[list[Piece], ApiError | None]:
-        """One piece for each choice with new output, and the first failure."""
+    ) -> tuple[list[Piece], RequestUpdate | Rejected | None]:
+        """One piece for each choice with new output, and the first message of a failure."""
         pieces: dict[str, Piece] = {}
         for message in messages:
             request_id = message.request_id
             choice = self._open.get(request_id)
             if choice is None:
                 continue  # ended by a stop string; this update was already under way
-            if isinstance(message, Rejected):
-                return list(pieces.values()), self._rejection(message)
-            if message.finish_reason in ("abort", "error"):
-                return list(pieces.values()), _failure(message.error)
+            if isinstance(message, Rejected) or message.finish_reason in ("abort", "error"):
+                return list(pieces.values()), message
             if message.num_cached and choice.index % self.job.candidates == 0:
                 self._cached[choice.index // self.job.candidates] = message.num_cached
             choice.record.take(message)
@@ -241,6 +233,9 @@ class Generation:
             before = pieces.get(request_id)
             pieces[request_id] = piece if before is None else joined((before, piece))
         return list(pieces.values()), None
+
+    def _failure(self, failed: RequestUpdate | Rejected) -> ApiError:
+        return self._rejection(failed) if isinstance(failed, Rejected) else _failure(failed.error)
 
     def _rejection(self, rejected: Rejected) -> ApiError:
         param = rejected.param

@@ -3,17 +3,18 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from orca_jax.bundled import model_directory
-from orca_jax.errors import RequestError
+from orca_jax.errors import EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import Ready
 from orca_jax.openai.errors import ApiError, engine_gone
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -21,7 +22,7 @@ from orca_jax.text.tools import inferred_parser
 
 logger = logging.getLogger(__name__)
 
-LONG_TEXT = 4096  # characters; longer texts are tokenized in a thread
+LONG_TEXT = 4096  # characters; longer texts are encoded in a thread, and all texts if their time is not bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Service:
         self.started = int(time.time())
         self._model: Model | None = None
         self._ready: Ready | None = None
+        self._threads = EncodingThreads()
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
@@ -103,11 +105,21 @@ class Service:
         def encode() -> list[list[int]]:
             return [tokenizer.encode(text, add_special_tokens) for text in texts]
 
+        return await self.encoding(encode, param, sum(map(len, texts)))
+
+    async def encoding[T](self, work: Callable[[], T], param: str, num_characters: int) -> T:
+        """The result of `work`, which encodes texts, without blocking the event loop. Raises ApiError naming `param`.
+
+        A text on which the tokenizer fails or takes too long fails its own call only.
+        """
         try:
-            is_short = sum(map(len, texts)) < LONG_TEXT
-            return encode() if is_short else await asyncio.to_thread(encode)
+            if not num_characters or (num_characters < LONG_TEXT and self.model.tokenizer.is_bounded):
+                return work()
+            return await self._threads.run_async(work)
         except RequestError as error:
             raise ApiError(400, error.message, param) from None
+        except EngineError as error:
+            raise ApiError(503, str(error), code="tokenizer_unavailable", headers={"retry-after": "5"}) from None
 
     async def render(
         self,
@@ -134,6 +146,8 @@ class Service:
             )
         except RequestError as error:
             raise ApiError(400, error.message, error.param) from None
+        except EngineError as error:
+            raise ApiError(503, str(error), code="template_unavailable", headers={"retry-after": "5"}) from None
 
 
 def check_texts(config: ServerConfig) -> None:
@@ -147,7 +161,6 @@ def check_texts(config: ServerConfig) -> None:
 
 def _load(ready: Ready, config: ServerConfig) -> Model:
     tokenizer = load_tokenizer(ready.tokenizer)
-    longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
     template = load_chat_template(ready.source, config.chat_template)
     return Model(
         tokenizer=tokenizer,
@@ -155,7 +168,7 @@ def _load(ready: Ready, config: ServerConfig) -> Model:
         defaults=read_generation_defaults(ready.source, config.generation_config),
         vocab_size=ready.vocab_size,
         max_model_len=ready.max_model_len,
-        max_characters=min(ready.max_model_len, ready.n_slots) * longest_token,
+        max_characters=min(ready.max_model_len, ready.n_slots) * tokenizer.longest_token,
         context=min(ready.max_model_len, ready.n_slots),
         tool_call_parser=_tool_call_parser(template, config),
     )

@@ -83,6 +83,14 @@ def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
     return prompt if len(prompt.ids) <= keep else Prompt(None, prompt.ids[-keep:])
 
 
+async def bad_words_of(service: Service, call: CompletionCall) -> tuple[tuple[int, ...], ...]:
+    """The ids of the bad words of a call. Raises ApiError."""
+    words, tokenizer = call.bad_words, service.model.tokenizer
+    if not words:
+        return ()
+    return await service.encoding(lambda: bad_word_ids(tokenizer, words), "bad_words", sum(map(len, words)))
+
+
 def engine_requests(
     service: Service,
     call: CompletionCall,
@@ -107,8 +115,6 @@ def engine_requests(
     try:
         if call.allowed_token_ids is not None:
             fields["allowed_token_ids"] = tuple(dict.fromkeys(call.allowed_token_ids))
-        if call.bad_words:
-            fields["bad_token_ids"] = bad_word_ids(model.tokenizer, call.bad_words)
         for prompt in prompts:
             max_tokens = _max_tokens(model, len(prompt.ids), call)
             for choice in range(candidates):

@@ -158,9 +158,13 @@ class KVManager:
         self._pages.share(pages)
         self._pages_of_row[row] = list(pages)
 
-    def remember(self, row: int, index: int, digest: bytes) -> None:
-        """Add the full page `index` of a row to the prefix cache."""
-        self._pages.remember(self._pages_of_row[row][index], digest)
+    def remember(self, row: int, index: int, digest: bytes, root: bytes) -> None:
+        """Add the full page `index` of a row to the prefix cache; `root` is the digest of the row's first page."""
+        self._pages.remember(self._pages_of_row[row][index], digest, root)
+
+    def forget(self, root: bytes) -> None:
+        """Remove all pages with this root from the prefix cache; rows keep theirs."""
+        self._pages.forget(root)
 
     def check_integrity(self) -> None:
         """Assert that no row, slot or page is lost or counted twice. For tests and debugging; O(pages).

@@ -23,6 +23,7 @@ class PagePool:
         self._holders = [0] * num_pages
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._root_of: dict[int, bytes] = {}  # digest of the first page of its content
 
     @property
     def num_free(self) -> int:
@@ -34,7 +35,7 @@ class PagePool:
         assert count <= self.num_free, f"{count} pages are requested and {self.num_free} are free"
         while len(self._free) < count:
             page, _ = self._kept.popitem(last=False)
-            del self._page_of[self._digest_of.pop(page)]
+            self._erase(page)
             self._free.append(page)
         pages = self._free[: -count - 1 : -1] if count else []
         del self._free[len(self._free) - count :]
@@ -54,12 +55,24 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def remember(self, page: int, digest: bytes) -> None:
-        """Record the digest of a full page and of all content before it; the first page with a digest counts."""
+    def remember(self, page: int, digest: bytes, root: bytes) -> None:
+        """Record the digest of a full page and of all content before it; the first page with a digest counts.
+
+        `root` is the digest of the first page of this content.
+        """
         assert self._holders[page], f"page {page} has no holder"
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
+            self._root_of[page] = root
+
+    def forget(self, root: bytes) -> None:
+        """Erase the digests of all pages with this root. Kept ones become free; holders keep theirs, unfindable."""
+        for page in [page for page, its_root in self._root_of.items() if its_root == root]:
+            self._erase(page)
+            if page in self._kept:
+                del self._kept[page]
+                self._free.append(page)
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
         """Pages with the content of these digests, up to the first unknown digest."""
@@ -86,6 +99,9 @@ class PagePool:
                 del self._kept[page]
             self._holders[page] += 1
 
+    def _erase(self, page: int) -> None:
+        del self._page_of[self._digest_of.pop(page)], self._root_of[page]
+
     def check_integrity(self, held: Iterable[int]) -> None:
         """Assert that `held`, the pages of all rows, agrees with the counts. Raises AssertionError."""
         counts = Counter(held)
@@ -96,3 +112,4 @@ class PagePool:
         assert all(page in self._digest_of for page in self._kept), "a page is kept and has no content"
         assert not any(page in self._digest_of for page in self._free), "a page is free and remembered"
         assert {digest: page for page, digest in self._digest_of.items()} == self._page_of, "digests and pages differ"
+        assert self._root_of.keys() == self._digest_of.keys(), "roots and digests differ"

@@ -60,6 +60,7 @@ class RequestPool:
         self._live: OrderedDict[str, Request] = OrderedDict()
         self._undelivered: dict[str, Request] = {}  # requests with new ids or an end
         self.num_arrived = 0  # requests ever added
+        self.num_sets = 0  # of allowed ids ever computed
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
         self.num_cache_hits = 0  # of these, tokens in pages of the prefix cache
@@ -139,6 +140,7 @@ class RequestPool:
     def admit(self, request: Request, now: float) -> None:
         """Give a waiting request a row, a reservation (with `n_slots`), and its pages in the prefix cache."""
         request.row = row = self.kv.acquire_row()
+        request.is_suspect = False  # it gets other pages than before a preemption
         self.running[request.request_id] = request
         if self.kv.has_reservations:
             self.kv.reserve(row, request.max_total)
@@ -200,6 +202,8 @@ class RequestPool:
         for member, each, num_steps in zip(plan.members, result.members, steps, strict=True):
             request = self._live[member.request_id]
             advance(request, member, each, num_steps)
+            if not each.is_finite and not request.is_suspect:
+                self._distrust(request)
             if not request.in_flight:
                 in_initiation = request.num_computed < len(request.prompt_ids)
                 request.state = State.INITIATION if in_initiation else State.INCREMENT
@@ -212,7 +216,7 @@ class RequestPool:
             elif each.run and request.finish_reason is None:  # else: computed past the end, dropped
                 append(request, each)
                 self._undelivered[request.request_id] = request
-            if request.row is not None and self.reuses_prefixes:
+            if request.row is not None and self.reuses_prefixes and not request.is_suspect:
                 self._remember(request, request.row)
 
     def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
@@ -259,6 +263,7 @@ class RequestPool:
     def _allowed(self, request: Request) -> TokenSet:
         if request.finish_reason is not None or request.constraint is None:
             return self._all_tokens  # since the submission it has ended, or its constraint is over
+        self.num_sets += 1
         try:
             tokens = request.constraint.allowed() & self._all_tokens
         except RequestError as error:
@@ -298,8 +303,23 @@ class RequestPool:
         num_full = min(request.num_computed, request.num_tokens) // size
         digests = request.digests(size, num_full)
         for index in range(request.num_remembered, num_full):
-            self.kv.remember(row, index, digests[index])
+            self.kv.remember(row, index, digests[index], digests[0])
         request.num_remembered = num_full
+
+    def _distrust(self, request: Request) -> None:
+        """Remove pages that may hold NaN from the prefix cache, after logits that were not finite.
+
+        The wrong values may be in any page that the request wrote or shared, and in all pages computed from these, of
+        live requests and of earlier ones. Together they are the pages that begin with the request's first page.
+        """
+        request.is_suspect = True
+        if not request.page_digests:  # it has neither found nor remembered a page
+            return
+        root = request.page_digests[0]
+        self.kv.forget(root)
+        for other in self.running.values():
+            if other.page_digests and other.page_digests[0] == root:
+                other.is_suspect = True
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
         update = update_of(request, now)

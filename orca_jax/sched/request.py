@@ -50,6 +50,7 @@ class Request:
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     num_remembered: int = 0  # leading pages already in the prefix cache
+    is_suspect: bool = False  # its pages may hold NaN, so none enters the prefix cache
     has_ended: bool = False  # its last update was delivered; it stays while an iteration is in flight
     finish_reason: FinishReason | None = None
     error: str | None = None  # the reason for a missing next token; the request ends with reason "error"

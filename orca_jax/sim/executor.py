@@ -49,6 +49,11 @@ class SimExecutor:
         self._free_at = clock.now  # the time at which the device has done all its work
         self._is_wanted = False
 
+    @property
+    def expected_seconds(self) -> float:
+        """Seconds of the virtual clock until the device has done all its work."""
+        return max(0.0, self._free_at - self._clock.now)
+
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration when the device is free."""
         num_padded = padded(plan.num_tokens, self._cost.buckets)

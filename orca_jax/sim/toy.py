@@ -152,6 +152,12 @@ class ToyExecutor:
         self._is_wanted = False
         self._closed = False
 
+    @property
+    def expected_seconds(self) -> float:
+        """The latency of all steps in flight."""
+        steps = [1 if one.plan.multi_step is None else one.plan.multi_step.num_steps for one in tuple(self._in_flight)]
+        return self._latency * sum(steps)
+
     def submit(self, plan: StepPlan) -> Handle:
         """Run a plan at once; its result is ready `latency` seconds after the one before it."""
         assert not self._closed, "submit after close"
@@ -276,8 +282,8 @@ class ToyExecutor:
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
             token = self._override(member.request_id, length, token)
-        row.last_token = token
         if token is None:
+            row.last_token = 0  # an id without a meaning, as on a device; an iteration in flight may read it
             return None, None
         favourite = (token - noise) % self._vocab_size
         row.last_token = token = self._choose(member.row, token, allowed)

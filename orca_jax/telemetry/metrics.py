@@ -160,7 +160,7 @@ class EngineSeries:
         )
         self.state = Gauge("engine_state", "1 for the current state of the engine, 0 for the others.", ("state",))
         self.heartbeat_age = Gauge("engine_heartbeat_age_seconds", "Time since the last heartbeat of the engine.")
-        self.busy = Gauge("engine_busy_seconds", "Time of the engine in its current step, at the last heartbeat.")
+        self.busy = Gauge("engine_busy_seconds", "Time without progress of an engine with work, at the last heartbeat.")
         self.restarts = Counter("engine_restarts_total", "Restarts of the engine.")
         # By the name of the total in `orca_jax.engine.totals`; those without a counter are not published.
         self.totals = {

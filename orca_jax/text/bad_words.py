@@ -47,4 +47,4 @@ def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     try:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     except RequestError as error:
-        raise RequestError(f"bad_words: {text!r} is not valid Unicode; leave it out", "bad_words") from error
+        raise RequestError(f"bad_words: {text!r} has no tokens ({error.message}); leave it out", "bad_words") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from orca_jax.errors import RequestError
+from orca_jax.errors import RequestError, is_panic
 from orca_jax.request import StructuredOutput, TokenSet
 from orca_jax.text.json_schema import SchemaTooLargeError, closed
 from orca_jax.text.tokenizer import Tokenizer
@@ -69,16 +69,23 @@ class GrammarFactory:
                 param=PARAM,
             )
         try:
-            source = _source(structured)
+            return self._compile(structured)
         except UnicodeEncodeError:
             raise _refused(structured.kind, "it is not valid Unicode: it contains half of a surrogate pair") from None
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise _refused(structured.kind, "the library fails on it") from error
+
+    def _compile(self, structured: StructuredOutput) -> "GrammarConstraint":
+        kind, source = structured.kind, _source(structured)
         vocabulary, known = self._read_vocabulary()
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=_limits())
         matcher.compute_bitmask()  # detects errors that appear only at the first token
         if matcher.is_error():
-            raise _refused(structured.kind, _reason(matcher))
+            raise _refused(kind, _reason(matcher))
         if matcher.is_stopped() and not matcher.is_accepting():
-            raise _refused(structured.kind, "no text can match it")
+            raise _refused(kind, "no text can match it")
         return GrammarConstraint(matcher, known)
 
     def _read_vocabulary(self) -> tuple[LLTokenizer, TokenSet]:
@@ -133,7 +140,10 @@ class _Vocabulary:
 
     def __call__(self, text: bytes) -> list[int]:
         """Return the ids of a forced piece of text: those of the tokenizer, if they decode to exactly this text."""
-        ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+        try:
+            ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+        except RequestError:  # the tokenizer fails on this text
+            return self._greedy(text)
         if b"".join([self.tokens[i] for i in ids]) == text and self._special.isdisjoint(ids):
             return ids
         return self._greedy(text)  # the text is a special token or not UTF-8, or the tokenizer adds a blank

@@ -1,13 +1,15 @@
 """Renders conversations to prompts by chat templates, in processes that cannot harm the server.
 
 A template comes with the model, and is a program in the language of Jinja. `template_worker.py` compiles and renders
-it with limited memory, output and time; a process that exceeds its time is killed and replaced. Special tokens in a
+it with limited memory, output and time; a process that exceeds its time is killed and replaced. If something else has
+killed a process, perhaps while it was idle, the conversation is rendered once more by another one. Special tokens in a
 message of a user are ordinary text for a template, and the tokenizer encodes them as special tokens.
 """
 
 import json
 import queue
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from orca_jax.text.template_worker import Frame, receive_frame, send_frame
 
 RENDER_SECONDS = 5.0  # per conversation; other servers allow 30, but a correct template needs less than 1
 START_SECONDS = 30.0  # to start a process and compile the templates, while the machine loads a model
+END_SECONDS = 1.0  # between the end of a process's socket and its own end
 NUM_WORKERS = 2  # so that one slow conversation does not delay the others
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -132,14 +135,20 @@ class ChatTemplate:
 
     def _exchange(self, frame: Frame) -> str:
         worker = self._idle.get()
+        was_killed = False
         try:
-            worker = worker or self._start()
-            answer = worker.exchange(frame, self._seconds)
-        except _WorkerLost as error:
-            assert worker is not None, "only a worker is lost"
-            self._discard(worker)
-            worker = None
-            raise RequestError(f"the chat template {error}; shorten the conversation", param="messages") from None
+            while True:
+                worker = worker or self._start()
+                try:
+                    answer = worker.exchange(frame, self._seconds)
+                    break
+                except _WorkerLost as error:
+                    self._discard(worker)
+                    worker = None
+                    if was_killed or not error.was_killed:
+                        message = f"the chat template {error}; shorten the conversation"
+                        raise RequestError(message, param="messages") from None
+                    was_killed = True
         except ConfigError as error:  # the templates compiled before
             raise EngineError(f"the process of the chat template cannot be restarted: {error.message}") from error
         finally:
@@ -170,7 +179,14 @@ class ChatTemplate:
 
 
 class _WorkerLost(Exception):
-    """A process ended or was too slow. The message is the predicate of "the chat template"."""
+    """A process ended or was too slow. The message is the predicate of "the chat template".
+
+    With `was_killed` it ended by a signal from outside, such as that of a system without memory.
+    """
+
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed
 
 
 class _Worker:
@@ -220,8 +236,16 @@ class _Worker:
         except ValueError as error:
             raise _WorkerLost(f"has too large an input or output: {error}") from None
         if answer is None:
-            raise _WorkerLost("needed too much memory or processor time")
+            raise _WorkerLost("needed too much memory or processor time", was_killed=self._was_killed())
         return answer
+
+    def _was_killed(self) -> bool:
+        """True if the process has ended by a signal other than that of its limit of processor time."""
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:  # it has only closed its socket
+            return False
+        return code < 0 and code != -signal.SIGXCPU
 
     def close(self) -> None:
         """Kill the process. May be called twice, and from another thread."""

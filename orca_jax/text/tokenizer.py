@@ -6,13 +6,13 @@ incremental decoding exact by construction (`stream.py`), without comparisons of
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
 
-from orca_jax.errors import ConfigError, RequestError
+from orca_jax.errors import ConfigError, RequestError, is_panic
 from orca_jax.text.settings_file import read_settings
 
 MAX_TOKENIZER_BYTES = 64 * 2**20  # of a tokenizer.json; the largest known ones have 35 MB
@@ -28,6 +28,8 @@ class Tokenizer(Protocol):
 
     `source` is the argument of `load_tokenizer` to build an equal tokenizer, also in another process.
     `vocab_size` is the number of ids of the tokenizer; a model may have more rows.
+    `is_bounded` is True if the time of `encode` follows from the length of the text; a tokenizer file may hold regular
+    expressions, and these may take any time.
     """
 
     source: str
@@ -35,13 +37,19 @@ class Tokenizer(Protocol):
     bos_id: int | None
     eos_id: int | None
     special_ids: frozenset[int]
+    is_bounded: bool
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt. `add_special_tokens` adds the special tokens of the tokenizer, such as BOS.
 
         Raises:
-            RequestError: the text is not valid Unicode: it contains half of a surrogate pair.
+            RequestError: the text is not valid Unicode (it contains half of a surrogate pair), or the tokenizer fails.
         """
+        ...
+
+    @property
+    def longest_token(self) -> int:
+        """The largest number of bytes of a token."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -65,10 +73,26 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     return ByteTokenizer() if source == BYTE_TOKENIZER else FileTokenizer(str(source))
 
 
+def check_characters(text: str, max_tokens: int, tokenizer: Tokenizer) -> None:
+    """Refuse a text that must have more tokens than this: encoding it could take minutes.
+
+    Raises:
+        RequestError: the text is too long; `param` is "prompt".
+    """
+    if len(text) > max_tokens and len(text) > (limit := max_tokens * tokenizer.longest_token):
+        message = f"the prompt has {len(text)} characters, and {max_tokens} tokens of the context hold at most {limit}"
+        raise RequestError(f"{message}; shorten it", param="prompt")
+
+
 class _BytesDecoder:
     """Implements `decode` for all tokenizers: join the bytes, then decode them as UTF-8."""
 
     special_ids: frozenset[int]
+    vocab_size: int
+
+    @cached_property
+    def longest_token(self) -> int:
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     def token_bytes(self, token_id: int) -> bytes:
         raise NotImplementedError
@@ -80,6 +104,8 @@ class _BytesDecoder:
 
 class ByteTokenizer(_BytesDecoder):
     """A tokenizer for presets and tests: ids 0 to 255 are bytes, and 256 is the end token."""
+
+    is_bounded = True
 
     def __init__(self) -> None:
         self.source = BYTE_TOKENIZER
@@ -101,6 +127,8 @@ class ByteTokenizer(_BytesDecoder):
 
 class FileTokenizer(_BytesDecoder):
     """A `tokenizer.json` with a byte-level vocabulary (GPT-2, Llama 3) or a SentencePiece one with byte fallback."""
+
+    is_bounded = False
 
     def __init__(self, source: str) -> None:
         path = Path(source)
@@ -132,7 +160,14 @@ class FileTokenizer(_BytesDecoder):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt. The library releases the interpreter lock meanwhile."""
         _utf8(text)
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except Exception as error:
+            raise _refused(text, error) from error
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise _refused(text, error) from error
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of an id, from a cache if possible."""
@@ -188,6 +223,11 @@ def _check_numbers(content: Mapping[str, Any], path: Path) -> None:
         if number > most:
             message = f"{path} has more than {most} {name}; name another tokenizer with --tokenizer"
             raise ConfigError(message, param="tokenizer")
+
+
+def _refused(text: str, error: BaseException) -> RequestError:
+    message = f"the tokenizer fails on a text of {len(text)} characters: {error}; shorten or change the text"
+    return RequestError(message, param="prompt")
 
 
 def _length(value: object) -> int:

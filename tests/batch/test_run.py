@@ -33,6 +33,7 @@ from tests.batch.world import (
     toy_ids,
     write,
 )
+from tests.text.hostile import PANICS, write_hostile_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,18 @@ def test_ignored_fields_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptur
     ]
     rows = run(tmp_path / "in.jsonl", tmp_path / "out2.jsonl", "--unknown-fields", "ignore")
     assert [row["response"]["status_code"] for row in rows] == [200] * 3 and "lines: top_z" in caplog.text
+
+
+def test_a_panic_of_the_tokenizer_is_a_row_and_the_rest_is_answered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = write_hostile_tokenizer(tmp_path / "model")
+    lines = [json.dumps({"prompt": text, "max_tokens": 2}).encode() for text in ("ab", PANICS, "bx")]
+    rows = run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", "--tokenizer", tokenizer)
+    assert [row["response"]["status_code"] for row in rows] == [200, 400, 200]
+    error = rows[1]["response"]["body"]["error"]
+    assert (error["param"], "the tokenizer fails" in error["message"]) == ("prompt", True)
+    capfd.readouterr()  # the library writes its panics to standard error
 
 
 def test_done_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

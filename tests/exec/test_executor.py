@@ -12,6 +12,7 @@ from orca_jax.errors import CompileWhileServingError, ConfigError
 from orca_jax.exec.cache import page_bytes, size_cache
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.expected import context_factor
 from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.model.load import random_decoder, tensor_mesh
 from orca_jax.step import Member, RowSampling, StepPlan
@@ -139,6 +140,29 @@ def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
         ahead = Member("r", 1, position, [], is_sampling=True, last_on_device=True, num_old_pages=8)
         handles.append(executor.submit(plan(ahead)))
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
+
+
+def test_the_expected_time_counts_what_is_in_flight(executor: JaxExecutor) -> None:
+    """Each bucket was measured at start; two launches take longer than one, and nothing is left at the end."""
+    assert executor.expected_seconds == 0
+    first = Member("r", 1, 0, PROMPT, is_sampling=True, new_pages=range(8, 16), sampling=GREEDY)
+    handles = [executor.submit(plan(first))]
+    one = executor.expected_seconds
+    ahead = Member("r", 1, 5, [], is_sampling=True, last_on_device=True, num_old_pages=8)
+    handles.append(executor.submit(plan(ahead)))
+    two = executor.expected_seconds
+    assert 0 < one < two
+    executor.collect(handles[0])
+    assert executor.expected_seconds == pytest.approx(two - one)
+    executor.collect(handles[1])
+    assert executor.expected_seconds == 0
+
+
+def test_longer_contexts_are_expected_to_take_longer() -> None:
+    """Relative to the parameters of a layer: those of attention (queries, keys, values, output) and of the MLP."""
+    layer = 2 * 32 * (32 + 32) + 2 * 32 * 64
+    assert context_factor(MODEL, 64) == 1 + 2 * 32 * 64 / layer
+    assert context_factor(MODEL, 0) == 1
 
 
 def test_results_are_in_the_order_of_the_plan(executor: JaxExecutor) -> None:

@@ -1,6 +1,7 @@
 """Detection of hung engines, and the number of restarts."""
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.supervisor import LOADING_SILENCE, MAX_FAILURES, HangDetector, Supervisor
+from orca_jax.link.watch import STEP_FLOOR
 from orca_jax.link.wire import Failed, Heartbeat, Ready, encode
 from orca_jax.server_config import ServerConfig
 
-CONFIG = ServerConfig(heartbeat_timeout=3, step_timeout=20, load_timeout=100)
+CONFIG = ServerConfig(heartbeat_timeout=3, load_timeout=100)
 READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2)
 
 
@@ -26,12 +28,20 @@ READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_ro
         (Heartbeat("compiling", 50), 0, 101, "--load-timeout"),
         (Heartbeat("serving", 0), 2.9, 1000, None),
         (Heartbeat("serving", 0), 3.1, 0, "no heartbeat for 3 s"),
-        (Heartbeat("serving", 19), 0, 0, None),
-        (Heartbeat("serving", 21), 0, 0, "--step-timeout"),
+        (Heartbeat("serving", STEP_FLOOR - 1), 0, 0, None),
+        (Heartbeat("serving", STEP_FLOOR + 1), 0, 0, "no progress for 10 s (--step-timeout"),
+        (Heartbeat("serving", 49, limit_seconds=50), 0, 0, None),
+        (Heartbeat("serving", 51, limit_seconds=50, place="a.py:f"), 0, 0, "no progress for 50 s in a.py:f"),
     ],
 )
-def test_verdicts(beat: Heartbeat | None, silence: float, passed: float, verdict: str | None) -> None:
-    detector = HangDetector(CONFIG)
+@pytest.mark.parametrize("step_timeout", [None, 20])
+def test_verdicts(
+    beat: Heartbeat | None, silence: float, passed: float, verdict: str | None, step_timeout: float | None
+) -> None:
+    """A limit set by the operator replaces the measured one."""
+    if step_timeout is not None and beat is not None and beat.phase == "serving" and silence == 0:
+        verdict = f"no progress for {step_timeout} s" if beat.busy_seconds > step_timeout else None
+    detector = HangDetector(dataclasses.replace(CONFIG, step_timeout=step_timeout))
     if beat is not None:
         detector.hear(beat)
     said = detector.verdict(silence, passed)

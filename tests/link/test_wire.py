@@ -135,6 +135,7 @@ def test_engine_loop() -> None:
     sent: list[Message] = []
     ends: set[str] = set()
     status = EngineStatus()
+    status.enter("serving")
 
     def send(message: Message) -> None:
         sent.append(message)
@@ -177,7 +178,7 @@ def test_engine_loop() -> None:
     assert isinstance(last, Updates) and (last.running, last.waiting) == (0, 0)
     engine.pool.check_integrity()
     beat = status.heartbeat()
-    assert (beat.phase, beat.busy_seconds) == ("loading", 0) and beat.engine is not None
+    assert (beat.phase, beat.busy_seconds) == ("serving", 0) and beat.engine is not None
     assert beat.engine.free_pages == beat.engine.num_pages
 
 

@@ -138,6 +138,87 @@ def test_pages_are_kept_until_they_are_needed_and_the_oldest_goes_first() -> Non
     assert lab.batches[5:] == ["F7", "G3"]
 
 
+PROMPT = [1, 2, 3, 4, 5]
+GREEDY = SamplingParams(max_tokens=3, temperature=0)
+
+
+def suspicious_lab(*broken: tuple[str, int], **changes) -> Lab:
+    """A lab with pages of two tokens; the logits of these requests after contexts of these lengths are not finite."""
+    override = lambda request_id, length, token: None if (request_id, length) in broken else token  # noqa: E731
+    settings = {"depth": 1, "reuses_prefixes": True, **changes}
+    return Lab(max_bs=settings.pop("max_bs", 1), page_size=2, override=override, shape=shaped(**settings))
+
+
+def serve_one(lab: Lab, request_id: str, prompt: list[int] = PROMPT) -> str | None:
+    """Run a request and all others to the end; return its finish reason."""
+    lab.engine.add(request_id, prompt, GREEDY)
+    lab.run()
+    return lab.ends[request_id].finish_reason
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("length", [5, 6])
+def test_pages_behind_logits_that_are_not_finite_leave_the_prefix_cache(length: int, depth: int) -> None:
+    """Pages that the request wrote, and those that it shared, since the wrong values may be in any of them."""
+    lab = suspicious_lab(("B", length), depth=depth)
+    assert serve_one(lab, "A") == "length"
+    assert serve_one(lab, "B") == "error"
+    assert serve_one(lab, "C") == "length"
+    assert serve_one(lab, "D") == "length"
+    first = {batch.split()[0][:2] for batch in lab.batches}
+    assert {"A5", "B1", "C5", "D1"} <= first, "C shares no page, D shares those of C"
+
+
+def test_pages_computed_from_suspect_ones_leave_the_prefix_cache_too() -> None:
+    """A has continued the pages of B's prompt; only other first pages are kept."""
+    lab = suspicious_lab(("B", 5))
+    longer, other = [*PROMPT, 6, 7, 8, 9], [9, *PROMPT]
+    assert serve_one(lab, "A", longer) == "length"
+    assert serve_one(lab, "O", other) == "length"
+    assert serve_one(lab, "B") == "error"
+    assert serve_one(lab, "C") == "length"
+    assert serve_one(lab, "D", longer) == "length"
+    assert serve_one(lab, "P", other) == "length"
+    firsts = [next(batch for batch in lab.batches if batch[0] == name) for name in "ABCDOP"]
+    assert firsts == ["A9", "B1", "C5", "D5", "O6", "P2"], "D finds the two pages of C, and no page of A"
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_running_sharer_of_suspect_pages_adds_none_to_the_prefix_cache(ends_first: bool) -> None:
+    lab = suspicious_lab(("B", 5), max_bs=2)
+    assert serve_one(lab, "A") == "length"
+    long = SamplingParams(max_tokens=8, temperature=0)
+    first, second = ("B", "S") if ends_first else ("S", "B")
+    lab.engine.add(first, PROMPT, long)
+    lab.engine.add(second, PROMPT, long)
+    lab.run()
+    assert (lab.ends["B"].finish_reason, lab.ends["S"].finish_reason) == ("error", "length")
+    written = [*PROMPT, *lab.tokens["S"]]
+    lab.engine.add("C", written, GREEDY)
+    lab.run()
+    assert next(batch for batch in lab.batches if batch[0] == "C") == f"C{len(written)}"
+
+
+@pytest.mark.parametrize("how", ["abort", "preempt"])
+def test_suspect_pages_of_a_request_without_its_row_leave_the_prefix_cache(how: str) -> None:
+    """The bad result comes after the request was aborted, or has lost its pages, in flight."""
+    lab = suspicious_lab(("B", 7), max_bs=2, depth=2)
+    assert serve_one(lab, "A") == "length"
+    lab.engine.add("B", PROMPT, GREEDY)
+    lab.step()
+    lab.step()  # the iteration with the bad result is in flight
+    request = lab.pool.running["B"]
+    assert request.in_flight
+    if how == "abort":
+        lab.engine.abort("B")
+    else:
+        lab.pool.preempt(request)
+    lab.run()
+    assert lab.ends["B"].finish_reason == ("abort" if how == "abort" else "error")
+    assert serve_one(lab, "C") == "length"
+    assert next(batch for batch in lab.batches if batch[0] == "C") == "C5"
+
+
 SHAPES = st.builds(
     Shape,
     budget=st.integers(5, 24),

@@ -2,8 +2,12 @@
 
 import asyncio
 import dataclasses
+import gc
 import json
+import threading
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +16,7 @@ import pytest
 from starlette.types import Message
 
 from orca_jax.config import EngineConfig
+from orca_jax.link.client import MAX_UNREAD
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai import generation
 from orca_jax.openai.completions import prepare
@@ -21,9 +26,11 @@ from orca_jax.openai.model import Service
 from orca_jax.openai.schema import completion_parser
 from orca_jax.server_config import ServerConfig
 from orca_jax.step import NOT_FINITE
-from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.text.encoding_threads import EncodingThreads
+from orca_jax.text.tokenizer import ByteTokenizer, load_tokenizer
 from tests.serve.asgi import http_scope
 from tests.serve.played import CONTEXT, READY, News, Stage, call, chat, events, on_stage, saying, update, user
+from tests.text.hostile import PANICS, write_hostile_tokenizer
 
 
 def not_finite(submit: Submit) -> list[News]:
@@ -199,6 +206,59 @@ def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
     assert len(aborted) == count > 0 and open_calls == 0 and ends == {"abort": count}
 
 
+def own_objects() -> Counter[str]:
+    """The number of objects of each class of this package, those of unreachable cycles included."""
+    kinds = Counter(type(thing) for thing in gc.get_objects())
+    return Counter({kind.__qualname__: n for kind, n in kinds.items() if str(kind.__module__).startswith("orca_jax.")})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("end", ["whole", "client gone", "timeout", "engine lost", "refused", "failed", "too slow"])
+def test_an_ended_call_leaves_no_objects_for_the_garbage_collector(end: str, stream: bool) -> None:
+    """The server collects garbage rarely, so a cycle for each aborted stream would hold hundreds of megabytes."""
+    scripts = {
+        "whole": saying("x"),
+        "refused": lambda submit: [Rejected(submit.request_id, "no", "prompt")],
+        "failed": not_finite,
+        "too slow": lambda submit: [update(submit, 65) for _ in range(MAX_UNREAD + 1)],
+    }
+
+    async def one(stage: Stage) -> None:
+        body = {"model": "m", "prompt": "x", "stream": stream} | ({"timeout": 0.01} if end == "timeout" else {})
+        request = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        messages = [request, *([{"type": "http.disconnect"}] if end == "client gone" else [])]
+
+        async def receive() -> Message:
+            return messages.pop(0) if messages else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Message) -> None:
+            pass
+
+        if end == "engine lost":
+            asyncio.get_running_loop().call_later(0.01, stage.client.lose, "dead")
+        await stage.app(http_scope("/v1/completions", "POST", [(b"content-type", b"application/json")]), receive, send)
+        stage.link.submitted.clear()
+        if end == "engine lost":
+            stage.client.attach(stage.link)  # type: ignore[arg-type]
+            stage.client.serve(READY)
+
+    async def act(stage: Stage) -> Counter[str]:
+        for _ in range(3):
+            await one(stage)
+        before = own_objects()
+        for _ in range(20):
+            await one(stage)
+        return own_objects() - before
+
+    gc.collect()
+    gc.disable()
+    try:
+        grown = on_stage(scripts.get(end, silent), act)
+    finally:
+        gc.enable()
+    assert max(grown.values(), default=0) < 20, grown
+
+
 def test_closing_the_pieces_early_ends_the_requests() -> None:
     async def act(stage: Stage) -> tuple[list[str], int]:
         body, _ = completion_parser.parse(b'{"model": "m", "prompt": ["x", "y"]}')
@@ -273,6 +333,75 @@ def test_defaults_of_the_model_directory() -> None:
         return [(one.temperature, one.top_k, one.max_tokens) for one in params]
 
     assert on_stage(saying("x"), act) == [(0.25, 9, 7), (1.0, 9, 3), (0.25, 9, 2)]
+
+
+ENCODING = (
+    ("/v1/completions", {"prompt": PANICS}, "prompt"),
+    ("/v1/chat/completions", {"messages": [user(PANICS)]}, "messages"),
+    ("/tokenize", {"prompt": PANICS}, "prompt"),
+    ("/v1/completions", {"prompt": [0], "bad_words": [PANICS]}, "bad_words"),
+)
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def act(stage: Stage) -> None:
+        tokenizer = load_tokenizer(write_hostile_tokenizer(tmp_path))
+        stage.service._model = dataclasses.replace(stage.service.model, tokenizer=tokenizer)
+        async with stage.http() as http:
+            for path, fields, param in ENCODING:
+                answer = await http.post(path, json={"model": "m", **fields})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param)
+                assert "the tokenizer fails" in error["message"]
+            answer = await http.post("/tokenize", json={"prompt": "ab"})
+            assert answer.json()["tokens"] == [0, 1]
+
+    on_stage(saying("a"), act, chats=True)
+    capfd.readouterr()  # the library writes its panics to standard error
+
+
+def test_calls_of_the_tokenizer_that_hang_delay_no_other_call() -> None:
+    """Each ends with an error in time; when too many hang, further texts are refused with a 503."""
+    end, hanging, now = threading.Event(), list[str](), [0.0]
+
+    class Slow(ByteTokenizer):
+        is_bounded = False
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            if "hang" in text:
+                hanging.append(text)
+                end.wait()
+            return super().encode(text, add_special_tokens)
+
+    async def hang(http: httpx.AsyncClient, number: int) -> asyncio.Task[httpx.Response]:
+        task = asyncio.create_task(http.post("/tokenize", json={"prompt": f"hang {number}"}))
+        while len(hanging) < number:
+            await asyncio.sleep(0.001)
+        return task
+
+    async def act(stage: Stage) -> None:
+        stage.service._model = dataclasses.replace(stage.service.model, tokenizer=Slow())
+        stage.service._threads = EncodingThreads(10, num_threads=2, most_abandoned=1, clock=lambda: now[0])
+        async with stage.http() as http:
+            stuck = [await hang(http, 1), await hang(http, 2)]
+            well = asyncio.create_task(http.post("/v1/completions", json={"model": "m", "prompt": "well"}))
+            assert (await http.get("/health")).status_code == 200
+            now[0] = 11
+            assert (await well).status_code == 200
+            stuck.append(await hang(http, 3))
+            now[0] = 22
+            for task in stuck:
+                answer = await task
+                assert answer.status_code == 400 and "longer than 10 s" in answer.json()["error"]["message"]
+            refused = await http.post("/tokenize", json={"prompt": "well"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
+            given = await http.post("/v1/completions", json={"model": "m", "prompt": [65]})
+            assert given.status_code == 200, "ids need no tokenizer"
+
+    try:
+        on_stage(saying("a"), act)
+    finally:
+        end.set()
 
 
 def test_texts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.text import template_worker
-from orca_jax.text.template import RENDER_SECONDS, ChatTemplate, load_chat_template
+from orca_jax.text.template import RENDER_SECONDS, ChatTemplate, _Worker, load_chat_template
+from orca_jax.text.template_worker import Frame
 from tests.project.source import ROOT
 
 SYSTEM, USER, ASSISTANT = (
@@ -248,13 +249,50 @@ def test_processes_come_back_and_end() -> None:
     template = ChatTemplate({"default": "{{ messages | length }}"}, {})
     (worker,) = [child for child in workers() if child.pid not in before]
     worker.kill()
-    with pytest.raises(RequestError, match="too much memory or processor time"):
-        template.render([USER])
-    assert template.render([USER]) == "1"
+    assert template.render([USER]) == "1", "a process that was killed while idle costs no call its answer"
     template.close()
     assert {child.pid for child in workers()} == before
     with pytest.raises((RequestError, EngineError)):
         template.render([USER])
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_conversation_is_rendered_once_more_if_its_process_was_killed(
+    monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    """It is not rendered a third time: the second process may have been killed for its needs."""
+    exchange, seen = _Worker.exchange, list[Frame]()
+
+    def exchange_or_die(self: _Worker, frame: Frame, seconds: float) -> Frame:
+        if "context" in frame:
+            seen.append(frame)
+            if len(seen) <= kills:
+                self._process.kill()
+        return exchange(self, frame, seconds)
+
+    monkeypatch.setattr(_Worker, "exchange", exchange_or_die)
+    with ChatTemplate({"default": "{{ messages | length }}"}, {}) as template:
+        if kills == 1:
+            assert template.render([USER]) == "1"
+        else:
+            with pytest.raises(RequestError, match="too much memory or processor time"):
+                template.render([USER])
+        assert len(seen) == 2
+        assert template.render([USER]) == "1"
+
+
+def test_a_conversation_that_exceeds_a_limit_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, seen = _Worker.exchange, list[Frame]()
+    monkeypatch.setattr(
+        _Worker, "exchange", lambda self, frame, seconds: (seen.append(frame), exchange(self, frame, seconds))[1]
+    )
+    source, _ = HARMFUL["endless"]
+    with (
+        ChatTemplate({"default": source}, {}, render_seconds=0.2) as template,
+        pytest.raises(RequestError, match="longer than 0"),
+    ):
+        template.render([USER])
+    assert [frame for frame in seen if "context" in frame] == seen[1:] and len(seen) == 2
 
 
 def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:

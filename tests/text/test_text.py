@@ -14,7 +14,8 @@ from orca_jax.request import SamplingParams
 from orca_jax.text import tokenizer as tokenizer_module
 from orca_jax.text.bad_words import bad_word_ids, engine_params
 from orca_jax.text.stream import IncrementalDecoder, OutputStream, StopMatcher
-from orca_jax.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
+from orca_jax.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_characters, load_tokenizer
+from tests.text.hostile import PANICS, REASON, write_hostile_tokenizer
 
 CORPUS = ["the cat sat on the mat", "déjà vu, naïve café", "漢字かな交じり文", "👩‍👩‍👧 🙂🙃", "x = {1: 'a'}\n\ttab"] * 4
 
@@ -322,3 +323,26 @@ def test_the_parts_of_a_tokenizer_are_limited(
     monkeypatch.setattr(tokenizer_module, limit, 8)
     with pytest.raises(ConfigError, match=rf"tokenizer\.json has more than 8 {part}"):
         load_tokenizer(str(path))
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = load_tokenizer(write_hostile_tokenizer(tmp_path))
+    with pytest.raises(RequestError, match=f"fails on a text of {len(PANICS)} characters: .*{REASON}") as caught:
+        tokenizer.encode(PANICS)
+    assert caught.value.param == "prompt"
+    assert tokenizer.encode("abab") == [0, 1, 0, 1], "it can still be used"
+    with pytest.raises(RequestError, match=REASON) as caught:
+        bad_word_ids(tokenizer, ["b", PANICS])
+    assert caught.value.param == "bad_words"
+    capfd.readouterr()  # the library writes its panics to standard error
+
+
+@pytest.mark.parametrize(("characters", "fits"), [(10, True), (70, True), (71, False)])
+def test_a_text_with_more_characters_than_the_context_can_hold_is_refused(characters: int, fits: bool) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.longest_token == len("<|end|>")
+    if fits:
+        check_characters("x" * characters, 10, tokenizer)
+        return
+    with pytest.raises(RequestError, match="71 characters, and 10 tokens of the context hold at most 70; shorten it"):
+        check_characters("x" * characters, 10, tokenizer)

@@ -1,0 +1,43 @@
+"""The time that launches should take, measured at start: the basis of the limit for a hung engine."""
+
+import time
+from collections.abc import Callable
+
+import jax
+
+from orca_jax.config import ModelConfig
+
+
+class LaunchTimes:
+    """Measures each program once, with padding alone."""
+
+    def __init__(self) -> None:
+        self._of_bucket: dict[int, float] = {}
+        self._of_sampler = 0.0  # of the slowest one
+
+    def measure_layers[T](self, bucket: int, run: Callable[[], T]) -> T:
+        """Run the layers of a bucket and wait for the result."""
+        start = time.perf_counter()
+        result = jax.block_until_ready(run())
+        self._of_bucket[bucket] = time.perf_counter() - start
+        return result
+
+    def measure_sampler(self, run: Callable[[], object]) -> None:
+        """Run a sampler and wait for the result."""
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        self._of_sampler = max(self._of_sampler, time.perf_counter() - start)
+
+    def seconds(self, context: float) -> dict[int, float]:
+        """The expected seconds of a launch of each bucket.
+
+        `context` multiplies the times of the layers, since attention over long contexts takes longer than over none.
+        """
+        return {bucket: seconds * context + self._of_sampler for bucket, seconds in self._of_bucket.items()}
+
+
+def context_factor(model: ModelConfig, max_model_len: int) -> float:
+    """The arithmetic of a token with the longest context, relative to a token without context."""
+    heads, kv_heads, embed = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.embed_dim
+    parameters = 2 * embed * (heads + kv_heads) + (2 + model.gated_mlp) * embed * model.mlp_dim
+    return 1 + 2 * heads * max_model_len / parameters  # two operations for each parameter, four for each head dim

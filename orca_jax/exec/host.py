@@ -1,0 +1,115 @@
+"""Memory and processors of this process: those of the machine, within the limits of its control groups (Linux)."""
+
+import os
+from collections.abc import Iterator
+from math import ceil, inf
+from pathlib import Path
+
+from orca_jax.errors import ConfigError
+
+_ROOT = Path("/")
+_MEMORY_FILES = {  # version: limits, usage, and a key of memory.stat: the part of the usage that can be given back
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+}
+_UNLIMITED = 2**60  # version 1 writes a number beyond any memory instead of "max"
+
+
+def free_memory(root: Path = _ROOT) -> int:
+    """Bytes available to this process without swapping.
+
+    The least of the machine's available memory and of the rest in each control group, from that of the process up to
+    the outermost one. `root` replaces the root of the file system in tests.
+
+    Raises:
+        ConfigError: the system does not report its memory; `param` is "num_pages".
+    """
+    left = [_left(group, version) for version, group in _groups(root, "memory")]
+    return int(min(_available(root), *left, inf))
+
+
+def num_processors(root: Path = _ROOT) -> int:
+    """Processors that this process may use at once: those of its affinity, within the quotas of its control groups."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = min((_quota(group, version) for version, group in _groups(root, "cpu")), default=inf)
+    return max(1, min(cores, ceil(quota))) if quota < inf else cores
+
+
+def _available(root: Path) -> int:
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("free memory cannot be read on this system; set num_pages", param="num_pages")
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """The version and the directory of each control group of this process that may limit it, the innermost first."""
+    paths = dict(_own_paths(_lines(root / "proc/self/cgroup")))
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        mount_root, mount_point = (_unescaped(field) for field in before.split(" ")[3:5])
+        kind, _, options = after.split(" ")[:3]
+        version = {"cgroup": 1, "cgroup2": 2}.get(kind)
+        if version is None or (version == 1 and controller not in options.split(",")):
+            continue
+        path = paths.get(controller if version == 1 else "")
+        if path is None:
+            continue
+        top = root / mount_point.lstrip("/")
+        # A container may see its own group alone, mounted in the place of the outermost one.
+        inner = Path(path).relative_to(mount_root) if Path(path).is_relative_to(mount_root) else Path()
+        group = top / inner
+        while True:
+            yield version, group
+            if group == top:
+                break
+            group = group.parent
+
+
+def _own_paths(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """The controllers and the path of each group of this process; the controller of version 2 is empty."""
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            yield controller, path
+
+
+def _left(group: Path, version: int) -> float:
+    """Bytes that a group leaves for more allocations; infinity without a limit."""
+    limits, usage, cached = _MEMORY_FILES[version]
+    limit = min(_number(group / name) for name in limits)
+    if limit >= _UNLIMITED:
+        return inf
+    used = _number(group / usage, default=0.0)
+    stat = dict(line.partition(" ")[::2] for line in _lines(group / "memory.stat"))
+    reclaimable = stat.get(cached, "0")
+    return max(0.0, limit - used + min(used, float(reclaimable) if reclaimable.isdecimal() else 0.0))
+
+
+def _quota(group: Path, version: int) -> float:
+    """Processors of a group; infinity without a limit."""
+    if version == 2:
+        quota, _, period = " ".join(_lines(group / "cpu.max")).partition(" ")
+    else:
+        quota, period = (" ".join(_lines(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else inf
+
+
+def _number(path: Path, default: float = inf) -> float:
+    text = " ".join(_lines(path)).strip()
+    return float(text) if text.isdecimal() else default  # "max" is no number, and so is -1
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+    except OSError:
+        return []
+
+
+def _unescaped(field: str) -> str:
+    return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -1,0 +1,89 @@
+"""Detection of an engine's thread that makes no progress, by another thread of its process."""
+
+import sys
+import time
+from collections.abc import Callable
+from glob import glob
+from pathlib import Path
+from types import FrameType
+
+LONGEST_BEAT = 1.0  # seconds that one look may add: a process that was stopped is not to blame for more
+QUIET_SECONDS = 1.0  # without progress, until a look reads more than the counters
+STEP_FLOOR = 10.0  # seconds without progress that every engine may take
+STEP_FACTOR = 30.0  # times the measured time of the launches in flight
+COMPILE_SECONDS = 600.0  # for a program that is compiled while serving
+
+_PACKAGE = str(Path(__file__).parents[1])
+_COMPILER = "/jax/_src/compiler.py"
+
+
+class ProgressWatch:
+    """Measures the time for which a counter has stood still.
+
+    A busy machine is not a hang. If a thread of this process was ready to run and had no processor, this time does not
+    count. Neither does the time of a process that was stopped.
+
+    Args:
+        clock: seconds, monotonic.
+        starved: total seconds, since any start, during which a thread was ready and had no processor, by thread.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        starved: "Callable[[], dict[str, float]] | None" = None,
+    ) -> None:
+        self._clock = clock
+        self._starved = starved or starved_seconds
+        self._last = clock()
+        self._progress: int | None = None
+        self._still = 0.0
+        self._before: dict[str, float] | None = None  # starvation at the last look
+
+    def look(self, progress: int | None) -> float:
+        """The seconds without progress; `progress` is a counter, or None for a thread without work."""
+        now = self._clock()
+        passed, self._last = min(now - self._last, LONGEST_BEAT), now
+        if progress is None or progress != self._progress:
+            self._progress, self._still, self._before = progress, 0.0, None
+            return 0.0
+        if self._still >= QUIET_SECONDS:
+            before, self._before = self._before, self._starved()
+            if before is not None:
+                passed -= max((total - before.get(name, total) for name, total in self._before.items()), default=0.0)
+        self._still += max(0.0, passed)
+        return self._still
+
+
+def starved_seconds() -> dict[str, float]:
+    """Seconds during which each thread of this process was ready and had no processor; empty if not known (Linux)."""
+    found = {}
+    for path in glob("/proc/self/task/*/schedstat"):
+        try:
+            with open(path, encoding="ascii") as file:
+                found[path] = int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
+            continue
+    return found
+
+
+def step_limit(expected: float) -> float:
+    """The seconds without progress after which an engine counts as hung.
+
+    Args:
+        expected: measured seconds of the launches in flight.
+    """
+    return max(STEP_FLOOR, STEP_FACTOR * expected)
+
+
+def place_of(thread: int) -> tuple[str, bool]:
+    """The innermost function of this package that a thread runs, as `file.py:function`, and True if JAX compiles."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    place, compiles = "", False
+    while frame is not None and not place:
+        name = frame.f_code.co_filename
+        compiles = compiles or name.replace("\\", "/").endswith(_COMPILER)
+        if name.startswith(_PACKAGE):
+            place = f"{Path(name).relative_to(_PACKAGE).as_posix()}:{frame.f_code.co_name}"
+        frame = frame.f_back
+    return place, compiles
