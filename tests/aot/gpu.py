@@ -28,6 +28,7 @@ from orca_jax.model.load import decoder_builder, tensor_mesh
 from orca_jax.model.sharding import param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_cuda
+from tests.aot.ptx import TENSOR_ALIGNMENT, tensor_addresses
 from tests.aot.ptxas import take
 from tests.project.source import ROOT
 
@@ -60,6 +61,7 @@ class Compiled:
     copies: list[str]  # instructions that copy arrays of the given shape
     registers: int  # the most of a Pallas kernel; 0 if all kernels came from a cache
     spilled: int  # bytes of spilled registers, likewise
+    misaligned: list[str]  # tensor copies of a Pallas kernel whose address in shared memory may be misaligned
     shared: int | None  # shared memory of a Triton kernel's thread block; not known for Mosaic kernels
 
     @property
@@ -96,6 +98,12 @@ def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas:
         copies=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),
+        misaligned=[
+            copy
+            for kernel in ours
+            for copy, alignment in tensor_addresses(kernel.ptx)
+            if alignment % TENSOR_ALIGNMENT
+        ],
         shared=max(shared, default=None),
     )
 

@@ -24,8 +24,8 @@ class Case:
     padding_rows: int = 0
     sliding_window: int | None = None
     soft_cap: float | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of queries
-    page_dtype: Literal["float32", "bfloat16", "int8", "float8_e4m3fn"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of queries
+    page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The Mosaic GPU kernels in Pallas' simulator, without a GPU: numerics and synchronisation."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from orca_jax.kernels.ragged_attention import implementations, ragged_attention
+from orca_jax.kernels.ragged_attention import implementations, ragged_attention, triton
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
+from tests.aot.ptx import TENSOR_ALIGNMENT
 
 MIXED = Case(
     "both phases, a window and a cap",
@@ -64,6 +67,8 @@ def test_every_case(case: Case) -> None:
     [
         ({"page_dtype": "float32"}, "pages of bfloat16"),
         ({"head_dim": 256}, "head dims"),
+        ({"head_dim": 80}, "head dims .*not 80"),
+        ({"head_dim": 96}, "head dims .*not 96"),
         ({"page_size": 8}, "page sizes"),
         ({"num_heads": 65, "num_kv_heads": 1}, "at most 64 query heads"),
     ],
@@ -74,6 +79,36 @@ def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) 
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match=reason):
         ragged_attention_gpu(*arrays, scale=1.0)
+
+
+def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
+    """A partial tile is stored row by row; each row of shared memory must begin where a tensor copy may begin."""
+    assert all(2 * head_dim % TENSOR_ALIGNMENT == 0 for head_dim in HEAD_DIMS)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "is_refused"), [(0, False), (12060, False), (12080, True), (12090, True), (13000, False)]
+)
+def test_runtimes_that_miscompile_are_refused(runtime: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "cuda_runtime", lambda: runtime)
+    reason = attention.refusal_of_device(Mock(jax.Device))
+    assert (reason is not None) == is_refused
+    assert reason is None or "jax[cuda13]" in reason
+
+
+@pytest.mark.parametrize(("platform", "cores", "expected"), [("gpu", 78, 78), ("gpu", None, 132), ("cpu", 2, 132)])
+def test_multiprocessors_are_those_of_the_card(
+    platform: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(CASES[0]), layout="packed"))
+    device = Mock(jax.Device, platform=platform, core_count=cores)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    for module, function in ((attention, ragged_attention_gpu), (triton, triton.ragged_attention_triton)):
+        launch = Mock(return_value=arrays.q)
+        monkeypatch.setattr(module, "_ragged", launch)
+        function(*arrays, scale=1.0)
+        assert launch.call_args.args[-2] == expected
 
 
 def test_they_run_on_gpus_only() -> None:
