@@ -1,5 +1,6 @@
 """Builds a running engine from the settings of the user. Every "auto" is resolved here."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from orca_jax.model.transformer import Decoder
+
+logger = logging.getLogger(__name__)
 
 TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds per iteration of the toy, so that a busy one leaves processor time to other processes
@@ -83,6 +86,7 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
     observer = _observer(header)
+    _log_attention(model, resolved, mesh)
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
@@ -121,7 +125,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
     """Load the model onto its devices."""
     from orca_jax.model.load import load_decoder, tensor_mesh
 
-    devices = _devices(config.tensor_parallel_size, model)
+    devices = _devices(config, model)
     mesh = tensor_mesh(devices)
     decoder = load_decoder(
         source,
@@ -182,6 +186,23 @@ def _resolve(
     )
 
 
+def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> None:
+    """Log the implementation of attention, and the reason; warn if the device has a faster one for other settings.
+
+    Raises:
+        ConfigError: the configured implementation cannot do these shapes on this device.
+    """
+    from orca_jax.exec.layers import explain_attention
+
+    try:
+        choice = explain_attention(model, config, mesh)
+    except NotImplementedError as error:
+        raise ConfigError(f"{error}; leave attention_implementation out", param="attention_implementation") from None
+    level = logging.WARNING if choice.is_slow else logging.INFO
+    slowly = ". It is slower than the kernels named here" if choice.is_slow else ""
+    logger.log(level, "attention by %r: %s%s", choice.backend.name, choice.reason, slowly)
+
+
 def _timeline_header(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
 ) -> TimelineHeader:
@@ -226,22 +247,26 @@ def _dtype(config: EngineConfig, platform: str) -> DType:
     return "float32" if platform == "cpu" else "bfloat16"
 
 
-def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
-    """Return the devices of the mesh. A CPU has one JAX device per core, since a loop of attention uses one core.
+def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
+    """Return the devices of the mesh, and claim their memory. A CPU has one JAX device per core, since a loop of attention uses one core.
 
     Raises:
         ConfigError: there are fewer devices than wanted.
     """
     import jax
 
+    from orca_jax.exec.memory import claim_memory
     from orca_jax.model.sharding import most_shards
 
+    wanted = config.tensor_parallel_size
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more
         jax.config.update("jax_num_cpu_devices", most)
     except RuntimeError:  # a backend runs already, so the number of devices is fixed
         cores = min(cores, len(jax.devices("cpu")))
+    else:
+        claim_memory(config.gpu_memory_utilization)
     devices = jax.local_devices()
     on_cpu = devices[0].platform == "cpu"
     size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)

@@ -69,8 +69,8 @@ class Programs:
 
     def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
         """Compile every program for the shapes of `state`."""
-        options = compiler_options(self._mesh.devices.flat[0].device_kind)
-        return compile_all(self._lower(state), options, progress)
+        device = self._mesh.devices.flat[0]
+        return compile_all(self._lower(state), compiler_options(device.platform, device.device_kind), progress)
 
     def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
         """Trace and lower every program."""

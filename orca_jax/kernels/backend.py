@@ -57,13 +57,17 @@ def first_backend(backends: Sequence[Backend], device: jax.Device, *shapes: Any)
 
 
 def refusals(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> list[str]:
-    """The reasons of the backends that precede the first one without a refusal, among those meant for the device."""
+    """The reasons for which `first_backend` passes over the backends for the device's platform that precede its own."""
     reasons = []
     for backend in backends:
         if backend.is_meant_for(device):
             if (reason := backend.refusal(device, *shapes)) is None:
                 break
             reasons.append(reason)
+        elif backend.platform == device.platform:
+            least, greatest = backend.least_capability, backend.greatest_capability
+            bound = f"{least}" if least == greatest else f"{least} to {greatest}" if greatest else f"{least} or more"
+            reasons.append(f"{backend.name!r} is for GPUs of compute capability {bound}")
     return reasons
 
 

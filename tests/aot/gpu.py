@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.compile import Options, compiler_options
 from orca_jax.exec.layers import Weights, make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.sampling.draw import Kind
@@ -72,11 +73,22 @@ class Compiled:
         return [f"{self.temp / 2**20:.1f}", str(self.launches), *ours, shared]
 
 
-def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path) -> Compiled:
-    """Compile a program, and look for copies of arrays of shape `sizes`; `ptxas` is the folder of the wrapper."""
+def compile_and_read(
+    lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path, options: Options | None = None
+) -> Compiled:
+    """Compile a program, and look for copies of arrays of shape `sizes`.
+
+    Args:
+        lowered: the program.
+        sizes: a shape of which no copy is expected.
+        ptxas: the folder of the wrapper.
+        options: of the compiler; None for those of the engine.
+    """
+    options = compiler_options("gpu", "") if options is None else options
     with TemporaryDirectory() as folder:
         take(ptxas)
-        program = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)})
+        dumps = {"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)}
+        program = lowered.compile(compiler_options={**options, **dumps})
         assembled = take(ptxas)
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         lines = thunks.read_text(encoding="utf-8").splitlines()
@@ -186,6 +198,7 @@ def compile_step(
     max_model_len: int,
     num_pages: int,
     chips: int = 1,
+    options: Options | None = None,
 ) -> tuple[Compiled, int]:
     """Compile the program of all layers as the executor does. Returns it and the bytes of one device's KV cache."""
     mesh, page_size = mesh_of(card, chips), 64
@@ -216,4 +229,4 @@ def compile_step(
     with jax.set_mesh(mesh):
         lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
-    return compile_and_read(lowered, shard.kv.shape, ptxas), _bytes(shard)
+    return compile_and_read(lowered, shard.kv.shape, ptxas, options), _bytes(shard)

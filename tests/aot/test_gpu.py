@@ -8,6 +8,7 @@ shared memory and registers suffice.
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ pytestmark = [
 MIB = 1 << 20
 SHARED = {"A100": 163 << 10, "H200": 227 << 10}  # the most bytes for a thread block
 HEADER = ["program", "for", "T", "temporary, MiB", "launches", "registers", "spilled, B", "shared, KiB"]
+MANY = 80_000  # pages of half a MiB in two layers of Llama-3-8B
 NAMED = ((1, 1),)  # a program does not depend on the requests of a case
 BF16: dict[str, Any] = {"dtype": "bfloat16", "page_dtype": "bfloat16"}
 LLAMA = Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 64, **BF16)
@@ -121,6 +123,23 @@ def test_samplers_are_one_graph(card: str, preset: str, kind: Kind, ptxas: Path)
     found = compile_sampler(ptxas, card, read_model_config(f"preset:{preset}"), kind, width=64)
     assert not found.outside_graphs, "the device waits for its host"
     assert not found.copies
+
+
+@pytest.mark.slow
+def test_a_large_cache_costs_no_launches(ptxas: Path) -> None:
+    """XLA computes the plan of attention once, not in each layer, also for a KV cache of which three would not fit."""
+    model = replace(read_model_config("preset:llama-3-8b"), num_layers=2)
+
+    def launches(num_pages: int, **options: Any) -> int:
+        found, kv_bytes = compile_step(
+            ptxas, "H200", model, tokens=64, rows=64, max_model_len=1024, num_pages=num_pages, **options
+        )
+        assert num_pages < MANY or kv_bytes > 40e9
+        return found.launches
+
+    few = launches(256)
+    assert launches(MANY) == few
+    assert launches(MANY, options={}) > few, "XLA no longer needs the option"
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementatio
         return Choice(backend, "as configured", is_slow=False)
     reasons = refusals(BACKENDS, device, q, pages)
     is_plain = backend.platform is None and device.platform != "cpu" or backend.name == "gather"
-    is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS)
+    is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
     kind = f"the default of {device.device_kind or device.platform}"
     return Choice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
 

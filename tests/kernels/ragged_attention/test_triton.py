@@ -131,7 +131,7 @@ def test_default_kernels_of_each_gpu(capability: str, change: dict[str, Any], ex
 
 
 def abstract(case: Case) -> tuple[Any, KVPages]:
-    """Shapes as a trace sees them: pages of shapes alone do not answer as arrays do."""
+    """Arrays of a case as a trace sees them."""
     found: list[tuple[Any, KVPages]] = []
     jax.eval_shape(lambda *arrays: found.append(arrays), *shapes(case))
     return found[0]
@@ -141,7 +141,7 @@ def abstract(case: Case) -> tuple[Any, KVPages]:
     ("capability", "change", "reason"),
     [
         ("9.0", {"head_dim": 72}, "the default of Card; attention 'gpu' supports head dims"),
-        ("7.5", {}, "the default of Card"),
+        ("7.5", {}, "the default of Card; 'gpu' is for GPUs of compute capability 9; 'triton' is for GPUs of compute"),
         ("9.0", {}, "the default of Card; attention 'gpu' needs CUDA"),
     ],
 )

@@ -105,8 +105,7 @@ def write_and_attend_tpu(
         new = slots(k, v, pages.dtype)
         out, pages = call.increments(pages, new)
         if q.shape[0] > 1:
-            write = partial(write_chunks, interpret=interpret)
-            pages = lax.cond(prepared.has_chunks, lambda pages: write(pages, new, *pieces), lambda pages: pages, pages)
+            pages = write_chunks(pages, new, *pieces, interpret=interpret)
     return call.merged(out, call.chunks(pages)), pages
 
 
@@ -162,7 +161,13 @@ class _AttentionCall:
     ) -> tuple[Float[Array, "T H D"], PackedPages]:
         """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
         shape = replace(self.shape, is_writing=new is not None)
-        return attend_increments(shape, self.q, pages, self.prepared, new=new, **self.options)
+
+        def attend(pages: PackedPages) -> tuple[Float[Array, "T H D"], PackedPages]:
+            return attend_increments(shape, self.q, pages, self.prepared, new=new, **self.options)
+
+        # A grid of zero programs must not run: the pipeline around a kernel fetches its first block before them.
+        nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
+        return lax.cond(self.prepared.has_increments, attend, lambda pages: (nothing, pages), pages)
 
     def chunks(self, pages: PackedPages) -> Float[Array, "T H D"] | None:
         """Outputs of the other rows; None if the batch has no room for any."""
