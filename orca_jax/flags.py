@@ -38,6 +38,8 @@ HELP: Mapping[str, str] = {
     "compile_cache": 'directory for compiled programs; "auto": in the user\'s cache, "none": no cache',
     "strict_compile": "raise an error on a compilation after start-up, instead of counting it",
     "attention_implementation": "attention kernel; default: the best one for the device",
+    "kernel_self_test": "on accelerators: compare the attention kernels with plain XLA at start, and replace those "
+    "that fail",
     "trace_file": "append a timeline of arrivals, iterations and ends to this file, without text or token ids; "
     "python -m orca_jax.timeline shows it",
     "progress": "show progress bars on standard error while loading and compiling",

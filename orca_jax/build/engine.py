@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from orca_jax.build.scheduler import SCHEDULERS, build_scheduling, check_settings, num_rows
+from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig, PageLayout
 from orca_jax.engine import Engine
@@ -53,6 +54,7 @@ class Built:
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     executor_config: ExecutorConfig | None = None  # None for the toy
+    self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
@@ -80,6 +82,7 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     max_model_len = _max_model_len(config, model)
     from orca_jax.exec.executor import JaxExecutor
 
+    config, self_tests = _test_kernels(config, model)
     decoder, mesh = _load(config, source, model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
     # These may raise errors, so they come before minutes of compilation.
@@ -91,7 +94,38 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return _built(engine, tokenizer, model, header, resolved)
+    return replace(_built(engine, tokenizer, model, header, resolved), self_tests=self_tests)
+
+
+def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
+    """Try the kernels of an accelerator. Returns the settings, with another implementation if the kernels failed."""
+    import jax
+
+    if not config.kernel_self_test or not has_accelerator_support(jax.config.jax_platforms):
+        return config, ()
+    from orca_jax.exec.memory import has_jax_started
+    from orca_jax.kernels.ragged_attention.self_test import Trial
+
+    if has_jax_started():
+        logger.info(
+            "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
+        )
+        return config, ()
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    chips = config.tensor_parallel_size or 1
+    trial = Trial(
+        num_heads=max(1, model.num_heads // chips),
+        num_kv_heads=max(1, model.num_kv_heads // chips),
+        head_dim=model.head_dim,
+        page_size=config.page_size or _PAGE_SIZE,
+        dtype=dtype,
+        page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        implementation=config.attention_implementation,
+    )
+    outcome = try_implementations(trial, _compile_cache(config.compile_cache))
+    if outcome.implementation is not None:
+        config = replace(config, attention_implementation=outcome.implementation)
+    return config, outcome.tests
 
 
 def _built(
@@ -258,6 +292,7 @@ def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
     from orca_jax.exec.memory import claim_memory
     from orca_jax.model.sharding import most_shards
 
+    claim_memory(config.gpu_memory_utilization)
     wanted = config.tensor_parallel_size
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -265,8 +300,6 @@ def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
         jax.config.update("jax_num_cpu_devices", most)
     except RuntimeError:  # a backend runs already, so the number of devices is fixed
         cores = min(cores, len(jax.devices("cpu")))
-    else:
-        claim_memory(config.gpu_memory_utilization)
     devices = jax.local_devices()
     on_cpu = devices[0].platform == "cpu"
     size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)

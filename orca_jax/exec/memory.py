@@ -7,15 +7,28 @@ before, by the environment variable that JAX reads, and a share of the whole car
 import os
 from collections.abc import Mapping
 
+import jax
+
 from orca_jax.errors import ConfigError
 
 _VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second name is deprecated
 _DEFAULT = 0.75  # of JAX
 
 
+def has_jax_started() -> bool:
+    """True if JAX has opened its devices in this process. It shows this only by refusing changes of some settings."""
+    before = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", before + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", before)
+    return False
+
+
 def claim_memory(utilization: float) -> None:
     """Make JAX take this share of each GPU. Without effect once JAX has started, or if the user has set a share."""
-    if not any(os.environ.get(name) for name in _VARIABLES):
+    if not has_jax_started() and not any(os.environ.get(name) for name in _VARIABLES):
         os.environ[_VARIABLES[0]] = str(utilization)
 
 

@@ -111,10 +111,7 @@ def compile_and_read(
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),
         misaligned=[
-            copy
-            for kernel in ours
-            for copy, alignment in tensor_addresses(kernel.ptx)
-            if alignment % TENSOR_ALIGNMENT
+            copy for kernel in ours for copy, alignment in tensor_addresses(kernel.ptx) if alignment % TENSOR_ALIGNMENT
         ],
         shared=max(shared, default=None),
     )

@@ -8,7 +8,9 @@ TENSOR_ALIGNMENT = 128  # bytes; of every address in shared memory used by `cp.a
 
 _LARGEST = 1 << 30
 _DEFINED = re.compile(r"^(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(%r\d+|%rd\d+),\s*([^;{}]+);")
-_COPY = re.compile(r"cp\.async\.bulk\.tensor\S*(?P<space>global\.shared|shared::(?:cta|cluster)\.global)\S*\s+(?P<rest>.*);")
+_COPY = re.compile(
+    r"cp\.async\.bulk\.tensor\S*(?P<space>global\.shared|shared::(?:cta|cluster)\.global)\S*\s+(?P<rest>.*);"
+)
 _PLACE = re.compile(r"\[\s*(%r\d+)\s*\]")
 _DYNAMIC = ("__dynamic_shmem__", 1024)  # a kernel's dynamic memory, aligned as swizzled copies need it
 

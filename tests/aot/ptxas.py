@@ -34,7 +34,7 @@ class Assembled:
 
 
 def write_wrapper(folder: Path) -> None:
-    """Write a minimal CUDA toolkit for XLA to the folder; its `ptxas` calls the real one and keeps the PTX and the report.
+    """Write a minimal CUDA toolkit for XLA to the folder; its `ptxas` calls the real one, and keeps PTX and report.
 
     The `ptxas` of `.compilers` has precedence over the machine's, so that the numbers do not depend on the machine.
     """

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from orca_jax.errors import ConfigError
+from orca_jax.exec import memory
 from orca_jax.exec.cache import free_memory
 from orca_jax.exec.memory import claim_memory, usable_bytes
 
@@ -56,12 +57,21 @@ def test_a_device_of_unknown_size_needs_num_pages(stats: dict[str, int] | None) 
 
 
 def test_a_share_set_by_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "has_jax_started", lambda: False)
     claim_memory(0.8)
     assert os.environ[NEW] == "0.8"
     monkeypatch.delenv(NEW)
     monkeypatch.setenv(OLD, "0.4")
     claim_memory(0.8)
     assert NEW not in os.environ, "JAX refuses to start with both"
+
+
+def test_no_share_is_set_after_jax_has_started() -> None:
+    jax.devices()
+    before = jax.config.jax_num_cpu_devices
+    claim_memory(0.8)
+    assert NEW not in os.environ, "the share that JAX took is another"
+    assert jax.config.jax_num_cpu_devices == before
 
 
 def test_the_share_is_set_before_jax_starts() -> None:

@@ -1,8 +1,10 @@
 """Answers of the health checks."""
 
 import httpx
+import msgspec
 import pytest
 
+from tests.serve.played import READY, Stage, on_stage
 from tests.serve.running import Server, running
 
 
@@ -42,6 +44,22 @@ def test_what_is_open_without_a_key() -> None:
             assert httpx.get(server.url + path).status_code == status
         assert server.http.get("/health_generate").status_code == 200
         assert "secret" not in " ".join(server.lines)
+
+
+def test_results_of_the_attention_kernels_are_shown() -> None:
+    tests = {"gpu": "hang", "triton": "ok"}
+
+    async def act(stage: Stage) -> object:
+        stage.client.serve(msgspec.structs.replace(READY, self_tests=tests))
+        async with stage.http() as http:
+            return (await http.get("/health")).json()
+
+    assert on_stage(lambda submit: (), act) == {
+        "status": "ready",
+        "running": 0,
+        "waiting": 0,
+        "attention_self_test": tests,
+    }
 
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/health_generate", "/load"])

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.backend import Backend, first_backend, named_backend, refusals
 from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
-from orca_jax.kernels.kv_write import default_write, write_kv
+from orca_jax.kernels.kv_write import write_kv
 
 _HERE = "orca_jax.kernels.ragged_attention"
 
@@ -75,7 +75,7 @@ def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementatio
             raise NotImplementedError(reason)
         return Choice(backend, "as configured", is_slow=False)
     reasons = refusals(BACKENDS, device, q, pages)
-    is_plain = backend.platform is None and device.platform != "cpu" or backend.name == "gather"
+    is_plain = (backend.platform is None and device.platform != "cpu") or backend.name == "gather"
     is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
     kind = f"the default of {device.device_kind or device.platform}"
     return Choice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
@@ -182,8 +182,8 @@ def write_and_attend(
 ) -> tuple[Float[Array, "T H D"], KVPages]:
     """The work of one layer: write the new keys and values to their pages, then attend over the pages.
 
-    A backend with its own `write_and_attend` does both at once. Otherwise `write_kv` comes first, in the device's
-    default way.
+    A backend with its own `write_and_attend` does both at once. Otherwise `write_kv` comes first, in plain XLA: a
+    backend chosen because a device's kernels fail must not use another one of them.
 
     Args:
         device: as for `prepare`, and so is `implementation`.
@@ -201,5 +201,5 @@ def write_and_attend(
         done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scale=scale)
         return done
     rows = prepared._replace(page_table=prepared.page_table + first_page)
-    pages = write_kv(pages, k, v, *rows, implementation=default_write(device, pages))
+    pages = write_kv(pages, k, v, *rows)
     return ragged_attention(q, pages, *rows, scale=scale, implementation=backend.name), pages
