@@ -282,7 +282,9 @@ def _dtype(config: EngineConfig, platform: str) -> DType:
 
 
 def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
-    """Return the devices of the mesh, and claim their memory. A CPU has one JAX device per core, since a loop of attention uses one core.
+    """Return the devices of the mesh, and claim their memory.
+
+    A CPU has one JAX device per core, since a loop of attention uses one core.
 
     Raises:
         ConfigError: there are fewer devices than wanted.

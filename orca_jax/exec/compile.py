@@ -103,6 +103,7 @@ def compile_all[K: Hashable](
 ) -> dict[K, jax.stages.Compiled]:
     """Compile programs, several at a time: XLA does not hold Python's lock."""
     programs: dict[K, jax.stages.Compiled] = {}
+    progress(0, len(lowered))
     with ThreadPoolExecutor(_THREADS) as threads:
         compiled = threads.map(lambda item: (item[0], compile_one(item[1], options)), lowered.items())
         for number, (key, program) in enumerate(compiled, start=1):

@@ -30,6 +30,7 @@ class PipelineSize(NamedTuple):
 # By head dim: 128 KiB in flight.
 INCREMENT_BLOCKS = {64: PipelineSize(128, 4), 128: PipelineSize(64, 4)}
 CHUNK_BLOCKS = PipelineSize(128, 2)
+ITEMS = 4  # of increments for each multiprocessor, beside one for each row
 
 
 def multiprocessors_here() -> int:
@@ -50,8 +51,8 @@ class ContextPieces(NamedTuple):
 
 
 def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """Length of the list of pieces: one for each row, and four items (piece, KV head) for each multiprocessor."""
-    return rows + pl.cdiv(4 * multiprocessors, num_kv_heads)
+    """Length of the list of pieces: one for each row, and `ITEMS` items (piece, KV head) for each multiprocessor."""
+    return rows + pl.cdiv(ITEMS * multiprocessors, num_kv_heads)
 
 
 def cut_contexts(

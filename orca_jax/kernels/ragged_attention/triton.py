@@ -13,7 +13,7 @@ many pages or on a part of one. One program serves all page sizes:
     page 3              slot 0  | K D | V D |           values  [M, D] = weights [M, C] . V
                         slot 1  | K D | V D |           M = queries * G, at least 16 for tensor cores
 
-    Triton has only powers of two. D = 80 is 64 + 16 and D = 112 is 64 + 32 + 16: one product for each part, without padding.
+    Triton has only powers of two. D = 80 is 64 + 16, D = 112 is 64 + 32 + 16: one product for each part, no padding.
 
 One call is three kernels, because increments are bound by memory and chunks by arithmetic:
 

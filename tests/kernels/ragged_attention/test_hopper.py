@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention, triton
-from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
 from tests.aot.ptx import TENSOR_ALIGNMENT
@@ -26,18 +26,10 @@ MIXED = Case(
     soft_cap=2.0,
 )
 
-STRADDLING = Case(
-    "17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2
-)
 
-LONG = Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64)
-
-
-def fitted(case: Case) -> Case:
+def fit(case: Case) -> Case:
     """The case with the nearest shapes supported by these kernels."""
-    head_dim = min((dim for dim in HEAD_DIMS if dim >= case.head_dim), default=max(HEAD_DIMS))
-    page_size = max(case.page_size, min(PAGE_SIZES))
-    return replace(case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size)
+    return fitted(case, HEAD_DIMS, PAGE_SIZES)
 
 
 def check(case: Case) -> None:
@@ -52,14 +44,14 @@ def check(case: Case) -> None:
 
 
 def test_both_phases() -> None:
-    check(fitted(MIXED))
+    check(fit(MIXED))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", [*CASES, STRADDLING, LONG], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
-    check(fitted(case))
+    check(fit(case))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_every_case(case: Case) -> None:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) -> None:
-    case = replace(fitted(CASES[0]), **change)  # type: ignore[arg-type]
+    case = replace(fit(CASES[0]), **change)  # type: ignore[arg-type]
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match=reason):
         ragged_attention_gpu(*arrays, scale=1.0)
@@ -100,7 +92,7 @@ def test_runtimes_that_miscompile_are_refused(runtime: int, is_refused: bool, mo
 def test_multiprocessors_are_those_of_the_card(
     platform: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(CASES[0]), layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(CASES[0]), layout="packed"))
     device = Mock(jax.Device, platform=platform, core_count=cores)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(jax, "default_backend", lambda: platform)

@@ -159,7 +159,7 @@ def test_the_choice_has_a_reason(
 def test_a_named_kernel_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "cuda_runtime", lambda: 12080)
     device = Mock(jax.Device, platform="gpu", compute_capability="9.0", device_kind="Card")
-    with pytest.raises(NotImplementedError, match="needs CUDA before 12.8"):
+    with pytest.raises(NotImplementedError, match=r"needs CUDA before 12\.8"):
         explain_choice(device, *abstract(HOPPERS), "gpu")
     assert explain_choice(device, *abstract(HOPPERS), "triton").reason == "as configured"
 
