@@ -65,6 +65,23 @@ def ragged_attention_tpu(
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
     prepared = plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks)
+    options: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": soft_cap, "interpret": interpret}
+    return attend_prepared(q, pages, prepared, scale=scale, blocks=blocks, **options)
+
+
+def attend_prepared(
+    q: Float[Array, "T H D"],
+    pages: PackedPages,
+    prepared: Prepared,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    blocks: BlockSizes | None = None,
+    interpret: Any = False,
+) -> Float[Array, "T H D"]:
+    """Attend without writing, by a plan with the first page of the layer; the arguments are as for the next one."""
+    blocks = blocks or blocks_for(q, pages)
     call = _AttentionCall(q, pages, prepared, blocks, scale, sliding_window, soft_cap, interpret)
     out, pages = call.increments(pages, None)
     return call.merged(out, call.chunks(pages))
