@@ -194,6 +194,27 @@ def test_the_groups_fit_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(part.seconds <= GROUPS[part.group] for parts in PARTS.values() for part in parts)
 
 
+def test_after_an_error_of_the_card_no_other_case_runs(tmp_path: Path) -> None:
+    """Each later call of that process would fail as well, and its error would accuse a right kernel."""
+    code = """
+import sys
+from pathlib import Path
+from device_check.part import attempt_all, open_rows
+
+def fail():
+    raise RuntimeError("CUDA_ERROR_MISALIGNED_ADDRESS")
+
+attempt_all(open_rows(Path(sys.argv[1])), [({"case": 1}, lambda: fail), ({"case": 2}, lambda: fail)])
+"""
+    path = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    command = [sys.executable, "-c", code, str(tmp_path / "rows")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=path)
+    assert done.stdout == "running 1\n"
+    first, *others = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert first == {"case": 1, "error": "RuntimeError: CUDA_ERROR_MISALIGNED_ADDRESS"}
+    assert [set(row) for row in others] == [{"skipped"}]
+
+
 def test_no_time_is_left(check: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     _, parts = check({}, "machine", seconds=4)
     assert parts["machine"]["error"] == "no time was left"
