@@ -32,7 +32,7 @@ HELP: Mapping[str, str] = {
     "tensor_parallel_size": "devices that share every layer; default: 1, and on a CPU as many as the model allows",
     "page_size": "tokens of one KV cache page",
     "num_pages": "pages of the KV cache; default: what fits in memory",
-    "gpu_memory_utilization": "fraction of the whole memory of each device for weights and KV cache, above 0 and at most 1",
+    "gpu_memory_utilization": "fraction of each device's whole memory for weights and KV cache, above 0 and at most 1",
     "kv_cache_dtype": "type of the KV cache",
     "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration",
     "compile_cache": 'directory for compiled programs; "auto": in the user\'s cache, "none": no cache',

@@ -9,7 +9,7 @@ from orca_jax.build.engine import build_engine, default_tokens
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import executor, layers
-from orca_jax.kernels.ragged_attention import Choice, xla
+from orca_jax.kernels.ragged_attention import BackendChoice, xla
 from orca_jax.kernels.ragged_attention.api import BACKENDS
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
@@ -76,8 +76,8 @@ def test_a_token_budget_leaves_half_of_itself_to_prompts() -> None:
 def test_the_choice_of_attention_is_logged(
     is_slow: bool, level: str, program_cache: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explain(*shapes: object) -> Choice:
-        return Choice(BACKENDS[0], "the default of this device", is_slow)
+    def explain(*shapes: object) -> BackendChoice:
+        return BackendChoice(BACKENDS[0], "the default of this device", is_slow)
 
     def stop(*shapes: object) -> None:
         raise KeyboardInterrupt

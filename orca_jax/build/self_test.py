@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -101,6 +100,8 @@ class _Ended:
 
 def _run(trial: "Trial", compile_cache: str | None, command: Sequence[str]) -> _Ended:
     """Run one process."""
+    from orca_jax.exec.memory import sharing_environment
+
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         # Files, not pipes: a process that cannot be killed would keep a pipe open.
         process = subprocess.Popen(
@@ -108,7 +109,7 @@ def _run(trial: "Trial", compile_cache: str | None, command: Sequence[str]) -> _
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=errors,
-            env=os.environ | _environment(compile_cache),
+            env=sharing_environment(compile_cache),
         )
         try:
             code: int | None = process.wait(trial.seconds)
@@ -135,16 +136,6 @@ def _result(ended: _Ended, seconds: int) -> SelfTest | None:
     if code > 0:
         return SelfTest(name, "error", ended.last_error[:400] or f"exit status {code}")
     return SelfTest(name, "crash", "ended without a result") if said.get("is_plain") is False else None
-
-
-def _environment(compile_cache: str | None) -> dict[str, str]:
-    """Variables of the process: it takes memory as it needs it, since others may use the device."""
-    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    if compile_cache is not None:
-        variables["JAX_COMPILATION_CACHE_DIR"] = compile_cache
-        variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        variables["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    return variables
 
 
 def _text(file: Any) -> str:

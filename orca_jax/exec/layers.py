@@ -19,7 +19,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import Choice, explain_choice, prepare, write_and_attend
+from orca_jax.kernels.ragged_attention import BackendChoice, explain_choice, prepare, write_and_attend
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -124,7 +124,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     return attend
 
 
-def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Choice:
+def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> BackendChoice:
     """The implementation of attention in the programs of these shapes, and the reason for it.
 
     Raises:

@@ -1,7 +1,7 @@
 """The part of an accelerator's memory that this process may use.
 
 JAX takes three quarters of a GPU at its first use, and reports that part as the device's memory. So the share is set
-before, by the environment variable that JAX reads, and a share of the whole card is computed from what it reports.
+before, by JAX's environment variable. A share of the whole card is computed from the reported part.
 """
 
 import os
@@ -50,3 +50,13 @@ def usable_bytes(stats: Mapping[str, int] | None, platform: str, utilization: fl
         return int(limit * utilization)
     taken = next((float(value) for name in _VARIABLES if (value := os.environ.get(name))), _DEFAULT)
     return min(limit, int(limit / taken * utilization))
+
+
+def sharing_environment(compile_cache: str | None) -> dict[str, str]:
+    """The environment of another process with JAX, which takes memory as it needs it, and keeps compiled programs."""
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if compile_cache is not None:
+        variables["JAX_COMPILATION_CACHE_DIR"] = compile_cache
+        variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        variables["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    return os.environ | variables

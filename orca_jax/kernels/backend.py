@@ -57,7 +57,7 @@ def first_backend(backends: Sequence[Backend], device: jax.Device, *shapes: Any)
 
 
 def refusals(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> list[str]:
-    """The reasons for which `first_backend` passes over the backends for the device's platform that precede its own."""
+    """The reasons against the backends for the device's platform before the one returned by `first_backend`."""
     reasons = []
     for backend in backends:
         if backend.is_meant_for(device):

@@ -1,7 +1,7 @@
 """Attention of a merged batch, split by request inside one call (paper section 3.2, "selective batching")."""
 
 from orca_jax.kernels.ragged_attention.api import (
-    Choice,
+    BackendChoice,
     RowArrays,
     explain_choice,
     implementations,
@@ -11,7 +11,7 @@ from orca_jax.kernels.ragged_attention.api import (
 )
 
 __all__ = [
-    "Choice",
+    "BackendChoice",
     "RowArrays",
     "explain_choice",
     "implementations",

@@ -55,7 +55,7 @@ def choose_backend(device: jax.Device, q: Queries, pages: KVPages, implementatio
     return backend
 
 
-class Choice(NamedTuple):
+class BackendChoice(NamedTuple):
     """The backend used on a device, and the reason."""
 
     backend: Backend
@@ -63,7 +63,7 @@ class Choice(NamedTuple):
     is_slow: bool  # true if the user should hear of it
 
 
-def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None) -> Choice:
+def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None) -> BackendChoice:
     """The backend of `choose_backend`, with the reason.
 
     Raises:
@@ -73,12 +73,12 @@ def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementatio
     if implementation is not None:
         if (reason := backend.refusal(device, q, pages)) is not None:
             raise NotImplementedError(reason)
-        return Choice(backend, "as configured", is_slow=False)
+        return BackendChoice(backend, "as configured", is_slow=False)
     reasons = refusals(BACKENDS, device, q, pages)
     is_plain = (backend.platform is None and device.platform != "cpu") or backend.name == "gather"
     is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
     kind = f"the default of {device.device_kind or device.platform}"
-    return Choice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
+    return BackendChoice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
 
 
 def _named(name: str) -> Backend:

@@ -3,9 +3,9 @@
     python -m orca_jax.kernels.ragged_attention.self_test TRIAL
 
 `TRIAL` is a `Trial` as JSON. A wrong kernel may also hang the device or kill its process, so the caller
-(`orca_jax/build/self_test.py`) gives this process a time limit, and reads what it has printed so far. Each line of the
-output is JSON: first the chosen implementation as soon as it is known, with the one that would replace it if that is
-plain XLA, then the result of its test. Implementations in plain XLA have no test.
+(`orca_jax/build/self_test.py`) gives this process a time limit, and reads its lines up to then. Each line is JSON. The
+first one names the chosen implementation, and its replacement if that is plain XLA. The second one has the result.
+Implementations in plain XLA have no test.
 """
 
 import json
