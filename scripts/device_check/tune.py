@@ -80,6 +80,11 @@ def blocks(
 
 def counters(what: str, setting: Setting, write: Write) -> None:
     """Run each kernel of the implementation `what` once, for a program such as ncu, whose report is in the log."""
+    try:
+        check_fit(what, setting)
+    except Skip as reason:
+        write(skipped=str(reason))
+        return
     heads: Heads = TINY if setting.dry_run else llama()
     name = "xla" if setting.dry_run else what
     for about, batch in (("increments", [(1, 64 if setting.dry_run else 4096)] * 64), ("chunk", [(64, 64)])):
