@@ -134,6 +134,7 @@ class EngineConfig:
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: str | None = None
+    kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
     trace_file: str | None = None  # file for the timeline, which `python -m orca_jax.timeline` shows
     progress: bool = True  # bars on standard error while loading and compiling
 

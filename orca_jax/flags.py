@@ -37,14 +37,16 @@ HELP: Mapping[str, str] = {
     "tensor_parallel_size": "devices that share every layer; default: 1, and on a CPU as many as the model allows",
     "page_size": "tokens of one KV cache page",
     "num_pages": "pages of the KV cache; default: what fits in memory",
-    "gpu_memory_utilization": "fraction of an accelerator's memory for weights and KV cache, above 0 and at most 1 "
-    f"(default: {GPU_MEMORY_UTILIZATION})",
+    "gpu_memory_utilization": "fraction of each accelerator's whole memory for weights and KV cache, above 0 and at "
+    f"most 1 (default: {GPU_MEMORY_UTILIZATION})",
     "kv_cache_dtype": "type of the KV cache",
     "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration, at "
     "least --max-num-seqs",
     "compile_cache": 'directory for compiled programs; "auto": in the user\'s cache, "none": no cache',
     "strict_compile": "raise an error on a compilation after start-up, instead of counting it",
     "attention_implementation": "attention kernel; default: the best one for the device",
+    "kernel_self_test": "on accelerators: compare the attention kernels with plain XLA at start, and replace those "
+    "that fail",
     "trace_file": "append a timeline of arrivals, iterations and ends to this file, without text or token ids; "
     "python -m orca_jax.timeline shows it",
     "progress": "show progress bars on standard error while loading and compiling",

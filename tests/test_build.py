@@ -8,6 +8,9 @@ import pytest
 from orca_jax.build.engine import build_engine, default_tokens
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
+from orca_jax.exec import executor, layers
+from orca_jax.kernels.ragged_attention import BackendChoice, xla
+from orca_jax.kernels.ragged_attention.api import BACKENDS
 from orca_jax.request import SamplingParams
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
@@ -69,6 +72,34 @@ def test_a_token_budget_leaves_half_of_itself_to_prompts() -> None:
     assert tokens("cpu", scheduler="chunked") < tokens("cpu", scheduler="orca")
     assert tokens("cpu", scheduler="chunked", max_num_seqs=300) == 600
     assert tokens("tpu", scheduler="chunked") == tokens("tpu", scheduler="orca")
+
+
+@pytest.mark.parametrize(("is_slow", "level"), [(False, "INFO"), (True, "WARNING")])
+def test_the_choice_of_attention_is_logged(
+    is_slow: bool, level: str, program_cache: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explain(*shapes: object) -> BackendChoice:
+        return BackendChoice(BACKENDS[0], "the default of this device", is_slow)
+
+    def stop(*shapes: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layers, "explain_attention", explain)
+    monkeypatch.setattr(executor, "JaxExecutor", stop)
+    with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
+        build_engine(config(program_cache))
+    (record,) = [record for record in caplog.records if record.name == "orca_jax.build.engine"]
+    assert record.levelname == level
+    assert "attention by 'tpu': the default of this device" in record.message
+
+
+def test_an_implementation_that_cannot_do_the_shapes_is_refused_before_compilation(
+    program_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xla, "refusal", lambda q, pages: "heads of 7")
+    with pytest.raises(ConfigError, match="heads of 7; leave attention_implementation out") as error:
+        build_engine(config(program_cache, attention_implementation="xla"))
+    assert error.value.param == "attention_implementation"
 
 
 @pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from orca_jax.build.scheduler import build_scheduling, num_rows
+from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import check_settings, check_toy, traits_of
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.checks import did_you_mean
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from orca_jax.model.transformer import Decoder
 
+logger = logging.getLogger(__name__)
+
 TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds per iteration of the toy, so that a busy one leaves processor time to other processes
 TOY_PAGE_SIZE = 16
@@ -63,6 +66,7 @@ class Built:
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     executor_config: ExecutorConfig | None = None  # None for the toy
+    self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
@@ -97,17 +101,50 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     max_model_len = _max_model_len(config, model)
     from orca_jax.exec.executor import JaxExecutor
 
+    config, self_tests = _test_kernels(config, model)
     decoder, mesh = _load(config, source, model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
     # These may raise errors, so they come before minutes of compilation.
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
     observer = _observer(header)
+    _log_attention(model, resolved, mesh)
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return _built(engine, tokenizer, model, header, resolved)
+    return replace(_built(engine, tokenizer, model, header, resolved), self_tests=self_tests)
+
+
+def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
+    """Try the kernels of an accelerator. Returns the settings, with another implementation if the kernels failed."""
+    import jax
+
+    if not config.kernel_self_test or not has_accelerator_support(jax.config.jax_platforms):
+        return config, ()
+    from orca_jax.exec.memory import has_jax_started
+    from orca_jax.kernels.ragged_attention.self_test import Trial
+
+    if has_jax_started():
+        logger.info(
+            "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
+        )
+        return config, ()
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    chips = config.tensor_parallel_size or 1
+    trial = Trial(
+        num_heads=max(1, model.num_heads // chips),
+        num_kv_heads=max(1, model.num_kv_heads // chips),
+        head_dim=model.head_dim,
+        page_size=config.page_size or _PAGE_SIZE,
+        dtype=dtype,
+        page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        implementation=config.attention_implementation,
+    )
+    outcome = try_implementations(trial, cache_directory(config.compile_cache))
+    if outcome.implementation is not None:
+        config = replace(config, attention_implementation=outcome.implementation)
+    return config, outcome.tests
 
 
 def _built(
@@ -141,7 +178,7 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
     """Load the model onto its devices."""
     from orca_jax.model.load import load_decoder, tensor_mesh
 
-    devices = _devices(config.tensor_parallel_size, model)
+    devices = _devices(config, model)
     _check_platform(config, devices[0].platform)
     mesh = tensor_mesh(devices)
     decoder = load_decoder(
@@ -213,6 +250,23 @@ def _resolve(
     )
 
 
+def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> None:
+    """Log the implementation of attention, and the reason; warn if the device has a faster one for other settings.
+
+    Raises:
+        ConfigError: the configured implementation cannot do these shapes on this device.
+    """
+    from orca_jax.exec.layers import explain_attention
+
+    try:
+        choice = explain_attention(model, config, mesh)
+    except NotImplementedError as error:
+        raise ConfigError(f"{error}; leave attention_implementation out", param="attention_implementation") from None
+    level = logging.WARNING if choice.is_slow else logging.INFO
+    slowly = ". It is slower than the kernels named here" if choice.is_slow else ""
+    logger.log(level, "attention by %r: %s%s", choice.backend.name, choice.reason, slowly)
+
+
 def _timeline_header(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
 ) -> TimelineHeader:
@@ -260,8 +314,10 @@ def _dtype(config: EngineConfig, platform: str) -> DType:
     return "float32" if platform == "cpu" else "bfloat16"
 
 
-def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
-    """Return the devices of the mesh. A CPU has one JAX device per core, since a loop of attention uses one core.
+def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
+    """Return the devices of the mesh, and claim their memory.
+
+    A CPU has one JAX device per core, since a loop of attention uses one core.
 
     Raises:
         ConfigError: there are fewer devices than wanted.
@@ -269,8 +325,11 @@ def _devices(wanted: int | None, model: ModelConfig) -> "list[jax.Device]":
     import jax
 
     from orca_jax.exec.host import num_processors
+    from orca_jax.exec.memory import claim_memory
     from orca_jax.model.sharding import most_shards
 
+    claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
+    wanted = config.tensor_parallel_size
     cores = num_processors()
     try:
         most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more

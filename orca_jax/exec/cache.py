@@ -11,6 +11,7 @@ from orca_jax.config import CacheConfig, DType, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import host
 from orca_jax.exec.buckets import sampler_width
+from orca_jax.exec.memory import usable_bytes
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 
@@ -40,13 +41,13 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: in
 
     Args:
         devices: of the mesh, with the weights already loaded.
-        utilization: share of an accelerator's memory for this process in all.
+        utilization: share of an accelerator's whole memory for this process in all.
         workspace: bytes of the largest program beside weights and cache, on one device.
     """
     if devices[0].platform == "cpu":
         return int((host.free_memory() - workspace) * min(utilization, _CPU_SHARE))
     stats = [device.memory_stats() for device in devices]
-    free = min(int(s["bytes_limit"] * utilization) - s["bytes_in_use"] for s in stats)
+    free = min(usable_bytes(each, devices[0].platform, utilization) - each["bytes_in_use"] for each in stats)
     return (free - workspace) * len(devices)
 
 

@@ -60,7 +60,8 @@ class JaxExecutor:
         model: of the decoder.
         config: shapes, for the finite set of programs.
         mesh: with a tensor axis.
-        progress: called after each compiled program with the number compiled so far and the total.
+        progress: called before the first compilation and after each, with the number compiled so far and the total.
+        greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class JaxExecutor:
         config: ExecutorConfig,
         mesh: Mesh,
         progress: Progress = lambda done, total: None,
+        *,
+        greedy_only: bool = False,
     ) -> None:
         self.config = config
         self.stats = ExecutorStats()
         self._model = model
         self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._shapes = shapes = Programs(decoder, model, config, mesh)
+        self._shapes = shapes = Programs(decoder, model, config, mesh, greedy_only=greedy_only)
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
         self._state = DeviceState(
             pages=allocate_cache(model, config.cache, mesh),
@@ -259,7 +262,7 @@ class JaxExecutor:
         plain = shapes.unembedding, state.last_token, hidden, draws
         self._idle.begin()
         if extras is None:
-            kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else "plain"
+            kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else shapes.kinds[0]
             last_token, drawn = self.programs[kind, width](*plain)
         else:
             masks = self._no_masks[width] if mask is None else mask

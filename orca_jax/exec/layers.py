@@ -19,7 +19,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import prepare, write_and_attend
+from orca_jax.kernels.ragged_attention import BackendChoice, explain_choice, prepare, write_and_attend
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -122,6 +122,17 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
             return out
 
     return attend
+
+
+def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> BackendChoice:
+    """The implementation of attention in the programs of these shapes, and the reason for it.
+
+    Raises:
+        NotImplementedError: the configured implementation cannot do these shapes on this device.
+    """
+    device = mesh.devices.flat[0]
+    shapes = _on_one_device(config.buckets[-1], model, config, mesh)
+    return explain_choice(device, *shapes, config.attention_implementation)
 
 
 def _on_one_device(

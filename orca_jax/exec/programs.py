@@ -51,7 +51,9 @@ class Programs:
         num_columns: V, the padded vocabulary.
     """
 
-    def __init__(self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> None:
+    def __init__(
+        self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False
+    ) -> None:
         self._model = model
         self._config = config
         self._mesh = mesh
@@ -61,16 +63,18 @@ class Programs:
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
         self.widths = sampler_widths(config.num_rows)
-        self.full_widths = self.widths[0], self.widths[-1]
+        self.full_widths: tuple[int, ...] = (self.widths[0], self.widths[-1])
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
+        if greedy_only:
+            self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)
         self.draws_layouts = {width: draws_layout(width) for width in self.widths}
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = self.unembedding[0].shape[0]
 
     def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
         """Compile every program for the shapes of `state`."""
-        options = compiler_options(self._mesh.devices.flat[0].device_kind)
-        return compile_all(self._lower(state), options, progress)
+        device = self._mesh.devices.flat[0]
+        return compile_all(self._lower(state), compiler_options(device.platform, device.device_kind), progress)
 
     def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
         """Trace and lower every program."""

@@ -2,7 +2,8 @@
 
 Each operation has a table of `Backend`, in order of preference. The modules of one table have functions of the same
 names. One of them is `refusal`: it returns None if the backend can do the given shapes, and otherwise the reason. A
-module is imported at its first use: a program on a CPU does not wait for the import of Pallas.
+module may have `refusal_of_device(device)`, which does the same for a device. A module is imported at its first use: a
+program on a CPU does not wait for the import of Pallas.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,16 @@ class Backend(NamedTuple):
         capability = _capability(device)
         return self.least_capability <= capability <= (self.greatest_capability or capability)
 
+    def refusal(self, device: jax.Device, *shapes: Any) -> str | None:
+        """The reason why the backend cannot do these shapes on this device, or None if it can."""
+        reason: str | None = self.load().refusal(*shapes)
+        return reason or self.refusal_of_device(device)
+
+    def refusal_of_device(self, device: jax.Device) -> str | None:
+        """The reason why the backend must not run on this device, whatever the shapes, or None if it can."""
+        refuse = getattr(self.load(), "refusal_of_device", None)
+        return None if refuse is None else refuse(device)
+
 
 def named_backend(backends: Sequence[Backend], name: str) -> Backend | None:
     """The backend of this name, or None."""
@@ -42,7 +53,22 @@ def named_backend(backends: Sequence[Backend], name: str) -> Backend | None:
 def first_backend(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> Backend | None:
     """The first backend meant for the device, without a refusal of these shapes; None if there is none."""
     fitting = (backend for backend in backends if backend.is_meant_for(device))
-    return next((backend for backend in fitting if backend.load().refusal(*shapes) is None), None)
+    return next((backend for backend in fitting if backend.refusal(device, *shapes) is None), None)
+
+
+def refusals(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> list[str]:
+    """The reasons against the backends for the device's platform before the one returned by `first_backend`."""
+    reasons = []
+    for backend in backends:
+        if backend.is_meant_for(device):
+            if (reason := backend.refusal(device, *shapes)) is None:
+                break
+            reasons.append(reason)
+        elif backend.platform == device.platform:
+            least, greatest = backend.least_capability, backend.greatest_capability
+            bound = f"{least}" if least == greatest else f"{least} to {greatest}" if greatest else f"{least} or more"
+            reasons.append(f"{backend.name!r} is for GPUs of compute capability {bound}")
+    return reasons
 
 
 def _capability(device: jax.Device) -> int:

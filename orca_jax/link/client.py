@@ -136,6 +136,7 @@ class EngineClient:
     Attributes:
         state: "ready" while requests are accepted; otherwise the reason for refusing them.
         running, waiting: requests with and without a row, in the engine's last message.
+        self_tests: results of the engine's attention kernels by implementation; empty without a test.
         ready: resolves when an engine serves for the first time; fails if none ever will.
         idle: set while no call is open.
     """
@@ -146,6 +147,7 @@ class EngineClient:
         self.state: EngineState = "loading"
         self.running = 0
         self.waiting = 0
+        self.self_tests: dict[str, str] = {}
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -219,6 +221,7 @@ class EngineClient:
     def serve(self, ready: Ready) -> None:
         """Accept requests: the engine serves."""
         self._admission.num_rows = ready.num_rows
+        self.self_tests = ready.self_tests
         self._move("ready")
         if not self.ready.done():
             self.ready.set_result(ready)

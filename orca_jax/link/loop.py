@@ -109,6 +109,7 @@ def ready_message(built: Built, model: str) -> Ready:
         max_model_len=built.max_model_len,
         n_slots=kv.capacity,
         num_rows=kv.num_rows,
+        self_tests={test.implementation: test.result for test in built.self_tests},
     )
 
 

@@ -54,6 +54,7 @@ class Ready(Message, frozen=True):
     max_model_len: int  # prompt and generated tokens of one request
     n_slots: int  # tokens in the KV cache that may be reserved at once, also by one request
     num_rows: int  # requests that can run at once
+    self_tests: dict[str, str] = {}  # results of the attention kernels by implementation; empty if none were tested
 
 
 class Rejected(Message, frozen=True):

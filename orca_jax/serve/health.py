@@ -25,7 +25,10 @@ def health_routes(service: Service) -> list[Route]:
         return _json({"status": "live"})
 
     async def ready(request: Request) -> Response:
-        body = {"status": _state(service), "running": service.client.running, "waiting": service.client.waiting}
+        client = service.client
+        body = {"status": _state(service), "running": client.running, "waiting": client.waiting}
+        if client.self_tests:
+            body["attention_self_test"] = client.self_tests
         return _json(body, 200 if service.is_ready else 503)
 
     async def generate(request: Request) -> Response:

@@ -62,6 +62,10 @@ class Gauge:
         """Replace the value; `labels` in the order of their names."""
         self._values[labels] = value
 
+    def clear(self) -> None:
+        """Remove the values of all labels."""
+        self._values.clear()
+
     def family(self) -> Metric:
         """The current samples."""
         family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
@@ -161,6 +165,11 @@ class EngineSeries:
         self.state = Gauge("engine_state", "1 for the current state of the engine, 0 for the others.", ("state",))
         self.heartbeat_age = Gauge("engine_heartbeat_age_seconds", "Time since the last heartbeat of the engine.")
         self.busy = Gauge("engine_busy_seconds", "Time without progress of an engine with work, at the last heartbeat.")
+        self.self_test = Gauge(
+            "attention_self_test",
+            "1 for the result of each attention implementation tested at the start of the engine.",
+            ("implementation", "result"),
+        )
         self.restarts = Counter("engine_restarts_total", "Restarts of the engine.")
         # By the name of the total in `orca_jax.engine.totals`; those without a counter are not published.
         self.totals = {

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -42,6 +42,11 @@ class EngineView(Protocol):
     @property
     def waiting(self) -> int:
         """Number of requests without a row."""
+        ...
+
+    @property
+    def self_tests(self) -> Mapping[str, str]:
+        """Results of the attention kernels' self-test by implementation."""
         ...
 
 
@@ -217,6 +222,9 @@ class ServerObserver:
         state, running, waiting = "loading", 0, 0
         if self._engine is not None:
             state, running, waiting = self._engine.state, self._engine.running, self._engine.waiting
+            engine.self_test.clear()
+            for test in self._engine.self_tests.items():
+                engine.self_test.set(1, test)
         elif beat is not None:
             state = "ready" if beat.phase == "serving" else beat.phase
             running, waiting = (stats.running, stats.waiting) if stats is not None else (0, 0)

@@ -1,22 +1,27 @@
 """Checks kernels on a GPU or a TPU VM, and measures kernels, whole iterations and serving against the chip's limits.
 
-    scripts/gpu_check [--out build/gpu_check] [--parts machine,correct:gpu] [--dry-run]
-    scripts/tpu_check [--out build/tpu_check] [--parts machine,correct:tpu] [--dry-run]
+    scripts/gpu_check kernels [--out build/gpu_check] [--parts machine,correct:gpu] [--dry-run]
+    scripts/gpu_check steps
+    scripts/tpu_check kernels
+    scripts/tpu_check steps
 
-Both run from the source tree in under 8 minutes, and need jax, flax, numpy, orbax and safetensors only. The comparison
-with transformers also needs transformers and torch, and is skipped without them. Every part is a process of its own
+Each command runs from the source tree in at most 9 minutes; without "kernels" or "steps", one command runs both. They
+need jax, flax, numpy, orbax and safetensors only. The comparison with transformers also needs transformers and torch,
+and is skipped without them, as are the parts that need compute-sanitizer or ncu. Every part is a process of its own
 with a time limit: if one fails, hangs or is killed, this is reported and the others still run. Measurements are
 written at once, so that a stopped part keeps its earlier ones.
 
-Files: `<part>.jsonl`, one measurement per line; `<part>.log`, the output of the part; `result.json`, all results. The
-last line of the output is the same as one line of JSON. The exit status is 1 if a part failed or was stopped, and 2 if
-no part could run. `--dry-run` runs everything on a CPU at small sizes, in two minutes on two free cores.
+Files in `--out`, all of them written after every part: `result.json`, all results; `tables.txt`, the same for reading;
+`logs.tgz`, the rows and the output of each part; `gpu_blocks.json`, the best sizes of blocks. With `--json` the last
+line of the output is `result.json` as one line. The exit status is 1 if a part failed or was stopped, and 2 if no part
+could run. `--dry-run` runs everything on a CPU at small sizes, in some minutes on two free cores.
 """
 
 import argparse
 import importlib.util
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +30,8 @@ from pathlib import Path
 if sys.version_info < (3, 12):  # noqa: UP036
     sys.exit(f"error: orca-jax needs Python 3.12 or newer; {sys.executable} is older: set PYTHON=path/to/python3.12")
 
-from device_check.part import Setting, Write, open_rows
-from device_check.runner import NO_DEVICE, PARTS, run_parts
+from device_check.part import UTILIZATION, Setting, Write, open_rows
+from device_check.runner import GROUPS, NO_DEVICE, PARTS, files_of, run_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("jax", "flax", "numpy", "orbax", "safetensors")
@@ -52,16 +57,19 @@ def read_arguments() -> argparse.Namespace:
     kind = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in PARTS else "gpu"
     parser = argparse.ArgumentParser(
         prog=f"scripts/{kind}_check",
-        usage="%(prog)s [flags]",
+        usage="%(prog)s [kernels | steps] [flags]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", choices=sorted(PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("group", nargs="?", choices=[*GROUPS], metavar="kernels | steps", help="default: both")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / f"{kind}_check", help="folder for the files")
-    names = [part.name for part in PARTS["tpu" if kind == "tpu" else "gpu"]]
-    parser.add_argument(
-        "--parts", default=",".join(names), metavar="P,P", help=f"parts to run (default: {', '.join(names)})"
-    )
+    parser.add_argument("--work", type=Path, help="folder for rows, logs and compiled programs (default: a new one)")
+    parts = PARTS["tpu" if kind == "tpu" else "gpu"]
+    names = [part.name for part in parts]
+    parser.add_argument("--parts", metavar="P,P", help=f"parts to run, of: {', '.join(names)}")
+    parser.add_argument("--seconds", type=float, help="limit for all parts together (default: 540 for each group)")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON in the last line")
     parser.add_argument("--dry-run", action="store_true", help="run on a CPU, at small sizes")
     parser.add_argument(
         "--attention", metavar="NAME", help="attention implementation of whole iterations (default: the device's own)"
@@ -71,9 +79,14 @@ def read_arguments() -> argparse.Namespace:
         metavar="M",
         help='model to serve: "preset:<name>" or a directory (default: Llama-3-8B, or GPT-2 XL if that does not fit)',
     )
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    for hidden in ("--child", "--measure", "--case"):  # of the process of one part
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.parts = args.parts.split(",")
+    groups = [args.group] if args.group else list(GROUPS)
+    default = ["machine", *(part.name for part in parts if part.group in groups and part.name != "machine")]
+    args.parts = args.parts.split(",") if args.parts else default
+    args.seconds = args.seconds or sum(GROUPS[group] for group in groups)
+    args.work = args.work or Path(tempfile.mkdtemp(prefix="device_check-"))
     if unknown := [name for name in args.parts if name not in names]:
         parser.error(f"--parts: unknown part {', '.join(map(repr, unknown))}; the parts are {', '.join(names)}")
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
@@ -95,17 +108,20 @@ def be_part(args: argparse.Namespace) -> None:
         from device_check.stand_in import stand_in_for_jaxtyping
 
         stand_in_for_jaxtyping()
-    name, _, what = args.child.partition(":")
+    name, _, what = args.measure.partition(":")
     if name != "peer":
         prepare_jax(args)
-    write = open_rows(args.out / f"{args.child.replace(':', '-')}.jsonl")
-    part_of(name)(what, Setting(args.kind, args.dry_run, args.attention, args.model), write)
+    write = open_rows(files_of(args.work, args.child)[0])
+    part_of(name)(what, Setting(args.kind, args.dry_run, args.attention, args.model, args.work, args.case), write)
 
 
 def prepare_jax(args: argparse.Namespace) -> None:
     """Set two CPU devices for a dry run of a TPU VM; otherwise end the process if the device is missing."""
     import jax
 
+    from orca_jax.exec.memory import claim_memory
+
+    claim_memory(UTILIZATION)
     if args.dry_run:
         jax.config.update("jax_num_cpu_devices", 2 if args.kind == "tpu" else 1)
         return
@@ -131,6 +147,12 @@ def part_of(name: str) -> Measure:
         from device_check.correct import correct as measure
     elif name == "speed":
         from device_check.speed import speed as measure
+    elif name == "tune":
+        from device_check.tune import tune as measure
+    elif name == "counters":
+        from device_check.tune import counters as measure
+    elif name == "variants":
+        from device_check.variants import variants as measure
     elif name == "step":
         from device_check.steps import step as measure
     elif name == "serve":

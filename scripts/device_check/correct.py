@@ -1,6 +1,6 @@
 """Compares kernels with the oracle: the case table of the tests on a CPU, and batches of real sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,9 @@ from device_check.part import Found, Setting, Skip, Write, attempt_all
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import RowArrays, prepare, ragged_attention, write_and_attend
-from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
+from orca_jax.kernels.ragged_attention.gather import ragged_attention_gather
+from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES
 from orca_jax.kernels.ragged_attention.reference import ragged_attention_reference
 
 Check = tuple[Found, Callable[[], Callable[[], Found]]]
@@ -24,10 +26,19 @@ Check = tuple[Found, Callable[[], Callable[[], Found]]]
 
 SCALE = 0.25  # of scores, as in the case table
 MIXED: Requests = [(1, 4096), (1, 1000), (1, 77), (700, 700), (33, 1500)]
-WINDOW = {"sliding_window": 128, "soft_cap": 5.0}
+WINDOW = {"sliding_window": 128, "soft_cap": 50.0}
+LOUD = 10.0  # of queries, so that scores come near the cap
 # Shapes and types supported by no kernel for GPUs except Triton's.
 WIDE = ("3 heads of 80", "heads of 96", "heads of 256", "bfloat16", "int8 pages", "fp8 pages")
-DRY = {"tpu": ("one token", "heads of 128", "fp8 pages"), "triton": ("fp8 pages",)}
+HALF = replace(CASES[5], name="float16", head_dim=64, page_size=16, dtype="float16", page_dtype="float16")
+FEW = ("increments and chunks with padding", "window and soft cap", "int8 pages", "bfloat16")
+DRY = {
+    "gpu": ("one token",),
+    "tpu": ("one token", "heads of 128", "fp8 pages"),
+    "triton": ("fp8 pages",),
+    "gather": ("int8 pages",),
+}
+BIG = 9 << 30  # bytes of a cache with more than 2**31 elements
 DRY_WRITES = ("increments and chunks with padding", "bfloat16", "int8 pages")
 
 
@@ -41,19 +52,28 @@ def correct(what: str, setting: Setting, write: Write) -> None:
     except Skip as reason:
         write(skipped=str(reason))
         return
-    attempt_all(write, [*real_sizes(what, setting), *cases(what, setting)])
+    checks = [*cases(what, setting), *real_sizes(what, setting), *big_cache(what, setting)]
+    attempt_all(write, [check for check in checks if setting.case in (None, check[0]["case"])])
 
 
 def real_sizes(what: str, setting: Setting) -> list[Check]:
     """Batches of both phases, in bf16. Outputs are of order one; a difference above 0.03 is an error."""
-    batches = [("mixed", MIXED, llama(setting))]
-    batches += [("heads of 64, no groups", [(1, 300), (1, 64), (100, 300)], Heads(25, 25, 64, 16))]
+    uneven: Requests = [(1, 300), (1, 64), (100, 300)]
+    batches = [("mixed", MIXED, llama()), ("heads of 64, no groups", uneven, Heads(25, 25, 64, 16))]
+    batches += [("64 heads over one", uneven, Heads(64, 1, 128, 32)), ("pages of 256", uneven, Heads(8, 2, 128, 256))]
+    batches += [("one row", [(1, 5000)], llama()), ("no increments", [(70, 900), (2, 33)], llama())]
+    batches += [("256 rows", [(1, 1 + 37 * i % 900) for i in range(256)], llama())]
     if setting.dry_run:
         batches = [("mixed", [(1, 200), (5, 21)], TINY)]
 
     def prepare(requests: Requests, heads: Heads, options: Found) -> Callable[[], Found]:
-        options = {**options, "scale": heads.head_dim**-0.5}
-        return compare(attention_of(what, setting, **options), options, make_batch(requests, heads), 0.03)
+        loud = LOUD if "soft_cap" in options else 1.0
+        options = {**options, "scale": heads.head_dim**-0.5 * loud}
+        attend = attention_of(what, setting, **options)
+        batches = [make_batch(requests, heads, seed) for seed in (0, 1)]
+        # The reference computes one row after the other in one program; its compilation would take too long.
+        oracle = ragged_attention_gather if len(requests) > 16 else ragged_attention_reference
+        return compare(attend, options, batches, 0.03 * (2 if loud > 1 else 1), oracle)
 
     return [
         ({"case": f"{name}, {kind}"}, partial(prepare, requests, heads, options))
@@ -63,35 +83,80 @@ def real_sizes(what: str, setting: Setting) -> list[Check]:
 
 
 def cases(what: str, setting: Setting) -> list[Check]:
-    """Cases of the table: all of them for TPUs, and for Triton those without another kernel."""
-    names = {"tpu": [case.name for case in CASES], "triton": WIDE}.get(what, ())
+    """Cases of the table: all of them for the kernels of TPUs and Hopper; their unwritten slots hold NaN."""
+    table: list[Case] = [*CASES, HALF]
+    names = {"tpu": [case.name for case in CASES], "triton": (*WIDE, HALF.name), "gather": FEW}.get(what, ())
+    if what == "gpu":
+        table = [fitted(case, HEAD_DIMS, PAGE_SIZES) for case in HOPPER_CASES]
+        names = [case.name for case in table]
     if setting.dry_run:
         names = DRY.get(what, ())
 
     def prepare(case: Case) -> Callable[[], Found]:
-        case = replace(case, head_dim=max(64, case.head_dim)) if what == "triton" else case
-        given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(case, layout="packed")))
+        given: Any = [jax.tree.map(jnp.asarray, tuple(make_arrays(case, seed, layout="packed"))) for seed in (0, 1)]
         # Sums have another order, and on a TPU products of float32 consist of several in bfloat16.
         return compare(attention_of(what, setting, **case.options), case.options, given, max(case.tolerance, 1e-4))
 
-    return [({"case": case.name}, partial(prepare, case)) for case in CASES if case.name in names]
+    return [({"case": case.name}, partial(prepare, case)) for case in table if case.name in names]
+
+
+def big_cache(what: str, setting: Setting) -> list[Check]:
+    """The last pages of a cache whose elements 32 bits cannot count."""
+    heads = llama()
+    if what not in ("gpu", "tpu", "triton") or setting.dry_run:
+        return []
+
+    def prepare() -> Callable[[], Found]:
+        q, pages, table, *rows = make_batch([(1, 900), (40, 300)], heads)
+        num_pages, used = BIG // (heads.page_size * heads.token_bytes), pages.kv.shape[0]
+        create = jax.jit(lambda kv: jnp.zeros((num_pages, *kv.shape[1:]), kv.dtype).at[num_pages - used :].set(kv))
+        given: Any = (q, PackedPages(create(pages.kv)), table + (num_pages - used), *rows)
+        options = {"scale": heads.head_dim**-0.5}
+        return compare(attention_of(what, setting, **options), options, [given], 0.03)
+
+    return [({"case": "the end of a cache of more than 2**31 elements"}, prepare)]
 
 
 def compare(
-    attend: Callable[..., jax.Array], options: dict[str, Any], given: Given, tolerance: float
+    attend: Callable[..., jax.Array],
+    options: dict[str, Any],
+    batches: Sequence[Given],
+    tolerance: float,
+    reference: Callable[..., jax.Array] = ragged_attention_reference,
 ) -> Callable[[], Found]:
     """Compile the implementation and the oracle. The returned function runs both and compares the tokens of requests.
+
+    Each batch runs twice: different results show a race. Padding must be finite.
+
+    Args:
+        attend: the implementation.
+        options: of the oracle.
+        batches: batches of the same shapes.
+        tolerance: the allowed difference.
+        reference: the oracle.
 
     Raises:
         Skip: the implementation does not support such a batch.
     """
-    oracle = compiled(partial(ragged_attention_reference, **options), given)
-    program = compiled(attend, given)
-    used = int(given[4].sum())
+    with jax.default_matmul_precision("highest"):
+        oracle = compiled(partial(reference, **options), batches[0])
+    program = compiled(attend, batches[0])
 
     def run() -> Found:
-        wanted, found = (np.asarray(call(*given), np.float32)[:used] for call in (oracle, program))
-        return judged(np.abs(wanted - found), tolerance)
+        worst: Found = {"difference": -1.0}
+        for given in batches:
+            used = int(given[4].sum())
+            wanted = np.asarray(oracle(*given), np.float32)[:used]
+            found, again = (np.asarray(program(*given), np.float32) for _ in range(2))
+            result = judged(np.abs(wanted - found[:used]), tolerance)
+            if "error" not in result and not np.isfinite(found).all():
+                result["error"] = "the output of padding is not finite"
+            if "error" not in result and not np.array_equal(found, again):
+                result["error"] = "two runs over the same data differ"
+            if "error" in result:
+                return result
+            worst = max(worst, result, key=lambda each: each["difference"])
+        return worst
 
     return run
 
@@ -119,7 +184,7 @@ def judged(apart: np.ndarray, allowed: float) -> Found:
 
 def writes(setting: Setting) -> list[Check]:
     """Checks of a layer's writes and attention on a TPU, over the table and at a real size."""
-    heads = llama(setting)
+    heads = llama()
     shape = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.page_size
     real = Case("mixed", tuple(MIXED), *shape, dtype="bfloat16", page_dtype="bfloat16")
     chosen = [real, *CASES]

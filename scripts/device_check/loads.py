@@ -34,24 +34,26 @@ class Heads:
         return 2 * self.num_kv_heads * self.head_dim * 2
 
 
-PAGE_SIZES = {"gpu": 64, "tpu": 128}  # of whole steps and of Llama's heads
+PAGE_SIZE = 128  # of the engine on accelerators
 TINY = Heads(2, 1, 64, 16)
 
 
-def llama(setting: Setting) -> Heads:
+def llama(page_size: int = PAGE_SIZE) -> Heads:
     """The attention of Llama-3-8B."""
-    return Heads(32, 8, 128, PAGE_SIZES[setting.kind])
+    return Heads(32, 8, 128, page_size)
 
 
-def make_batch(requests: Requests, heads: Heads) -> Given:
+def make_batch(requests: Requests, heads: Heads, seed: int = 0) -> Given:
     """A batch in bf16 on the device, with scattered pages."""
     length, context = (np.array(column, np.int32) for column in zip(*requests, strict=True))
     per_row = -(-int(context.max()) // heads.page_size)
     num_pages = len(requests) * per_row
-    table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(len(requests), per_row)
+    table = np.random.default_rng(seed).permutation(num_pages).astype(np.int32).reshape(len(requests), per_row)
     width = heads.num_kv_heads * 2 * heads.head_dim
-    kv = jax.random.normal(jax.random.key(0), (num_pages, heads.page_size, width), jnp.bfloat16)
-    q = jax.random.normal(jax.random.key(1), (int(length.sum()), heads.num_heads, heads.head_dim), jnp.bfloat16)
+    kv = jax.random.normal(jax.random.key(2 * seed), (num_pages, heads.page_size, width), jnp.bfloat16)
+    q = jax.random.normal(
+        jax.random.key(2 * seed + 1), (int(length.sum()), heads.num_heads, heads.head_dim), jnp.bfloat16
+    )
     first = (np.cumsum(length) - length).astype(np.int32)
     return q, PackedPages(kv), *(jnp.asarray(x) for x in (table, first, length, context))  # type: ignore[return-value]
 
@@ -67,11 +69,29 @@ def check_fit(name: str, setting: Setting) -> None:
 
 def attention_of(name: str, setting: Setting, **options: Any) -> Callable[..., jax.Array]:
     """An implementation as a function of the arrays of `make_batch`; in a dry run kernels are interpreted."""
-    if name == "gather":
-        return partial(gather_attention, **options)
+    if name == "dense":
+        return partial(dense_attention, **options)
     if setting.dry_run and name in ("gpu", "triton", "tpu"):
         return interpreted(name, **options)
     return partial(ragged_attention, implementation=name, **options)
+
+
+def planned_attention_of(
+    name: str, setting: Setting, **options: Any
+) -> tuple[Callable[..., Any], Callable[..., jax.Array]]:
+    """A plan of the requests, as made once for all layers, and attention by it in the layer from a given page on.
+
+    Without a plan of its own, an implementation makes one in each call; on a GPU only its kernels are counted.
+    """
+    if name == "tpu":
+        from orca_jax.kernels.ragged_attention.tpu.attention import attend_prepared, prepare
+
+        interpret = setting.dry_run
+        return prepare, lambda q, pages, plan, first: attend_prepared(
+            q, pages, plan.of_layer(first), interpret=interpret, **options
+        )
+    attend = attention_of(name, setting, **options)
+    return lambda q, pages, *rows: rows, lambda q, pages, rows, first: attend(q, pages, rows[0] + first, *rows[1:])
 
 
 def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
@@ -91,7 +111,7 @@ def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
     return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), **options)
 
 
-def gather_attention(
+def dense_attention(
     q: jax.Array, pages: PackedPages, table: jax.Array, start: jax.Array, length: jax.Array, context: jax.Array, *,
     scale: float,
 ) -> jax.Array:  # fmt: skip

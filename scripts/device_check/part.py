@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+UTILIZATION = 0.9  # of the device's memory, as the engine's default
 
 Kind = Literal["gpu", "tpu"]
 Found = dict[str, Any]
@@ -22,6 +25,8 @@ class Setting:
     dry_run: bool
     attention: str | None = None  # implementation for whole steps; None: the device's own
     model: str | None = None  # model to serve; None: the first of `serving.MODELS` that fits
+    work: Path = Path()  # folder of the run
+    case: str | None = None  # the only case to check; None: all
 
 
 class Skip(Exception):
@@ -45,8 +50,24 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def attempt(write: Write, measure: Callable[[], Found], **about: Any) -> None:
-    """Write the result of `measure`, or the reason of its failure."""
+FATAL = (
+    "ILLEGAL_ADDRESS",
+    "MISALIGNED",
+    "illegal memory access",
+    "misaligned address",
+    "LAUNCH_FAILED",
+    "ILLEGAL_INST",
+)
+"""Parts of the messages of errors after which CUDA fails in this process for good."""
+
+
+def is_fatal(row: Found) -> bool:
+    """True if the device cannot be used any more by this process."""
+    return any(text in str(row.get("error")) for text in FATAL)
+
+
+def attempt(write: Write, measure: Callable[[], Found], **about: Any) -> Found:
+    """Write the result of `measure`, or the reason of its failure. Returns the row."""
     try:
         found = measure()
     except Skip as reason:
@@ -54,6 +75,7 @@ def attempt(write: Write, measure: Callable[[], Found], **about: Any) -> None:
     except Exception as problem:
         found = {"error": f"{type(problem).__name__}: {' '.join(str(problem).split())[-400:]}"}
     write(**about, **found)
+    return {**about, **found}
 
 
 def attempt_all(write: Write, checks: list[tuple[Found, Callable[[], Callable[[], Found]]]]) -> None:
@@ -66,7 +88,11 @@ def attempt_all(write: Write, checks: list[tuple[Found, Callable[[], Callable[[]
     with ThreadPoolExecutor() as pool:
         prepared = [pool.submit(prepare) for _, prepare in checks]
         for (about, _), future in zip(checks, prepared, strict=True):
-            attempt(write, lambda future=future: future.result()(), **about)  # type: ignore[misc]
+            print("running", *about.values(), flush=True)  # the last line of the log, if the device hangs
+            row = attempt(write, lambda future=future: future.result()(), **about)  # type: ignore[misc]
+            if is_fatal(row):
+                write(skipped="the other cases: after such an error every call of this process fails")
+                os._exit(0)  # without waiting for the compilations, or for the device
 
 
 def gib(size: float) -> str:

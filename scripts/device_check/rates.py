@@ -66,6 +66,40 @@ def seconds_of(program: jax.stages.Compiled, *args: Any) -> float:
     return min(taken)
 
 
+KERNELS = ("increments", "combine", "chunks")
+"""Parts of the names of the attention kernels; all else in a call prepares them."""
+
+
+def kernel_times(program: jax.stages.Compiled, *args: Any) -> dict[str, float]:
+    """Seconds of each attention kernel in one run of a program, by the card's own clock; empty if it has none to read.
+
+    The plan before the kernels is left out: in an iteration it is made once for all layers.
+    """
+    if jax.default_backend() != "gpu":
+        return {}
+    from jax.experimental.mosaic.gpu import profiler
+
+    try:
+        _, timings = profiler.measure(program, aggregate=False)(*args)
+    except Exception as problem:  # for instance without CUPTI
+        print("kernel times:", problem, flush=True)
+        return {}
+    seconds: dict[str, float] = {}
+    for name, milliseconds in timings or ():
+        if kind := next((kernel for kernel in KERNELS if kernel in name), None):
+            seconds[kind] = seconds.get(kind, 0.0) + milliseconds / 1e3
+    return seconds
+
+
+def timed(program: jax.stages.Compiled, repeats: int, *args: Any) -> tuple[float, dict[str, Any]]:
+    """Seconds of the kernels of one call, or of the whole call without a clock for kernels; and both as columns."""
+    call = seconds_of(program, *args) / repeats
+    kernels = {name: seconds / repeats for name, seconds in kernel_times(program, *args).items()}
+    seconds = sum(kernels.values()) or call
+    split = {f"us_{name}": value * 1e6 for name, value in kernels.items()}
+    return seconds, {"us": seconds * 1e6, "us_call": call * 1e6, **split}
+
+
 def bytes_of_device() -> int:
     """Bytes of device memory available to JAX."""
     stats = jax.local_devices()[0].memory_stats() or {}

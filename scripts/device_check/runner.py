@@ -1,55 +1,74 @@
-"""Runs the parts one after the other, each in a process of its own with a time limit, and reports."""
+"""Runs the parts one after the other, each in a process of its own with a time limit, and reports after each."""
 
 import argparse
+import io
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from device_check.part import Kind
 from device_check.tables import side_by_side, tables
 
-BUDGET = 465.0  # seconds for all parts
 NO_DEVICE = 3  # exit status of a part without a device, and of no other failure
+RECOVERY = 5.0  # seconds for a device after a process that was killed, or that did not find it
+MOST_LOG = 4 << 20  # bytes kept of the log of a part, from its end
+
+Group = Literal["kernels", "steps"]
+GROUPS: dict[Group, float] = {"kernels": 540.0, "steps": 540.0}
+"""The groups of parts, each for one command, and the seconds for all parts of it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process: its name and its limit in seconds."""
+    """A process: its name, its limit in seconds, and its group."""
 
     name: str
     seconds: float
+    group: Group
+    tool: tuple[str, ...] = ()  # a program in front of the process; without it the part is skipped
+    after: str | None = None  # run only if this part failed, for the case that it ran last
+    kind: str | None = None  # the process run by the tool, if it differs from the name
 
+
+MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--print-limit", "20")
+COUNTERS = ("ncu", "--set", "basic", "--clock-control", "none", "-k", "regex:increments|chunks", "-c", "4")
 
 PARTS: dict[Kind, tuple[Part, ...]] = {
     "gpu": (
-        Part("machine", 60),
-        Part("correct:gpu", 90),
-        Part("speed:gpu", 80),
-        Part("step:llama-3-8b", 110),
-        Part("serve:orca", 90),
-        Part("peer:continuous", 80),
-        Part("correct:triton", 60),
-        Part("speed:triton", 50),
-        Part("peer:static", 80),
-        Part("step:gpt2-xl", 80),
-        Part("speed:cudnn", 40),
-        Part("speed:gather", 40),
-        Part("correct:xla", 60),
+        Part("machine", 60, "kernels"),
+        Part("correct:gpu", 150, "kernels"),
+        Part("memcheck:gpu", 60, "kernels", MEMCHECK, after="correct:gpu", kind="correct:gpu"),
+        Part("speed:gpu", 130, "kernels"),
+        Part("tune:gpu", 100, "kernels"),
+        Part("counters:gpu", 60, "kernels", COUNTERS),
+        Part("correct:triton", 80, "kernels"),
+        Part("speed:others", 90, "kernels"),
+        Part("correct:gather", 40, "kernels"),
+        Part("step:llama-3-8b", 240, "steps"),
+        Part("serve:orca", 150, "steps"),
+        Part("peer:continuous", 80, "steps"),
+        Part("variants:llama-3-8b", 150, "steps"),
+        Part("peer:static", 80, "steps"),
+        Part("step:gpt2-xl", 120, "steps"),
     ),
     "tpu": (
-        Part("machine", 60),
-        Part("correct:tpu", 120),
-        Part("speed:tpu", 80),
-        Part("step:llama-3-8b", 110),
-        Part("serve:orca", 90),
-        Part("correct:write", 90),
-        Part("step:gpt2-xl", 80),
-        Part("speed:gather", 40),
-        Part("correct:xla", 60),
-        Part("peer:continuous", 10),
+        Part("machine", 60, "kernels"),
+        Part("correct:tpu", 150, "kernels"),
+        Part("speed:tpu", 130, "kernels"),
+        Part("correct:write", 100, "kernels"),
+        Part("speed:dense", 40, "kernels"),
+        Part("correct:xla", 60, "kernels"),
+        Part("step:llama-3-8b", 240, "steps"),
+        Part("serve:orca", 150, "steps"),
+        Part("step:gpt2-xl", 120, "steps"),
+        Part("peer:continuous", 10, "steps"),
     ),
 }
 FALLBACK: dict[Kind, str] = {
@@ -64,66 +83,126 @@ class NoDevice(Exception):
 
 def run_parts(args: argparse.Namespace) -> int:
     """Run the parts; print and save each as it ends. Returns 1 if one failed, 2 without a device."""
-    limits = {part.name: part.seconds for part in PARTS[args.kind]}
+    known = {part.name: part for part in PARTS[args.kind]}
     results: dict[str, Any] = {}
     report = {"check": args.kind, "dry_run": args.dry_run, "seconds": 0.0, "parts": results}
     start = time.monotonic()
     for name in args.parts:
-        limit = min(limits[name], BUDGET - (time.monotonic() - start))
+        part = known[name]
+        limit = min(part.seconds, args.seconds - (time.monotonic() - start))
         print(f"\n{name}", end="", flush=True)
         try:
-            results[name] = run_part(args, name, limit, attention_for_steps(args, results))
+            results[name] = run_part(args, part, limit, results)
         except NoDevice as reason:
-            print(f"\nerror: {reason}", file=sys.stderr)
-            return 2
+            if not results:
+                print(f"\nerror: {reason}", file=sys.stderr)
+                return 2
+            # The device may need time after a part that was killed.
+            results[name] = {"ok": False, "seconds": 0.0, "error": str(reason), "rows": []}
+            time.sleep(RECOVERY)
         add_shares(results[name]["rows"], results.get("machine"))
         print_result(results[name])
         report["seconds"] = round(time.monotonic() - start, 1)
-        (args.out / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    if together := side_by_side(results):
-        print(f"\nside by side\n{together}")
+        save(args, report)
     wrong = [name for name, result in results.items() if not result["ok"]]
     print(f"\n{'failed: ' + ', '.join(wrong) if wrong else 'all ok'}, {report['seconds']} s; files in {args.out}")
-    print(json.dumps(report))
+    if args.json:
+        print(json.dumps(report))
     return 1 if wrong else 0
 
 
-def run_part(args: argparse.Namespace, name: str, limit: float, attention: str | None) -> dict[str, Any]:
-    """Run one part; a failure, a time limit or a kill becomes part of the result.
+def run_part(args: argparse.Namespace, part: Part, limit: float, results: dict[str, Any]) -> dict[str, Any]:
+    """Run one part; a failure, a time limit or a kill becomes part of the result, with the rows written before.
 
     Raises:
         NoDevice: the part found no device.
     """
-    stem = name.replace(":", "-")
-    rows_file, log_file = args.out / f"{stem}.jsonl", args.out / f"{stem}.log"
+    rows_file, log_file = files_of(args.work, part.name)
     rows_file.unlink(missing_ok=True)
+    if reason := needless(part, args, results):
+        return {"ok": True, "seconds": 0.0, "error": None, "rows": [{"skipped": reason}]}
     if limit < 5:
         return {"ok": False, "seconds": 0.0, "error": "no time was left", "rows": []}
     start, error = time.monotonic(), None
     with log_file.open("wb") as log:
+        process = subprocess.Popen(command(args, part, results), stdout=log, stderr=log, env=environment(args))
         try:
-            code = subprocess.run(
-                command(args, name, attention), stdout=log, stderr=log, timeout=limit, check=False
-            ).returncode
+            code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            error = f"stopped after {limit:.0f} s"
+            error = f"stopped after {limit:.0f} s, during: {last_line(log_file)}"
+            end(process)
         else:
-            lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "no output"
             if code == NO_DEVICE:
-                raise NoDevice(last)
-            error = f"exit {code}: {last}; see {log_file}" if code else None
-    rows = [json.loads(row) for row in rows_file.read_text(encoding="utf-8").splitlines()] if rows_file.exists() else []
+                raise NoDevice(last_line(log_file))
+            error = f"exit {code}: {last_line(log_file)}; see {part.name}.log in logs.tgz" if code else None
+    rows = read_rows(rows_file)
     error = error or next((row["error"] for row in rows if "error" in row), None)
     return {"ok": error is None, "seconds": round(time.monotonic() - start, 1), "error": error, "rows": rows}
 
 
-def command(args: argparse.Namespace, name: str, attention: str | None) -> list[str]:
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process, and give the device time. A process that waits for a dead device may stay."""
+    process.kill()
+    try:
+        process.wait(RECOVERY)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def needless(part: Part, args: argparse.Namespace, results: dict[str, Any]) -> str | None:
+    """The reason for leaving out a part, or None."""
+    if part.after is not None and results.get(part.after, {"ok": True})["ok"]:
+        return f"{part.after} has no failed case"
+    if part.tool and shutil.which(part.tool[0]) is None and not args.dry_run:
+        return f"{part.tool[0]} is not installed"
+    return None
+
+
+def files_of(work: Path, name: str) -> tuple[Path, Path]:
+    """The files of a part: its rows and its log."""
+    stem = name.replace(":", "-")
+    return work / f"{stem}.jsonl", work / f"{stem}.log"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a part; a last line cut by a kill is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log: of a stopped part, the name of the case that it was running."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    """Variables of a part: all share one cache of programs, and of XLA's choices of algorithms."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(args.work / "cache"), "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return os.environ | cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONUNBUFFERED": "1"}
+
+
+def command(args: argparse.Namespace, part: Part, results: dict[str, Any]) -> list[str]:
     """The command line for the process of a part."""
-    words = [sys.executable, "-m", str(__package__), args.kind, "--child", name, "--out", str(args.out)]
-    words += ["--dry-run"] * args.dry_run
+    words = [] if args.dry_run else list(part.tool)
+    words += [sys.executable, "-m", str(__package__), args.kind, "--child", part.name, "--work", str(args.work)]
+    words += ["--measure", part.kind or part.name, *(["--dry-run"] if args.dry_run else [])]
+    attention = attention_for_steps(args, results)
     words += ["--attention", attention] if attention else []
+    if part.after is not None:
+        words += ["--case", failed_case(args, part.after, results)]
     return words + (["--model", args.model] if args.model else [])
+
+
+def failed_case(args: argparse.Namespace, name: str, results: dict[str, Any]) -> str:
+    """The first case of a part with an error, or else the one that it was running at its end."""
+    wrong = next((row["case"] for row in results[name]["rows"] if "error" in row and "case" in row), None)
+    return wrong or last_line(files_of(args.work, name)[1]).removeprefix("running ")
 
 
 def add_shares(rows: list[dict[str, Any]], machine: dict[str, Any] | None) -> None:
@@ -144,9 +223,41 @@ def attention_for_steps(args: argparse.Namespace, results: dict[str, Any]) -> st
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Print a line and tables, for reading."""
-    rows = result["rows"]
-    state = "skipped" if rows and all("skipped" in row for row in rows) else "ok"
-    print(f": {state if result['ok'] else 'FAILED (' + result['error'] + ')'}, {result['seconds']} s", flush=True)
-    if rows:
+    """Print a line and tables, for reading; single kernels of profiles are in the files alone."""
+    print(f": {state_of(result)}, {result['seconds']} s", flush=True)
+    if rows := [row for row in result["rows"] if row.get("profile") != "kernel"]:
         print(tables(rows), flush=True)
+
+
+def state_of(result: dict[str, Any]) -> str:
+    """The state of a part in words."""
+    if not result["ok"]:
+        return f"FAILED ({result['error']})"
+    return "skipped" if result["rows"] and all("skipped" in row for row in result["rows"]) else "ok"
+
+
+def save(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Write everything so far to three files, each replaced at once: a killed run keeps the parts before."""
+    parts = report["parts"]
+    replace_file(args.out / "result.json", json.dumps(report, indent=1).encode())
+    texts = [f"{name}: {state_of(part)}, {part['seconds']} s\n{tables(part['rows'])}" for name, part in parts.items()]
+    if together := side_by_side(parts):
+        texts.append(f"side by side\n{together}")
+    replace_file(args.out / "tables.txt", "\n\n".join(texts).encode() + b"\n")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for file in sorted([*args.work.glob("*.jsonl"), *args.work.glob("*.log")]):
+            data = file.read_bytes()[-MOST_LOG:]
+            about = tarfile.TarInfo(file.name)
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
+    replace_file(args.out / "logs.tgz", packed.getvalue())
+    for found in args.work.glob("*_blocks.json"):
+        replace_file(args.out / found.name, found.read_bytes())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file under another name, and rename it."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_bytes(data)
+    partial.replace(path)

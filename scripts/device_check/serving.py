@@ -1,5 +1,6 @@
 """Measures the engine on the paper's trace."""
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,7 @@ def serve(what: str, setting: Setting, write: Write) -> None:
     for source in [setting.model] if setting.model else MODELS:
         about = {"trace": what, "system": "orca-jax", "model": source.removeprefix("preset:")}
         try:
-            engine, trace = build(Model(setting, source))
+            engine, trace = build(Model(setting, source), write)
         except Skip as reason:
             write(**about, skipped=str(reason))
             continue
@@ -31,8 +32,8 @@ def serve(what: str, setting: Setting, write: Write) -> None:
         return
 
 
-def build(model: Model) -> tuple[Engine, list[WorkloadRequest]]:
-    """An engine, and the trace in its model's ids.
+def build(model: Model, write: Write) -> tuple[Engine, list[WorkloadRequest]]:
+    """An engine as built by default, with fewer buckets and samplers, and the trace in its model's ids.
 
     Raises:
         Skip: the model does not fit.
@@ -44,7 +45,12 @@ def build(model: Model) -> tuple[Engine, list[WorkloadRequest]]:
     num_pages = min((rows + 1) * each, model.pages_that_fit(buckets[-1], rows, MAX_MODEL_LEN))
     if num_pages < rows + each:
         raise Skip(f"beside the weights there is room for {num_pages} pages of {model.page_size} tokens")
-    executor = model.executor(decoder, buckets, rows, MAX_MODEL_LEN, num_pages)
+    start = time.perf_counter()
+
+    def on_phase(phase: str) -> None:
+        write(phase=phase, at_s=time.perf_counter() - start)
+
+    executor = model.executor(decoder, buckets, rows, MAX_MODEL_LEN, num_pages, on_phase)
     settings = EngineConfig(max_num_seqs=rows, scheduler="chunked", enable_prefix_caching=False)
     cache = executor.config.cache
     scheduler, pool = build_scheduling(settings, config, MAX_MODEL_LEN, cache, buckets[-1])

@@ -8,47 +8,73 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from device_check.loads import TINY, Heads, attention_of, check_fit, llama, make_batch
+from device_check.loads import TINY, Heads, attention_of, check_fit, llama, make_batch, planned_attention_of
 from device_check.part import Found, Setting, Skip, Write, attempt, gib
-from device_check.rates import GIB, bytes_of_device, compile_calls, seconds_of, seconds_per_call
+from device_check.rates import GIB, bytes_of_device, compile_calls, seconds_per_call, timed
 from orca_jax.kernels.kv_pages import PackedPages
 
-ROWS, CONTEXTS = (1, 8, 64, 256), (512, 4096, 32768)  # of increments
-CHUNKS = (1024, 2048, 4096, 8192, 16384)
+ROWS, CONTEXTS = (64, 1, 8, 256), (512, 4096, 32768)  # of increments
+CHUNKS = ((2048, 2048), (64, 32768), (16384, 16384), (512, 512), (1024, 1024), (4096, 4096), (8192, 8192))
+"""Queries, and the context after them."""
 CALLS_OF_CHUNKS = 10
+SYSTEMS = ("triton", "cudnn", "dense")  # of `speed:others`, in one process
+OWN = ("gpu", "tpu")
+PAGES = 1024  # with contents of their own: more than the caches of a device hold
 
 
 def speed(what: str, setting: Setting, write: Write) -> None:
-    """Measure the implementation `what`: one of attention's, "gather" or "cudnn"."""
+    """Measure the implementation `what`: one of attention's, "dense", "cudnn", or "others" for several."""
+    if what == "others":
+        for name in SYSTEMS:
+            measure_system(name, setting, partial(write, system=name))
+    else:
+        measure_system(what, setting, write)
+
+
+def measure_system(what: str, setting: Setting, write: Write) -> None:
+    """Measure increments and chunks of one implementation, the most telling first."""
     try:
         check_fit(what, setting)
     except Skip as reason:
         write(skipped=str(reason))
         return
-    heads = TINY if setting.dry_run else llama(setting)
-    for rows in (2,) if setting.dry_run else ROWS:
-        measure_rows(what, setting, heads, rows, write)
+    heads = TINY if setting.dry_run else llama()
+    rows = (2,) if setting.dry_run else ROWS if what in OWN else ROWS[:2]
+    for count in rows:
+        measure_rows(what, setting, heads, count, write)
+    if what in OWN and not setting.dry_run:
+        measure_rows(what, setting, llama(64), 64, write)
     measure_chunk = cudnn_chunk if what == "cudnn" else chunk
-    for tokens in (32,) if setting.dry_run else CHUNKS[:: 1 if what in ("gpu", "tpu") else 2]:
-        attempt(write, partial(measure_chunk, what, setting, heads, tokens), phase="chunk", rows=1, context=tokens)
+    chunks = ((32, 32), (8, 64)) if setting.dry_run else CHUNKS if what in OWN else CHUNKS[:1] + CHUNKS[2:3]
+    for tokens, context in chunks:
+        if tokens == context or what not in ("cudnn", "dense"):  # those two take whole prompts
+            measure = partial(measure_chunk, what, setting, heads, tokens, context)
+            attempt(write, measure, phase="chunk", rows=1, tokens=tokens, context=context, page=heads.page_size)
 
 
 def measure_rows(what: str, setting: Setting, heads: Heads, rows: int, write: Write) -> None:
-    """Measure `rows` increments, at every context with a KV cache that fits into memory."""
+    """Measure `rows` increments, at every context with a KV cache that fits into memory, and at mixed contexts."""
     contexts = (64, 32) if setting.dry_run else CONTEXTS
     room = bytes_of_device() * 6 // 10
-    most = room // 3 if what == "gather" else room  # it copies the pages
+    most = room // 3 if what == "dense" else room  # it copies the pages
     fitting = [context for context in contexts if rows * context * heads.token_bytes < most]
     load = Increments(what, setting, heads, rows, max(fitting, default=0))
 
     def measure(context: int) -> Found:
         if context not in fitting:
             raise Skip(f"the KV cache takes {gib(rows * context * heads.token_bytes)}, of {gib(most)} available")
-        return cudnn_increments(heads, setting, rows, context) if what == "cudnn" else load.measure(context)
+        if what == "cudnn":
+            return cudnn_increments(heads, setting, rows, context)
+        return load.measure(np.full(rows, context, np.int32))
 
     for context in contexts:
-        attempt(write, partial(measure, context), phase="increments", rows=rows, context=context)
+        attempt(write, partial(measure, context), phase="increments", rows=rows, context=context, page=heads.page_size)
+    if what in OWN and rows == 64 and fitting:
+        mixed = np.random.default_rng(0).lognormal(7, 1, rows).clip(16, load.longest).astype(np.int32)
+        about = {"phase": "increments", "rows": rows, "context": "mixed", "page": heads.page_size}
+        attempt(write, partial(load.measure, mixed), **about)
 
 
 @dataclass
@@ -78,59 +104,72 @@ class Increments:
 
     @cached_property
     def kv(self) -> jax.Array:
-        """The pages; all have the same contents."""
-        shape = 1, self.heads.page_size, self.heads.token_bytes // 2
-        page = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
-        return jax.jit(lambda x: jnp.repeat(x, self.num_pages, axis=0))(page)
+        """Random pages; a large cache repeats them, in another order."""
+        shape = min(PAGES, self.num_pages), self.heads.page_size, self.heads.token_bytes // 2
+        pages = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
+        order = np.random.default_rng(1).integers(0, shape[0], self.num_pages)
+        return jax.jit(lambda pages, order: pages[order])(pages, order)
 
     def program(self, *args: jax.Array) -> jax.stages.Compiled:
-        """A program of all calls; each adds the last one's output to its queries."""
+        """A program of all calls; each adds the last one's output to its queries. A TPU's plan is made once."""
         rows, width = self.rows, args[2].shape[1]
-        attend = attention_of(self.name, self.setting, scale=self.heads.head_dim**-0.5)
+        start, one = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
+        prepare, attend = planned_attention_of(self.name, self.setting, scale=self.heads.head_dim**-0.5)
 
-        def call(
-            i: jax.Array, q: jax.Array, kv: jax.Array, table: jax.Array, layers: jax.Array, context: jax.Array
-        ) -> jax.Array:
-            start, one = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
-            out = attend(q, PackedPages(kv), table + i % layers[0] * layers[1], start, one, one * context)
-            return q + out * jnp.bfloat16(1e-8)
+        def calls(q: jax.Array, kv: jax.Array, table: jax.Array, layers: jax.Array, contexts: jax.Array) -> jax.Array:
+            pages = PackedPages(kv)
+            plan = prepare(q, pages, table, start, one, contexts)
+
+            def call(i: jax.Array, q: jax.Array) -> jax.Array:
+                return q + attend(q, pages, plan, i % layers[0] * layers[1]) * jnp.bfloat16(1e-8)
+
+            return lax.fori_loop(0, self.repeats, call, q)
 
         if width not in self.compiled:
-            self.compiled[width] = compile_calls(call, self.repeats, *args)
+            self.compiled[width] = jax.jit(calls).lower(*args).compile()
         return self.compiled[width]
 
-    def measure(self, context: int) -> Found:
+    def measure(self, contexts: np.ndarray) -> Found:
         """The time of a call, and the bytes of keys and values per second."""
-        rows, heads, per_row = self.rows, self.heads, context // self.heads.page_size
-        size, per_layer = rows * context * heads.token_bytes, rows * per_row
-        # A gather reads all of the table, other implementations only the context.
-        table = np.zeros((rows, per_row if self.name == "gather" else self.longest // heads.page_size), np.int32)
+        rows, heads = self.rows, self.heads
+        per_row = -(-int(contexts.max()) // heads.page_size)
+        per_layer = rows * per_row
+        # "dense" reads all of the table, other implementations only the context.
+        width = per_row if self.name == "dense" else self.longest // heads.page_size
+        table = np.zeros((rows, width), np.int32)
         table[:, :per_row] = np.random.default_rng(0).permutation(per_layer).reshape(rows, -1)
         layers = jnp.array([self.num_pages // per_layer, per_layer], jnp.int32)
         q = jax.random.normal(jax.random.key(1), (rows, heads.num_heads, heads.head_dim), jnp.bfloat16)
-        args = q, self.kv, jnp.asarray(table), layers, jnp.int32(context)
-        seconds = seconds_of(self.program(*args), *args) / self.repeats
-        return {"us": seconds * 1e6, "bytes_per_s": size / seconds}
+        args = q, self.kv, jnp.asarray(table), layers, jnp.asarray(contexts)
+        seconds, found = timed(self.program(*args), self.repeats, *args)
+        return {**found, "bytes_per_s": int(contexts.sum()) * heads.token_bytes / seconds}
 
 
-def chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found:
-    """Measure one prompt, from its first token."""
-    scores = 10 * heads.num_heads * tokens**2  # bytes: in float32 twice, and in bf16
-    if what == "gather" and scores > bytes_of_device() * 6 // 10:
+def chunk(what: str, setting: Setting, heads: Heads, tokens: int, context: int) -> Found:
+    """Measure the last `tokens` of one prompt."""
+    scores = 10 * heads.num_heads * tokens * context  # bytes: in float32 twice, and in bf16
+    if what == "dense" and scores > bytes_of_device() * 6 // 10:
         raise Skip(f"scores take {gib(scores)}")
-    q, pages, *rows = make_batch([(tokens, tokens)], heads)
+    q, pages, *rows = make_batch([(tokens, context)], heads)
     attend = attention_of(what, setting, scale=heads.head_dim**-0.5)
-    return chunk_rate(heads, tokens, setting, lambda q, kv: attend(q, PackedPages(kv), *rows), q, pages.kv)
+    return chunk_rate(heads, (tokens, context), setting, lambda q, kv: attend(q, PackedPages(kv), *rows), q, pages.kv)
 
 
 def chunk_rate(
-    heads: Heads, tokens: int, setting: Setting, attend: Callable[..., jax.Array], q: jax.Array, *kv: jax.Array
+    heads: Heads,
+    sizes: tuple[int, int],
+    setting: Setting,
+    attend: Callable[..., jax.Array],
+    q: jax.Array,
+    *kv: jax.Array,
 ) -> Found:
     """The time of a call, and the operations per second of the two products below the diagonal."""
     repeats = 1 if setting.dry_run else CALLS_OF_CHUNKS
-    seconds = seconds_per_call(lambda i, q, *kv: q + attend(q, *kv) * jnp.bfloat16(1e-8), q, *kv, repeats=repeats)
-    operations = 4 * heads.head_dim * heads.num_heads * tokens * (tokens + 1) / 2
-    return {"us": seconds * 1e6, "flop_per_s": operations / seconds}
+    tokens, context = sizes
+    program = compile_calls(lambda i, q, *kv: q + attend(q, *kv) * jnp.bfloat16(1e-8), repeats, q, *kv)
+    seconds, found = timed(program, repeats, q, *kv)
+    seen = tokens * (context - tokens) + tokens * (tokens + 1) / 2
+    return {**found, "flop_per_s": 4 * heads.head_dim * heads.num_heads * seen / seconds}
 
 
 def cudnn_increments(heads: Heads, setting: Setting, rows: int, context: int) -> Found:
@@ -152,7 +191,7 @@ def repeats_for(size: int) -> int:
     return int(min(500, max(4, 6e10 // size)))
 
 
-def cudnn_chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found:
+def cudnn_chunk(what: str, setting: Setting, heads: Heads, tokens: int, context: int) -> Found:
     """Measure cuDNN over one contiguous prompt."""
     keys = jax.random.split(jax.random.key(0), 3)
     counts = heads.num_heads, heads.num_kv_heads, heads.num_kv_heads
@@ -160,7 +199,7 @@ def cudnn_chunk(what: str, setting: Setting, heads: Heads, tokens: int) -> Found
         jax.random.normal(key, (1, tokens, count, heads.head_dim), jnp.bfloat16)
         for key, count in zip(keys, counts, strict=True)
     )
-    return chunk_rate(heads, tokens, setting, partial(cudnn, setting=setting, is_causal=True), q, k, v)
+    return chunk_rate(heads, (tokens, context), setting, partial(cudnn, setting=setting, is_causal=True), q, k, v)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, setting: Setting, *, is_causal: bool) -> jax.Array:

@@ -1,6 +1,7 @@
 """Measures whole iterations of a model: milliseconds, the share of bandwidth, and the device's wait for its host."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -9,8 +10,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from device_check.loads import PAGE_SIZES
-from device_check.part import Found, Setting, Skip, Write, attempt, gib
+from device_check.loads import PAGE_SIZE
+from device_check.part import UTILIZATION, Found, Setting, Skip, Write, attempt, gib
+from device_check.profile import profile
 from device_check.rates import bytes_of_device, copy_rate
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, ExecutorConfig, ModelConfig
@@ -23,10 +25,11 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.request import SamplingParams
 from orca_jax.step import Member, RowSampling, StepPlan
 
-ROWS = (1, 8, 64, 256)
+ROWS = (64, 256, 8, 1)
 CONTEXT = 1024  # at most half of the model's
 STEPS = 30  # measured iterations
-UTILIZATION = 0.9  # of the device's memory, as the engine's default
+WARM = 4  # before them
+PROFILED = 5
 GREEDY = RowSampling(SamplingParams(temperature=0.0), seed=0)
 
 
@@ -65,7 +68,7 @@ class Model:
     @property
     def page_size(self) -> int:
         """The tokens of a page."""
-        return PAGE_SIZES[self.setting.kind]
+        return PAGE_SIZE
 
     def load(self) -> Decoder:
         """Load the weights; those of a preset are random.
@@ -93,12 +96,37 @@ class Model:
         return max(0, memory) // page_bytes(self.config, self.page_size, self.dtype)
 
     def executor(
-        self, decoder: Decoder, buckets: tuple[int, ...], rows: int, max_model_len: int, num_pages: int
+        self,
+        decoder: Decoder,
+        buckets: tuple[int, ...],
+        rows: int,
+        max_model_len: int,
+        num_pages: int,
+        on_phase: Callable[[str], None],
+        attention: str | None = None,
     ) -> JaxExecutor:
-        """An executor with every program compiled for these shapes."""
+        """An executor with the programs for these shapes and for greedy requests.
+
+        Args:
+            decoder: the loaded weights.
+            buckets: as for `ExecutorConfig`, like the next three.
+            rows: number of rows.
+            max_model_len: tokens of a row.
+            num_pages: pages of the KV cache.
+            on_phase: called with the name of each phase of the start, at its end.
+            attention: implementation; None for that of the setting.
+        """
         cache = CacheConfig(num_pages, self.page_size, self.dtype, "packed")
-        shapes = ExecutorConfig(self.dtype, self.mesh.size, buckets, rows, max_model_len, cache, self.setting.attention)
-        return JaxExecutor(decoder, self.config, shapes, self.mesh)
+        name = attention or self.setting.attention
+        shapes = ExecutorConfig(self.dtype, self.mesh.size, buckets, rows, max_model_len, cache, name)
+
+        def progress(done: int, total: int) -> None:
+            if done in (0, total):
+                on_phase("compiled" if done else "lowered")
+
+        executor = JaxExecutor(decoder, self.config, shapes, self.mesh, progress, greedy_only=True)
+        on_phase("warmed")
+        return executor
 
 
 def local_bytes(tree: object) -> int:
@@ -115,30 +143,73 @@ def bytes_read(decoder: Decoder) -> int:
 
 
 def step(what: str, setting: Setting, write: Write) -> None:
-    """Measure iterations of the preset `what`: every row generates one token; two are in flight, as in the engine."""
-    model, rows = Model(setting, f"preset:{what}"), (1, 4) if setting.dry_run else ROWS
-    wanted = 64 if setting.dry_run else min(CONTEXT, model.config.max_positions // 2)
-    bandwidth = copy_rate(setting)
+    """Measure iterations of the preset `what`: every row generates one token; two are in flight, as in the engine.
+
+    One number of rows at a time: what is measured before the time is over stays.
+    """
+    model = Model(setting, f"preset:{what}")
+    bandwidth, start = copy_rate(setting), time.perf_counter()
     try:
         decoder = model.load()
     except Skip as reason:
         write(model=what, skipped=str(reason))
         return
-    size, max_model_len = bytes_read(decoder), wanted + 2 * STEPS
-    num_pages = model.pages_that_fit(rows[-1], rows[-1], max_model_len)
-    contexts = {count: min(wanted, num_pages // count * model.page_size - 2 * STEPS) for count in rows}
-    runs = {count: Run(model, count, context, size, bandwidth) for count, context in contexts.items() if context > 0}
-    start = time.perf_counter()
-    most = max((run.rows * run.pages for run in runs.values()), default=1)
-    executor = model.executor(decoder, rows, rows[-1], max_model_len, most)
+    size = bytes_read(decoder)
     about = {"devices": model.mesh.size, "weight_bytes": size, "copy_bytes_per_s": bandwidth}
-    write(model=what, **about, compile_s=time.perf_counter() - start, attention=setting.attention)
-    for count in rows:
-        if count in runs:
-            attempt(write, partial(runs[count].measure, executor), rows=count, context=contexts[count])
-        else:
-            needed = count * page_bytes(model.config, model.page_size, model.dtype)
-            write(rows=count, skipped=f"a page of each row takes {gib(needed)}; there are {num_pages} pages")
+    write(model=what, **about, load_s=time.perf_counter() - start, attention=setting.attention)
+    for count in (4, 1) if setting.dry_run else ROWS:
+        measure = partial(measure_rows, model, decoder, count, (size, bandwidth), write)
+        attempt(write, measure, rows=count)
+
+
+def measure_rows(
+    model: Model,
+    decoder: Decoder,
+    rows: int,
+    sizes: tuple[int, float],
+    write: Write,
+    attention: str | None = None,
+    *,
+    profiled: bool = True,
+) -> Found:
+    """Compile for a number of rows, and measure. Writes a row after each phase, and a profile.
+
+    Args:
+        model: the model.
+        decoder: its loaded weights.
+        rows: number of rows.
+        sizes: bytes of weights read in an iteration, and bytes/s of a copy.
+        write: for the rows of phases and of the profile.
+        attention: implementation; None for that of the setting.
+        profiled: also run some iterations under the profiler. The measurement is then written, not returned.
+
+    Raises:
+        Skip: not even one page of each row fits.
+    """
+    wanted = 64 if model.setting.dry_run else min(CONTEXT, model.config.max_positions // 2)
+    max_model_len = wanted + 2 * STEPS
+    # The engine takes all the memory that it can use, and a large cache may change its programs.
+    num_pages = min(model.pages_that_fit(rows, rows, max_model_len), 64 if model.setting.dry_run else 1 << 20)
+    context = min(wanted, num_pages // rows * model.page_size - 2 * STEPS)
+    if context <= 0:
+        needed = rows * page_bytes(model.config, model.page_size, model.dtype)
+        raise Skip(f"a page of each row takes {gib(needed)}; there are {num_pages} pages")
+    start = time.perf_counter()
+
+    def on_phase(phase: str) -> None:
+        write(rows=rows, phase=phase, at_s=time.perf_counter() - start)
+
+    executor = model.executor(decoder, (rows,), rows, max_model_len, num_pages, on_phase, attention)
+    try:
+        run = Run(model, rows, context, *sizes)
+        found = {"context": context, "pages": num_pages, **run.measure(executor)}
+        if not profiled:
+            return found
+        write(rows=rows, **found)  # a profile may fail, or take too long
+        profile(partial(run.measure, executor, steps=PROFILED), PROFILED + WARM, partial(write, rows=rows))
+        return {"phase": "profiled", "at_s": time.perf_counter() - start}
+    finally:
+        executor.close()
 
 
 @dataclass(frozen=True)
@@ -165,7 +236,7 @@ class Run:
         token = page_bytes(self.model.config, 1, self.model.dtype) / self.model.mesh.size
         return self.weight_bytes + self.rows * (self.context + STEPS // 2) * token
 
-    def measure(self, executor: JaxExecutor) -> Found:
+    def measure(self, executor: JaxExecutor, steps: int = STEPS) -> Found:
         """Measure the milliseconds of one iteration, its share of the bandwidth, and the device's wait for its host."""
         waiting = [executor.submit(StepPlan(0, self._first()))]
 
@@ -173,13 +244,13 @@ class Run:
             waiting.append(executor.submit(StepPlan(index, self._next(index))))
             executor.collect(waiting.pop(0))
 
-        for index in range(1, 4):
+        for index in range(1, WARM):
             advance(index)
         idle, start = executor.stats.idle_seconds, time.perf_counter()
-        for index in range(4, 4 + STEPS):
+        for index in range(WARM, WARM + steps):
             advance(index)
-        seconds = (time.perf_counter() - start) / STEPS
-        gap = (executor.stats.idle_seconds - idle) / STEPS
+        seconds = (time.perf_counter() - start) / steps
+        gap = (executor.stats.idle_seconds - idle) / steps
         executor.collect(waiting.pop())
         executor.rest()
         mbu = self.bytes_read / seconds / self.bandwidth

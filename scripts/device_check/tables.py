@@ -37,9 +37,9 @@ def side_by_side(parts: dict[str, Any]) -> str:
         for row in part["rows"]:
             reached = row.get("share_of_copy", row.get("share_of_matmul"))
             if kind == "speed" and reached is not None:
-                about = {key: row[key] for key in ("phase", "rows", "context")}
-                shares.setdefault(tuple(about.values()), about)[what] = f"{reached:.1%}"
-            if "output_tokens_per_s" in row:
+                about = {key: row[key] for key in ("phase", "rows", "tokens", "context", "page") if key in row}
+                shares.setdefault(tuple(about.values()), about)[row.get("system", what)] = f"{reached:.1%}"
+            if "output_tokens_per_s" in row and "error" not in row:
                 system = row["system"] + (f", batches of {row['batch']}" if "batch" in row else "")
                 systems.append(
                     {"system": system} | {key: row[key] for key in ("model", "seconds", "output_tokens_per_s")}

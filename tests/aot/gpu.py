@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.compile import Options, compiler_options
 from orca_jax.exec.layers import Weights, make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.sampling.draw import Kind
@@ -28,6 +29,7 @@ from orca_jax.model.load import decoder_builder, tensor_mesh
 from orca_jax.model.sharding import param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_cuda
+from tests.aot.ptx import TENSOR_ALIGNMENT, tensor_addresses
 from tests.aot.ptxas import take
 from tests.project.source import ROOT
 
@@ -60,6 +62,7 @@ class Compiled:
     copies: list[str]  # instructions that copy arrays of the given shape
     registers: int  # the most of a Pallas kernel; 0 if all kernels came from a cache
     spilled: int  # bytes of spilled registers, likewise
+    misaligned: list[str]  # tensor copies of a Pallas kernel whose address in shared memory may be misaligned
     shared: int | None  # shared memory of a Triton kernel's thread block; not known for Mosaic kernels
 
     @property
@@ -70,11 +73,22 @@ class Compiled:
         return [f"{self.temp / 2**20:.1f}", str(self.launches), *ours, shared]
 
 
-def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path) -> Compiled:
-    """Compile a program, and look for copies of arrays of shape `sizes`; `ptxas` is the folder of the wrapper."""
+def compile_and_read(
+    lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path, options: Options | None = None
+) -> Compiled:
+    """Compile a program, and look for copies of arrays of shape `sizes`.
+
+    Args:
+        lowered: the program.
+        sizes: a shape of which no copy is expected.
+        ptxas: the folder of the wrapper.
+        options: of the compiler; None for those of the engine.
+    """
+    options = compiler_options("gpu", "") if options is None else options
     with TemporaryDirectory() as folder:
         take(ptxas)
-        program = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)})
+        dumps = {"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)}
+        program = lowered.compile(compiler_options={**options, **dumps})
         assembled = take(ptxas)
         (thunks,) = Path(folder).glob("*thunk_sequence.txt")
         lines = thunks.read_text(encoding="utf-8").splitlines()
@@ -96,6 +110,9 @@ def compile_and_read(lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas:
         copies=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),
+        misaligned=[
+            copy for kernel in ours for copy, alignment in tensor_addresses(kernel.ptx) if alignment % TENSOR_ALIGNMENT
+        ],
         shared=max(shared, default=None),
     )
 
@@ -178,6 +195,7 @@ def compile_step(
     max_model_len: int,
     num_pages: int,
     chips: int = 1,
+    options: Options | None = None,
 ) -> tuple[Compiled, int]:
     """Compile the program of all layers as the executor does. Returns it and the bytes of one device's KV cache."""
     mesh, page_size = mesh_of(card, chips), 64
@@ -208,4 +226,4 @@ def compile_step(
     with jax.set_mesh(mesh):
         lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
-    return compile_and_read(lowered, shard.kv.shape, ptxas), _bytes(shard)
+    return compile_and_read(lowered, shard.kv.shape, ptxas, options), _bytes(shard)

@@ -3,12 +3,13 @@
 import re
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.aot.compilers import CUDA
 
 _WRAPPER = """#!/bin/sh
+case "$1" in -*) ;; *) cp "$1" {folder}/$$.ptx ;; esac
 {ptxas} -v "$@" 2> {folder}/$$.log
 code=$?
 cat {folder}/$$.log >&2
@@ -29,10 +30,11 @@ class Assembled:
     name: str
     registers: int  # of a thread
     spilled: int  # bytes of a thread
+    ptx: str = ""  # the text that was assembled
 
 
 def write_wrapper(folder: Path) -> None:
-    """Write a minimal CUDA toolkit for XLA to the folder; its `ptxas` calls the real one and keeps the report.
+    """Write a minimal CUDA toolkit for XLA to the folder; its `ptxas` calls the real one, and keeps PTX and report.
 
     The `ptxas` of `.compilers` has precedence over the machine's, so that the numbers do not depend on the machine.
     """
@@ -50,8 +52,11 @@ def take(folder: Path) -> list[Assembled]:
     """Return all kernels assembled since the last call."""
     found: list[Assembled] = []
     for log in sorted(folder.glob("*.log")):
-        found += read(log.read_text(encoding="utf-8"))
+        source = log.with_suffix(".ptx")
+        ptx = source.read_text(encoding="utf-8") if source.exists() else ""
+        found += [replace(kernel, ptx=ptx) for kernel in read(log.read_text(encoding="utf-8"))]
         log.unlink()
+        source.unlink(missing_ok=True)
     return found
 
 

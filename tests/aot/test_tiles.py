@@ -48,4 +48,4 @@ def test_they_are_not_copied_from_its_own_tiles() -> None:
 
 
 def test_they_are_not_copied_with_the_option() -> None:
-    assert temporary(None, compiler_options("TPU7x")) < 1 << 20
+    assert temporary(None, compiler_options("tpu", "TPU7x")) < 1 << 20

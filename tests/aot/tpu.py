@@ -178,7 +178,7 @@ def compile_step(
     lowered = forward.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
     shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
-    program = compile_one(lowered, compiler_options(mesh.devices.flat[0].device_kind))
+    program = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
     # Only stacked matrices: vectors and the table of positions have the sizes of activations.
     return read(program, shard, [weight for weight in weights if len(weight.shape) == 3]), kv_bytes
 
@@ -198,5 +198,5 @@ def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model
         mask = rows, weights[0].shape[0] // WORD
         arguments += [_array(mesh, shape) for shape in ((rows, max_model_len), (extras_layout(rows).size,), mask)]
     program = jax.jit(sample, donate_argnums=1, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    compiled = compile_one(program.lower(*arguments), compiler_options(mesh.devices.flat[0].device_kind))
+    compiled = compile_one(program.lower(*arguments), compiler_options("tpu", mesh.devices.flat[0].device_kind))
     return read(compiled, PackedPages(jax.ShapeDtypeStruct((0,), jnp.bfloat16)), weights)

@@ -11,9 +11,11 @@ import pytest
 from orca_jax.exec.compile import compile_cache, compile_one, compiler_options
 
 
-def test_one_generation_has_options() -> None:
-    assert compiler_options("TPU7x")
-    assert not any(map(compiler_options, ("TPU v6 lite", "TPU v5", "NVIDIA H200", "cpu")))
+def test_one_generation_of_tpus_and_all_gpus_have_options() -> None:
+    assert compiler_options("tpu", "TPU7x")
+    assert compiler_options("gpu", "NVIDIA H200") == compiler_options("gpu", "NVIDIA A100-SXM4-40GB") != {}
+    others = ("tpu", "TPU v6 lite"), ("tpu", "TPU v5"), ("cpu", "cpu")
+    assert not any(compiler_options(*kind) for kind in others)
 
 
 def test_an_option_unknown_to_xla_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """The executor with a small random model: memory, launches, compiles, ids on the device."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,19 @@ def executor(program_cache: str, compiled_once: None) -> JaxExecutor:
 
 
 PROMPT = [5, 17, 250, 3, 99]
+
+
+def test_one_sampler_is_enough_for_greedy_requests(executor: JaxExecutor, program_cache: str) -> None:
+    """A measurement starts in less time; progress is reported once everything is lowered, and after each program."""
+    done: list[tuple[int, int]] = []
+    mesh = tensor_mesh(jax.devices()[:1])
+    decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
+    config = replace(executor.config, buckets=(8,))
+    quick = JaxExecutor(decoder, MODEL, config, mesh, lambda *counts: done.append(counts), greedy_only=True)
+    assert [kind for kind, _ in quick.programs] == ["layers", "greedy"]
+    assert done == [(0, 2), (1, 2), (2, 2)]
+    assert generate(quick, PROMPT, 3) == generate(executor, PROMPT, 3)
+    quick.close()
 
 
 def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:

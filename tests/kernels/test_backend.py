@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import jax
 import pytest
 
-from orca_jax.kernels.backend import Backend, first_backend, named_backend
+from orca_jax.kernels.backend import Backend, first_backend, named_backend, refusals
 from orca_jax.kernels.ragged_attention.api import BACKENDS
 
 TABLE = (Backend("old", "m", "gpu", 7, 7), Backend("new", "m", "gpu", 8), Backend("any", "m"))
@@ -39,10 +39,19 @@ def test_a_refusal_leaves_the_choice_to_the_next(monkeypatch: pytest.MonkeyPatch
     table = Backend("first", "a"), Backend("second", "b")
     assert first_backend(table, device, 3) == table[1]
     assert first_backend(table[:1], device, 3) is None
+    assert refusals(table, device, 3) == ["not 3"]
+
+
+def test_a_device_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(refusal=lambda size: None, refusal_of_device=lambda device: f"not on {device.device_kind}")
+    monkeypatch.setattr(Backend, "load", lambda backend: module)
+    device = Mock(jax.Device, platform="cpu", compute_capability="", device_kind="abacus")
+    assert Backend("first", "a").refusal(device, 3) == "not on abacus"
+    assert first_backend((Backend("first", "a"),), device, 3) is None
 
 
 def test_names() -> None:
-    assert {backend.name for backend in BACKENDS} == {"reference", "xla", "tpu", "gpu", "triton"}
+    assert {backend.name for backend in BACKENDS} == {"reference", "xla", "tpu", "gpu", "triton", "gather"}
     assert named_backend(TABLE, "new") == TABLE[1]
     assert named_backend(TABLE, "fast") is None
 

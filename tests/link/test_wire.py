@@ -69,6 +69,7 @@ TO_ENGINE = [
 ]
 FROM_ENGINE = [
     Ready("", "byte", 257, 64, 1000, 8),
+    Ready("", "byte", 257, 64, 1000, 8, {"gpu": "wrong", "triton": "ok"}),
     Rejected("r1", "no", "prompt"),
     Updates(
         [

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 
+from tests.serve.played import READY, Stage, on_stage
 from tests.serve.running import Server, running
 
 
@@ -50,6 +52,22 @@ def test_what_is_open_without_a_key(guarded: Server) -> None:
         assert httpx.get(guarded.url + path).status_code == status
     assert guarded.http.get("/health_generate").status_code == 200
     assert "secret" not in " ".join(guarded.lines)
+
+
+def test_results_of_the_attention_kernels_are_shown() -> None:
+    tests = {"gpu": "hang", "triton": "ok"}
+
+    async def act(stage: Stage) -> object:
+        stage.client.serve(msgspec.structs.replace(READY, self_tests=tests))
+        async with stage.http() as http:
+            return (await http.get("/health")).json()
+
+    assert on_stage(lambda submit: (), act) == {
+        "status": "ready",
+        "running": 0,
+        "waiting": 0,
+        "attention_self_test": tests,
+    }
 
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/health_generate", "/load"])

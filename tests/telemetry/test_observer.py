@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ class PlayedClient:
     state: str = "ready"
     running: int = 0
     waiting: int = 0
+    self_tests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def samples(observer: ServerObserver) -> dict[str, float]:
@@ -228,6 +230,24 @@ def test_client_knows_better_than_an_old_heartbeat() -> None:
     assert [state for state, value in states.items() if value] == ["hung"]
     client.state = "dead"
     assert samples(observer)["orca_jax_kv_pages_used"] == 0
+
+
+def test_results_of_the_attention_kernels_are_those_of_the_last_start() -> None:
+    client = PlayedClient()
+    observer = ServerObserver(ServerConfig())
+    observer.follow(client)
+
+    def found() -> dict[str, float]:
+        return {key: value for key, value in samples(observer).items() if "self_test" in key}
+
+    assert not found()
+    client.self_tests = {"gpu": "wrong", "triton": "ok"}
+    assert found() == {
+        "orca_jax_attention_self_test{implementation=gpu,result=wrong}": 1,
+        "orca_jax_attention_self_test{implementation=triton,result=ok}": 1,
+    }
+    client.self_tests = {"gpu": "ok"}
+    assert found() == {"orca_jax_attention_self_test{implementation=gpu,result=ok}": 1}
 
 
 def test_totals_go_on_over_restarts() -> None:

@@ -1,5 +1,5 @@
 """Writing the new keys and values of a batch to the pages of its requests."""
 
-from orca_jax.kernels.kv_write.api import default_write, write_kv
+from orca_jax.kernels.kv_write.api import write_kv
 
-__all__ = ["default_write", "write_kv"]
+__all__ = ["write_kv"]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.backend import Backend, first_backend, named_backend
+from orca_jax.kernels.backend import Backend, named_backend
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
@@ -75,12 +75,6 @@ def write_kv(
         raise NotImplementedError(f"write_kv has no implementation {name!r}; use one of {', '.join(known)}")
     written: KVPages = backend.load().write(pages, k, v, *rows)
     return written
-
-
-def default_write(device: jax.Device, pages: KVPages) -> str | None:
-    """The implementation made for the device, if it can write such pages; None for the default of the layout."""
-    backend = first_backend(BACKENDS, device, pages)
-    return None if backend is None else backend.name
 
 
 def _pages(
@@ -177,7 +171,7 @@ def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Arra
 
 
 BACKENDS = (Backend("tpu", "orca_jax.kernels.kv_write.tpu", "tpu"),)
-"""Kernels of single platforms, each the default there. A module has `refusal(pages)` and `write(...)`."""
+"""Kernels of single platforms, by name. A module has `refusal(pages)` and `write(...)`."""
 
 _PLAIN: dict[str, Callable[..., KVPages]] = {"scatter": scatter, "blocks": _blocks, "pages": _pages}
 """The implementations for all platforms, in plain XLA."""

@@ -66,7 +66,6 @@ def write_chunks(
         The updated pages.
     """
     size, group = pages.page_size, tile_tokens(pages.dtype)
-    padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
     anywhere, width = pl.BlockSpec(memory_space=pl.ANY), new.shape[1]
     semaphores = pltpu.SemaphoreType.DMA((2,))
     run = pl.pallas_call(
@@ -89,7 +88,13 @@ def write_chunks(
         name="write_chunks",
         interpret=interpret,
     )
-    return PackedPages(run(count[None], *pieces, padded, pages.kv))
+
+    def write(pages: PackedPages) -> PackedPages:
+        padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
+        return PackedPages(run(count[None], *pieces, padded, pages.kv))
+
+    # A grid of zero programs must not run: most iterations have increments alone, and no pieces.
+    return lax.cond(count > 0, write, lambda pages: pages, pages)
 
 
 class _ChunkTransfers:

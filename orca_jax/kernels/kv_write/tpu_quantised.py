@@ -93,7 +93,12 @@ def write_quantised(
         name="write_quantised",
         interpret=interpret,
     )
-    return PackedPages(*run(count[None], *pieces, new, pages.kv, pages.scale))
+
+    def write(pages: PackedPages) -> PackedPages:
+        return PackedPages(*run(count[None], *pieces, new, pages.kv, pages.scale))
+
+    # A grid of zero programs must not run: an iteration of padding alone has no pieces.
+    return lax.cond(count > 0, write, lambda pages: pages, pages)
 
 
 def _num_buffers(size: int) -> int:

@@ -1,11 +1,21 @@
 """Attention of a merged batch, split by request inside one call (paper section 3.2, "selective batching")."""
 
 from orca_jax.kernels.ragged_attention.api import (
+    BackendChoice,
     RowArrays,
+    explain_choice,
     implementations,
     prepare,
     ragged_attention,
     write_and_attend,
 )
 
-__all__ = ["RowArrays", "implementations", "prepare", "ragged_attention", "write_and_attend"]
+__all__ = [
+    "BackendChoice",
+    "RowArrays",
+    "explain_choice",
+    "implementations",
+    "prepare",
+    "ragged_attention",
+    "write_and_attend",
+]

@@ -3,6 +3,7 @@
 `reference` is the oracle. Every backend passes the same case table (`cases.py`). A module of the table has
 
     refusal(q, pages)     the reason why it cannot do these shapes, or None
+    refusal_of_device(d)  optional: likewise for a device, for instance because of its driver
     attend(...)           the arguments of `ragged_attention` without `implementation`
 
 and, if layers share more than the arrays of the requests or new tokens are written during attention, both of
@@ -16,9 +17,9 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.backend import Backend, first_backend, named_backend
+from orca_jax.kernels.backend import Backend, first_backend, named_backend, refusals
 from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
-from orca_jax.kernels.kv_write import default_write, write_kv
+from orca_jax.kernels.kv_write import write_kv
 
 _HERE = "orca_jax.kernels.ragged_attention"
 
@@ -26,6 +27,7 @@ BACKENDS = (
     Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
     Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
     Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),  # older tensor cores have no bfloat16
+    Backend("gather", f"{_HERE}.gather", "gpu"),
     Backend("xla", f"{_HERE}.xla"),
     Backend("reference", f"{_HERE}.reference"),
 )
@@ -51,6 +53,32 @@ def choose_backend(device: jax.Device, q: Queries, pages: KVPages, implementatio
     backend = first_backend(BACKENDS, device, q, pages)
     assert backend is not None, "xla runs everywhere and refuses nothing"
     return backend
+
+
+class BackendChoice(NamedTuple):
+    """The backend used on a device, and the reason."""
+
+    backend: Backend
+    reason: str
+    is_slow: bool  # true if the user should hear of it
+
+
+def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None) -> BackendChoice:
+    """The backend of `choose_backend`, with the reason.
+
+    Raises:
+        NotImplementedError: there is no backend of this name, or it cannot do these shapes on this device.
+    """
+    backend = choose_backend(device, q, pages, implementation)
+    if implementation is not None:
+        if (reason := backend.refusal(device, q, pages)) is not None:
+            raise NotImplementedError(reason)
+        return BackendChoice(backend, "as configured", is_slow=False)
+    reasons = refusals(BACKENDS, device, q, pages)
+    is_plain = (backend.platform is None and device.platform != "cpu") or backend.name == "gather"
+    is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
+    kind = f"the default of {device.device_kind or device.platform}"
+    return BackendChoice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
 
 
 def _named(name: str) -> Backend:
@@ -154,8 +182,8 @@ def write_and_attend(
 ) -> tuple[Float[Array, "T H D"], KVPages]:
     """The work of one layer: write the new keys and values to their pages, then attend over the pages.
 
-    A backend with its own `write_and_attend` does both at once. Otherwise `write_kv` comes first, in the device's
-    default way.
+    A backend with its own `write_and_attend` does both at once. Otherwise `write_kv` comes first, in plain XLA: a
+    backend chosen because a device's kernels fail must not use another one of them.
 
     Args:
         device: as for `prepare`, and so is `implementation`.
@@ -173,5 +201,5 @@ def write_and_attend(
         done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scale=scale)
         return done
     rows = prepared._replace(page_table=prepared.page_table + first_page)
-    pages = write_kv(pages, k, v, *rows, implementation=default_write(device, pages))
+    pages = write_kv(pages, k, v, *rows)
     return ragged_attention(q, pages, *rows, scale=scale, implementation=backend.name), pages

@@ -1,6 +1,7 @@
 """The case table of the backends' tests, and the arrays of each case."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -24,8 +25,8 @@ class Case:
     padding_rows: int = 0
     sliding_window: int | None = None
     soft_cap: float | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of queries
-    page_dtype: Literal["float32", "bfloat16", "int8", "float8_e4m3fn"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of queries
+    page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -72,6 +73,21 @@ CASES = (
     Case("fp8 pages", ((1, 9), (6, 20)), 6, 3, 64, 32, dtype="bfloat16", page_dtype="float8_e4m3fn"),
     Case("pages of 256 tokens", ((1, 300), (4, 258)), 2, 1, 64, 256),
 )
+
+
+HOPPER_CASES = (
+    *CASES,
+    Case("17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2),
+    Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64),
+)
+"""With cases for the limits of the kernels for Hopper."""
+
+
+def fitted(case: Case, head_dims: Collection[int], page_sizes: Collection[int]) -> Case:
+    """The case in bfloat16, with the nearest head dim and page size of these."""
+    head_dim = min((dim for dim in head_dims if dim >= case.head_dim), default=max(head_dims))
+    page_size = max(case.page_size, min(page_sizes))
+    return replace(case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size)
 
 
 def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") -> Arrays:

@@ -6,6 +6,7 @@ and R.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Int
@@ -26,14 +27,18 @@ class PipelineSize(NamedTuple):
     stages: int  # blocks in shared memory at once
 
 
-# By head dim: 80 to 128 KiB in flight.
-INCREMENT_BLOCKS = {
-    64: PipelineSize(128, 4),
-    80: PipelineSize(64, 4),
-    96: PipelineSize(64, 4),
-    128: PipelineSize(64, 4),
-}
+# By head dim: 128 KiB in flight.
+INCREMENT_BLOCKS = {64: PipelineSize(128, 4), 128: PipelineSize(64, 4)}
 CHUNK_BLOCKS = PipelineSize(128, 2)
+ITEMS = 4  # of increments for each multiprocessor, beside one for each row
+
+
+def multiprocessors_here() -> int:
+    """The number of multiprocessors of this process's GPUs: 114 in an H100 PCIe, 132 in an H100 SXM or H200.
+
+    Without a GPU here, for compilation only, it is 132.
+    """
+    return int(getattr(jax.devices()[0], "core_count", None) or 132) if jax.default_backend() == "gpu" else 132
 
 
 class ContextPieces(NamedTuple):
@@ -46,8 +51,8 @@ class ContextPieces(NamedTuple):
 
 
 def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """Length of the list of pieces: one for each row, and four items (piece, KV head) for each multiprocessor."""
-    return rows + pl.cdiv(4 * multiprocessors, num_kv_heads)
+    """Length of the list of pieces: one for each row, and `ITEMS` items (piece, KV head) for each multiprocessor."""
+    return rows + pl.cdiv(ITEMS * multiprocessors, num_kv_heads)
 
 
 def cut_contexts(

@@ -13,7 +13,7 @@ many pages or on a part of one. One program serves all page sizes:
     page 3              slot 0  | K D | V D |           values  [M, D] = weights [M, C] . V
                         slot 1  | K D | V D |           M = queries * G, at least 16 for tensor cores
 
-    Triton has only powers of two. D = 80 is 64 + 16 and D = 96 is 64 + 32: one product for each part, without padding.
+    Triton has only powers of two. D = 80 is 64 + 16, D = 112 is 64 + 32 + 16: one product for each part, no padding.
 
 One call is three kernels, because increments are bound by memory and chunks by arithmetic:
 
@@ -43,14 +43,32 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Num
 
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
-from orca_jax.kernels.ragged_attention.gpu_plan import ContextPieces, Tiles, cut_contexts, cut_queries, most_pieces
+from orca_jax.kernels.ragged_attention.gpu_plan import (
+    ContextPieces,
+    Tiles,
+    cut_contexts,
+    cut_queries,
+    most_pieces,
+    multiprocessors_here,
+)
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _LOG2E = math.log2(math.e)
 _LEAST_ROWS = 16  # rows of a product on tensor cores
-PARTS = {64: (64,), 80: (64, 16), 96: (64, 32), 128: (128,), 256: (256,)}  # head dim -> powers of two
-PAGE_DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn")
-MULTIPROCESSORS = 132
+# By head dim: the powers of two whose sum it is, at least 16 for tensor cores.
+PARTS = {
+    32: (32,),
+    48: (32, 16),
+    64: (64,),
+    80: (64, 16),
+    96: (64, 32),
+    112: (64, 32, 16),
+    128: (128,),
+    160: (128, 32),
+    192: (128, 64),
+    256: (256,),
+}
+PAGE_DTYPES = ("bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
 
 Ref = Any  # Pallas has no public type for references
 
@@ -332,7 +350,6 @@ def _launch(
     return launch
 
 
-@partial(jax.jit, static_argnames=("scale", "sliding_window", "soft_cap", "multiprocessors", "interpret"))
 def ragged_attention_triton(
     q: Float[Array, "T H D"],
     pages: KVPages,
@@ -344,13 +361,13 @@ def ragged_attention_triton(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    multiprocessors: int = MULTIPROCESSORS,
+    multiprocessors: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` on GPUs with tensor cores for bfloat16.
 
     Args:
-        multiprocessors: number of the device's multiprocessors; a wrong number costs only speed.
+        multiprocessors: number of the device's multiprocessors; None asks the device. A wrong number costs only speed.
         interpret: run without a GPU.
 
     Raises:
@@ -358,6 +375,25 @@ def ragged_attention_triton(
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
+    rows = page_table, query_start, query_len, context_len
+    multiprocessors = multiprocessors or multiprocessors_here()
+    return _ragged(q, pages, *rows, scale, sliding_window, soft_cap, multiprocessors, interpret)
+
+
+@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10))
+def _ragged(
+    q: Float[Array, "T H D"],
+    pages: PackedPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    multiprocessors: int,
+    interpret: bool,
+) -> Float[Array, "T H D"]:
     num_tokens = q.shape[0]
     shape = _shape_of(q, pages, scale, sliding_window, soft_cap, interpret)
     kv = lax.bitcast_convert_type(pages.kv, jnp.int8) if shape.is_fp8 else pages.kv
@@ -400,7 +436,7 @@ def _shape_of(
     groups = q.shape[1] // kv_heads
     # Pages of a narrower type are not worth products in float32, also for queries in float32.
     is_float = pages.dtype == jnp.float32
-    dtype = jnp.float32 if is_float else jnp.bfloat16
+    dtype = jnp.float32 if is_float else jnp.float16 if pages.dtype == jnp.float16 else jnp.bfloat16
     widest = pl.next_power_of_2(head_dim) * (8 if is_float else 2)
     rows = max(_LEAST_ROWS, pl.next_power_of_2(groups))
     return _TritonShape(

@@ -208,6 +208,7 @@ class EngineHealth(msgspec.Struct, frozen=True):
     status: str
     running: int
     waiting: int
+    attention_self_test: dict[str, str] | UnsetType = UNSET  # results by implementation, on accelerators
 
 
 class Generated(msgspec.Struct, frozen=True):

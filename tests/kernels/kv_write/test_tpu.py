@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, PackedPages
-from orca_jax.kernels.kv_write import default_write, write_kv
+from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.kv_write.pieces import cut
 from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
@@ -69,8 +69,3 @@ def test_pages_that_it_cannot_write_are_refused(page_dtype: Any, group: int) -> 
     new = jnp.ones((2, 4, 16))
     with pytest.raises(NotImplementedError, match=rf"multiple of {group}, not 8"):
         write_kv(arrays.pages, new, new, *arrays[2:], implementation="tpu")
-
-
-def test_a_cpu_has_no_implementation_of_its_own() -> None:
-    pages = HeadMajorPages(*[jnp.zeros((1, 1, 4, 8))] * 2)
-    assert default_write(jax.devices()[0], pages) is None

@@ -1,6 +1,7 @@
 """The Mosaic GPU kernels in Pallas' simulator, without a GPU: numerics and synchronisation."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from orca_jax.kernels.ragged_attention import implementations, ragged_attention
-from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention import implementations, ragged_attention, triton
+from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
+from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
+from tests.aot.ptx import TENSOR_ALIGNMENT
 
 MIXED = Case(
     "both phases, a window and a cap",
@@ -23,18 +26,10 @@ MIXED = Case(
     soft_cap=2.0,
 )
 
-STRADDLING = Case(
-    "17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2
-)
 
-LONG = Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64)
-
-
-def fitted(case: Case) -> Case:
+def fit(case: Case) -> Case:
     """The case with the nearest shapes supported by these kernels."""
-    head_dim = min((dim for dim in HEAD_DIMS if dim >= case.head_dim), default=max(HEAD_DIMS))
-    page_size = max(case.page_size, min(PAGE_SIZES))
-    return replace(case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size)
+    return fitted(case, HEAD_DIMS, PAGE_SIZES)
 
 
 def check(case: Case) -> None:
@@ -50,14 +45,14 @@ def check(case: Case) -> None:
 
 @pytest.mark.usefixtures("quick_compiles")
 def test_both_phases() -> None:
-    check(fitted(MIXED))
+    check(fit(MIXED))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", [*CASES, STRADDLING, LONG], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
-    check(fitted(case))
+    check(fit(case))
 
 
 @pytest.mark.parametrize(
@@ -65,16 +60,48 @@ def test_every_case(case: Case) -> None:
     [
         ({"page_dtype": "float32"}, "pages of bfloat16"),
         ({"head_dim": 256}, "head dims"),
+        ({"head_dim": 80}, "head dims .*not 80"),
+        ({"head_dim": 96}, "head dims .*not 96"),
         ({"page_size": 8}, "page sizes"),
         ({"num_heads": 65, "num_kv_heads": 1}, "at most 64 query heads"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) -> None:
-    case = replace(fitted(CASES[0]), **change)  # type: ignore[arg-type]
+    case = replace(fit(CASES[0]), **change)  # type: ignore[arg-type]
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match=reason):
         ragged_attention_gpu(*arrays, scale=1.0)
+
+
+def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
+    """A partial tile is stored row by row; each row of shared memory must begin where a tensor copy may begin."""
+    assert all(2 * head_dim % TENSOR_ALIGNMENT == 0 for head_dim in HEAD_DIMS)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "is_refused"), [(0, False), (12060, False), (12080, True), (12090, True), (13000, False)]
+)
+def test_runtimes_that_miscompile_are_refused(runtime: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "cuda_runtime", lambda: runtime)
+    reason = attention.refusal_of_device(Mock(jax.Device))
+    assert (reason is not None) == is_refused
+    assert reason is None or "jax[cuda13]" in reason
+
+
+@pytest.mark.parametrize(("platform", "cores", "expected"), [("gpu", 78, 78), ("gpu", None, 132), ("cpu", 2, 132)])
+def test_multiprocessors_are_those_of_the_card(
+    platform: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(CASES[0]), layout="packed"))
+    device = Mock(jax.Device, platform=platform, core_count=cores)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    for module, function in ((attention, ragged_attention_gpu), (triton, triton.ragged_attention_triton)):
+        launch = Mock(return_value=arrays.q)
+        monkeypatch.setattr(module, "_ragged", launch)
+        function(*arrays, scale=1.0)
+        assert launch.call_args.args[-2] == expected
 
 
 def test_they_run_on_gpus_only() -> None:

@@ -78,6 +78,50 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
 
 
+GATHERED: list[tuple[PageLayout, Case]] = [("head_major", CASES[-3])] + [
+    ("packed", case)
+    for case in CASES
+    if case.name in ("increments and chunks with padding", "more queries than one block", "window and soft cap")
+]
+
+
+@pytest.mark.parametrize(("layout", "case"), GATHERED, ids=lambda x: x.name if isinstance(x, Case) else x)
+def test_gather_equals_reference(case: Case, layout: PageLayout) -> None:
+    check_gather(case, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gather_for_every_case(case: Case) -> None:
+    check_gather(case, "packed")
+
+
+def check_gather(case: Case, layout: PageLayout) -> None:
+    arrays = make_arrays(case, seed=1, layout=layout)
+    used = int(arrays.query_len.sum())
+    actual = run(arrays, case, "gather").astype(np.float32)
+    np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    assert np.isfinite(actual).all()
+
+
+def test_no_loop_of_gather_asks_the_host_for_its_length() -> None:
+    """A GPU's host must know each trip count: every `while` has a constant one, and there are two branches in all."""
+    case = CASES[-3]
+    args = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+
+    def compiled(implementation: str) -> str:
+        attend = jax.jit(lambda a: ragged_attention(*a, **case.options, implementation=implementation))
+        return attend.lower(args).compile().as_text() or ""
+
+    def lines(text: str, word: str) -> list[str]:
+        return [line for line in text.splitlines() if f" {word}(" in line]
+
+    text = compiled("gather")
+    assert len(lines(text, "conditional")) == 2
+    assert all("known_trip_count" in line for line in lines(text, "while"))
+    assert not all("known_trip_count" in line for line in lines(compiled("xla"), "while"))
+
+
 def test_a_request_does_not_depend_on_other_requests() -> None:
     """Queries of a request give the same result alone and in a batch."""
     together = Case("together", ((1, 9), (6, 20), (3, 3)))

@@ -11,8 +11,9 @@ import pytest
 
 from orca_jax.kernels.kv_pages import KVPages, pages_shape
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
-from orca_jax.kernels.ragged_attention.api import choose_backend
+from orca_jax.kernels.ragged_attention.api import choose_backend, explain_choice
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.triton import PARTS, ragged_attention_triton, refusal
 
 MIXED = Case(
@@ -25,6 +26,9 @@ MIXED = Case(
     padding_rows=2,
     sliding_window=150,
     soft_cap=2.0,
+)
+HALF = Case(
+    "float16, a head of 48", ((1, 40), (9, 33)), 2, 1, 48, 16, padding_tokens=1, dtype="float16", page_dtype="float16"
 )
 PREFIX = Case("blocks without masks, fp8 pages", ((1, 290), (140, 300)), 2, 1, 64, 16, page_dtype="float8_e4m3fn")
 
@@ -45,7 +49,7 @@ def check(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("case", [MIXED, PREFIX], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [MIXED, PREFIX, HALF], ids=lambda case: case.name)
 def test_both_phases(case: Case) -> None:
     check(case)
 
@@ -78,7 +82,7 @@ def shapes(case: Case, num_pages: int = 8) -> tuple[Any, KVPages]:
     [
         ({"head_dim": 72}, 8, "head dims"),
         ({"num_heads": 65, "num_kv_heads": 1}, 8, "at most 64 query heads"),
-        ({"page_dtype": "int8"}, 3 * 2**30 // (2 * 4 * 64 * 8), "32-bit"),
+        ({"page_dtype": "int8"}, 3 * 2**30 // (2 * 4 * 32 * 8), "32-bit"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -104,23 +108,60 @@ HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat
     [
         ("9.0", {}, "gpu"),
         ("9.0", {"page_dtype": "int8"}, "triton"),
-        ("9.0", {"head_dim": 80}, "gpu"),
+        ("9.0", {"head_dim": 80}, "triton"),
+        ("9.0", {"head_dim": 96}, "triton"),
         ("9.0", {"head_dim": 256}, "triton"),
-        ("9.0", {"head_dim": 72}, "xla"),
+        ("9.0", {"head_dim": 32}, "triton"),
+        ("9.0", {"page_size": 8}, "triton"),
+        ("9.0", {"dtype": "float16", "page_dtype": "float16"}, "triton"),
+        ("9.0", {"head_dim": 72}, "gather"),
         ("8.0", {}, "triton"),
         ("8.9", {"dtype": "float32", "page_dtype": "float32"}, "triton"),
         ("10.0", {}, "triton"),
         ("12.1", {}, "triton"),
-        ("7.5", {}, "xla"),
-        ("gfx942", {}, "xla"),
+        ("7.5", {}, "gather"),
+        ("gfx942", {}, "gather"),
     ],
 )
 def test_default_kernels_of_each_gpu(capability: str, change: dict[str, Any], expected: str) -> None:
     device = Mock(jax.Device, platform="gpu", compute_capability=capability)
     case = replace(HOPPERS, **change)
-    found = []
-    jax.eval_shape(lambda q, pages: found.append(choose_backend(device, q, pages).name), *shapes(case))
-    assert found == [expected]
+    found = choose_backend(device, *abstract(case))
+    assert found.name == expected
+
+
+def abstract(case: Case) -> tuple[Any, KVPages]:
+    """Arrays of a case as a trace sees them."""
+    found: list[tuple[Any, KVPages]] = []
+    jax.eval_shape(lambda *arrays: found.append(arrays), *shapes(case))
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("capability", "change", "reason"),
+    [
+        ("9.0", {"head_dim": 72}, "the default of Card; attention 'gpu' supports head dims"),
+        ("7.5", {}, "the default of Card; 'gpu' is for GPUs of compute capability 9; 'triton' is for GPUs of compute"),
+        ("9.0", {}, "the default of Card; attention 'gpu' needs CUDA"),
+    ],
+)
+def test_the_choice_has_a_reason(
+    capability: str, change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "cuda_runtime", lambda: 12080)
+    device = Mock(jax.Device, platform="gpu", compute_capability=capability, device_kind="Card")
+    choice = explain_choice(device, *abstract(replace(HOPPERS, **change)))
+    assert choice.backend.name == ("triton" if not change and capability == "9.0" else "gather")
+    assert choice.reason.startswith(reason)
+    assert choice.is_slow
+
+
+def test_a_named_kernel_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "cuda_runtime", lambda: 12080)
+    device = Mock(jax.Device, platform="gpu", compute_capability="9.0", device_kind="Card")
+    with pytest.raises(NotImplementedError, match=r"needs CUDA before 12\.8"):
+        explain_choice(device, *abstract(HOPPERS), "gpu")
+    assert explain_choice(device, *abstract(HOPPERS), "triton").reason == "as configured"
 
 
 def test_they_run_on_gpus_only() -> None:

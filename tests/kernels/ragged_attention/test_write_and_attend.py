@@ -66,6 +66,35 @@ def test_places_without_races() -> None:
     check_strictly(HARD, TINY)
 
 
+def kernels_outside_conditions(jaxpr: Any) -> list[str]:
+    """Kernels that run whatever the requests are."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            found.append(str(equation.params["name"]))
+        elif equation.primitive.name != "cond":
+            inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
+            found += [name for part in inner if hasattr(part, "eqns") for name in kernels_outside_conditions(part)]
+    return found
+
+
+@pytest.mark.parametrize("name", ["increments and chunks with padding", "int8 pages"])
+def test_no_kernel_runs_for_nothing(name: str) -> None:
+    """The grids follow the requests, and a grid of zero programs is undefined: each kernel is within a condition."""
+    case = BY_NAME[name]
+    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    new = jnp.zeros((q.shape[0], case.num_kv_heads, case.head_dim))
+
+    def layer(q: jax.Array, pages: PackedPages, *rows: jax.Array) -> Any:
+        plan = plan_attention(q, pages, *rows, blocks_for(q, pages))
+        written = write_kv(pages, new, new, *rows, implementation="tpu")
+        return write_and_attend_tpu(q, new, new, written, plan, **case.options)
+
+    traced = jax.make_jaxpr(layer)(q, pages, *rows)
+    assert "pallas_call" in str(traced)
+    assert not kernels_outside_conditions(traced.jaxpr)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [HARD, *TAKEN], ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:

@@ -26,6 +26,7 @@ The wgmma instruction exists only on Hopper. Other GPUs, and the shapes refused 
 
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -42,9 +43,10 @@ from orca_jax.kernels.ragged_attention.hopper.pipeline import HopperShape
 
 HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
 PAGE_SIZES = (16, 32, 64, 128, 256)
+MISCOMPILING = range(12080, 12091)
+"""CUDA runtimes beside which `ptxas` miscompiles loops of masked wgmma; JAX refuses them in its own kernel too."""
 
 
-@partial(jax.jit, static_argnames=("scale", "sliding_window", "soft_cap", "multiprocessors", "interpret"))
 def ragged_attention_gpu(
     q: Float[Array, "T H D"],
     pages: KVPages,
@@ -56,13 +58,13 @@ def ragged_attention_gpu(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    multiprocessors: int = 132,
+    multiprocessors: int | None = None,
     interpret: Any = None,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` on a Hopper GPU.
 
     Args:
-        multiprocessors: number of the device's multiprocessors, 132 in H100 and H200; a wrong number costs only speed.
+        multiprocessors: number of the device's multiprocessors; None asks the device. A wrong number costs only speed.
         interpret: argument of `plgpu.kernel`, to run without a GPU.
 
     Raises:
@@ -70,6 +72,25 @@ def ragged_attention_gpu(
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
+    rows = page_table, query_start, query_len, context_len
+    multiprocessors = multiprocessors or gpu_plan.multiprocessors_here()
+    return _ragged(q, pages, *rows, scale, sliding_window, soft_cap, multiprocessors, interpret)
+
+
+@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10))
+def _ragged(
+    q: Float[Array, "T H D"],
+    pages: PackedPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    multiprocessors: int,
+    interpret: Any,
+) -> Float[Array, "T H D"]:
     dtype, q = q.dtype, q.astype(jnp.bfloat16)
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = num_kv_heads(pages, head_dim)
@@ -117,6 +138,25 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     if q.shape[1] // num_kv_heads(pages, head_dim) > ROWS:
         return f"attention 'gpu' supports at most {ROWS} query heads for each KV head"
     return None
+
+
+def refusal_of_device(device: jax.Device) -> str | None:
+    """The reason why the kernels must not run on this device, or None if they can."""
+    runtime = cuda_runtime()
+    if runtime not in MISCOMPILING:
+        return None
+    return (
+        f"attention 'gpu' needs CUDA before 12.8, or 13: with CUDA {runtime // 1000}.{runtime % 1000 // 10} the "
+        "assembler miscompiles masked products; upgrade to jax[cuda13]"
+    )
+
+
+def cuda_runtime() -> int:
+    """The CUDA runtime of this process as CUDA counts, 12080 for 12.8; 0 if JAX's plugin for CUDA 12 has none."""
+    try:
+        return int(import_module("jax_cuda12_plugin._versions").cuda_runtime_get_version())
+    except (ImportError, AttributeError, RuntimeError):
+        return 0
 
 
 attend = ragged_attention_gpu

@@ -257,8 +257,10 @@ def attend_chunks(
 def _write_tile(smem: Ref, out: Ref, head: jax.Array, first: jax.Array, number: jax.Array) -> None:
     """Copy up to 64 rows: at once if the tile is full, otherwise row by row.
 
-    The rows after a partial tile belong to other items.
+    The rows after a partial tile belong to other items. TMA copies from multiples of 128 bytes only, and so do rows:
+    those of head dims 80 and 96 would fault.
     """
+    assert smem.shape[1] * 2 % 128 == 0, "a row of a tile must begin at a multiple of 128 bytes"
 
     @pl.when(number >= ROWS)
     def _whole() -> None:

@@ -65,6 +65,23 @@ def ragged_attention_tpu(
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
     prepared = plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks)
+    options: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": soft_cap, "interpret": interpret}
+    return attend_prepared(q, pages, prepared, scale=scale, blocks=blocks, **options)
+
+
+def attend_prepared(
+    q: Float[Array, "T H D"],
+    pages: PackedPages,
+    prepared: Prepared,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    blocks: BlockSizes | None = None,
+    interpret: Any = False,
+) -> Float[Array, "T H D"]:
+    """Attend without writing, by a plan with the first page of the layer; the arguments are as for the next one."""
+    blocks = blocks or blocks_for(q, pages)
     call = _AttentionCall(q, pages, prepared, blocks, scale, sliding_window, soft_cap, interpret)
     out, pages = call.increments(pages, None)
     return call.merged(out, call.chunks(pages))
@@ -105,8 +122,7 @@ def write_and_attend_tpu(
         new = slots(k, v, pages.dtype)
         out, pages = call.increments(pages, new)
         if q.shape[0] > 1:
-            write = partial(write_chunks, interpret=interpret)
-            pages = lax.cond(prepared.has_chunks, lambda pages: write(pages, new, *pieces), lambda pages: pages, pages)
+            pages = write_chunks(pages, new, *pieces, interpret=interpret)
     return call.merged(out, call.chunks(pages)), pages
 
 
@@ -162,7 +178,13 @@ class _AttentionCall:
     ) -> tuple[Float[Array, "T H D"], PackedPages]:
         """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
         shape = replace(self.shape, is_writing=new is not None)
-        return attend_increments(shape, self.q, pages, self.prepared, new=new, **self.options)
+
+        def attend(pages: PackedPages) -> tuple[Float[Array, "T H D"], PackedPages]:
+            return attend_increments(shape, self.q, pages, self.prepared, new=new, **self.options)
+
+        # A grid of zero programs must not run: the pipeline around a kernel fetches its first block before them.
+        nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
+        return lax.cond(self.prepared.has_increments, attend, lambda pages: (nothing, pages), pages)
 
     def chunks(self, pages: PackedPages) -> Float[Array, "T H D"] | None:
         """Outputs of the other rows; None if the batch has no room for any."""

@@ -41,6 +41,11 @@ class Prepared(NamedTuple):
     pieces: PagePieces
 
     @property
+    def has_increments(self) -> Bool[Array, ""]:
+        """True if a row has one query."""
+        return self.num_increments > 0
+
+    @property
     def has_chunks(self) -> Bool[Array, ""]:
         """True if a row has several queries."""
         return self.chunks.ends[0] < self.chunks.ends[1]

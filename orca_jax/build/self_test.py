@@ -1,0 +1,155 @@
+"""Tries the attention kernels in a process of their own before the engine takes the device.
+
+A kernel may give wrong results on hardware or with a driver on which it was never run, and it may hang or kill its
+process. So each one that this engine would use runs once beside plain XLA, with this model's shapes. If it fails, the
+next implementation is tried in its place.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from orca_jax.kernels.ragged_attention.self_test import Trial
+
+Result = Literal["ok", "wrong", "error", "hang", "crash"]
+
+COMMAND = (sys.executable, "-m", "orca_jax.kernels.ragged_attention.self_test")
+_KILL_SECONDS = 5.0  # for the end of a killed process; one that waits for a dead device never ends
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The result of one implementation."""
+
+    implementation: str  # "unknown" if the process ended before it had chosen one
+    result: Result
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The tests of a start, in order, and the implementation to use."""
+
+    tests: tuple[SelfTest, ...] = ()
+    implementation: str | None = None  # None: as configured
+
+
+def has_accelerator_support(platforms: str | None) -> bool:
+    """True if JAX in this environment could find an accelerator; `platforms` is its setting `jax_platforms`.
+
+    JAX itself is not asked: a process that has looked at a TPU keeps it from all others.
+    """
+    if platforms and set(platforms.split(",")) == {"cpu"}:
+        return False
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return bool(plugins) or any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+
+
+def try_implementations(trial: "Trial", compile_cache: str | None, command: Sequence[str] = COMMAND) -> Outcome:
+    """Try implementations until one is right, or in plain XLA. Logs one warning if any failed.
+
+    Args:
+        trial: shapes of the model, and the configured implementation.
+        compile_cache: directory of JAX's cache for the programs of the test.
+        command: the process, without the trial.
+    """
+    logger.info("testing the attention kernels in a process of their own, for %d s at most", trial.seconds)
+    tests: list[SelfTest] = []
+    chosen: str | None = None
+    while chosen is None:
+        failed = tuple(test.implementation for test in tests)
+        found = _run(replace(trial, failed=failed), compile_cache, command)
+        test = _result(found, trial.seconds)
+        if test is not None:
+            tests.append(test)
+        if test is None or test.result == "ok":
+            chosen = found.said.get("implementation")
+            break
+        if test.implementation == "unknown":
+            break
+        chosen = found.said.get("plain_instead")
+    wrong = [test for test in tests if test.result != "ok"]
+    if not wrong:
+        return Outcome(tuple(tests))
+    problems = "; ".join(f"{test.implementation!r} ({test.result}: {test.detail})" for test in wrong)
+    instead = f"attention by {chosen!r} is used instead, which is slower" if chosen else "they are used untested"
+    logger.warning("attention kernels failed their self-test: %s; %s", problems, instead)
+    return Outcome(tuple(tests), chosen)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A process after its end."""
+
+    said: dict[str, Any]  # the fields of all lines
+    code: int | None  # None: it was stopped
+    last_error: str
+
+
+def _run(trial: "Trial", compile_cache: str | None, command: Sequence[str]) -> _Ended:
+    """Run one process."""
+    from orca_jax.exec.memory import sharing_environment
+
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        # Files, not pipes: a process that cannot be killed would keep a pipe open.
+        process = subprocess.Popen(
+            [*command, trial.to_json()],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            env=sharing_environment(compile_cache),
+        )
+        try:
+            code: int | None = process.wait(trial.seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILL_SECONDS)
+        said = {key: value for line in _lines(_text(out)) for key, value in line.items()}
+        return _Ended(said, code, "".join(_text(errors).strip().splitlines()[-1:]))
+
+
+def _result(ended: _Ended, seconds: int) -> SelfTest | None:
+    """The result of a process; None on a CPU, for plain XLA, and if the configured implementation cannot be used."""
+    said, code, name = ended.said, ended.code, ended.said.get("implementation", "unknown")
+    if "result" in said:
+        return SelfTest(name, said["result"], said["detail"])
+    if code is None or code == -signal.SIGALRM:
+        return SelfTest(name, "hang", f"no result after {seconds} s")
+    if code < 0:
+        return SelfTest(name, "crash", f"ended by {signal.Signals(-code).name}")
+    if code > 0:
+        return SelfTest(name, "error", ended.last_error[:400] or f"exit status {code}")
+    return SelfTest(name, "crash", "ended without a result") if said.get("is_plain") is False else None
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    text: str = file.read().decode(errors="replace")
+    return text
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    """The lines that are JSON objects; libraries may print others."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                found.append(value)
+    return found

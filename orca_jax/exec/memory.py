@@ -1,0 +1,62 @@
+"""The part of an accelerator's memory that this process may use.
+
+JAX takes three quarters of a GPU at its first use, and reports that part as the device's memory. So the share is set
+before, by JAX's environment variable. A share of the whole card is computed from the reported part.
+"""
+
+import os
+from collections.abc import Mapping
+
+import jax
+
+from orca_jax.errors import ConfigError
+
+_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second name is deprecated
+_DEFAULT = 0.75  # of JAX
+
+
+def has_jax_started() -> bool:
+    """True if JAX has opened its devices in this process. It shows this only by refusing changes of some settings."""
+    before = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", before + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", before)
+    return False
+
+
+def claim_memory(utilization: float) -> None:
+    """Make JAX take this share of each GPU. Without effect once JAX has started, or if the user has set a share."""
+    if not has_jax_started() and not any(os.environ.get(name) for name in _VARIABLES):
+        os.environ[_VARIABLES[0]] = str(utilization)
+
+
+def usable_bytes(stats: Mapping[str, int] | None, platform: str, utilization: float) -> int:
+    """Bytes of one accelerator that this process may use, those in use included.
+
+    Args:
+        stats: of the device, from JAX.
+        platform: of the device; only GPUs are shared with other processes.
+        utilization: share of the whole memory. On GPUs the share taken by JAX is a second limit.
+
+    Raises:
+        ConfigError: JAX does not know the size of the memory.
+    """
+    if not stats or "bytes_limit" not in stats:
+        raise ConfigError("JAX does not report the size of this device's memory; set num_pages", param="num_pages")
+    limit = stats["bytes_limit"]
+    if platform != "gpu":
+        return int(limit * utilization)
+    taken = next((float(value) for name in _VARIABLES if (value := os.environ.get(name))), _DEFAULT)
+    return min(limit, int(limit / taken * utilization))
+
+
+def sharing_environment(compile_cache: str | None) -> dict[str, str]:
+    """The environment of another process with JAX, which takes memory as it needs it, and keeps compiled programs."""
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if compile_cache is not None:
+        variables["JAX_COMPILATION_CACHE_DIR"] = compile_cache
+        variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        variables["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    return os.environ | variables

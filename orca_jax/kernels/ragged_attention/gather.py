@@ -1,0 +1,158 @@
+"""Ragged attention for GPUs without a kernel for the shapes: gathers in plain XLA, without loops of unknown length.
+
+A GPU asks its host at every turn of a loop whose trip count is known only at run time, as `xla.py` has for each page
+of each request. Here all requests move through their contexts together, some pages at a time:
+
+    increments  [R, 1, H, D]     the first rows; one query of each
+    tiles       [I, 32, H, D]    of chunks; up to 32 consecutive queries of one request
+
+    for each of 2**b steps:  gather the next pages of every row (or tile)  -> K, V [R, K, D, C]
+                             scores [R, K, M, C], masks, online softmax, weighted values
+
+The number of steps is a power of two: the least that covers the longest context of the batch. Each power is a branch
+with a constant trip count, so the host is asked once for increments and once for chunks in each layer. Branch 0 does
+nothing. The work is that of the longest context, for every row.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.kv_pages import KVPages, num_kv_heads, read_page
+from orca_jax.kernels.ragged_attention.gpu_plan import cut_queries
+
+_MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
+_TILE_QUERIES = 32
+_STEP_TOKENS = 128
+
+
+class _Rows(NamedTuple):
+    """Rows of B queries each; a row without a request has context 0."""
+
+    queries: Float[Array, "I B K G D"]  # scaled
+    page_lists: Int[Array, "I P"]
+    positions: Int[Array, "I B"]  # of the queries
+    contexts: Int[Array, " I"]
+
+
+class _GatherSoftmax(NamedTuple):
+    """Online softmax of all queries: running maximum, denominator and weighted values."""
+
+    top: Float[Array, "I K M"]
+    denominator: Float[Array, "I K M"]
+    values: Float[Array, "I K M D"]
+
+
+def ragged_attention_gather(
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Float[Array, "T H D"]:
+    """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
+    num_tokens, num_heads, head_dim = q.shape
+    grouped = (q.astype(jnp.float32) * scale).reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
+    attend = partial(_attend_rows, pages, sliding_window=sliding_window, soft_cap=soft_cap)
+    rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
+    contexts = jnp.where(query_len == 1, context_len, 0)[:rows]
+    increments = attend(_Rows(grouped[:rows, None], page_table[:rows], contexts[:, None] - 1, contexts))
+    out = jnp.pad(increments[:, 0], ((0, num_tokens - rows), (0, 0), (0, 0)))
+    if num_tokens > 1:
+        tiles = cut_queries(
+            query_start,
+            query_len,
+            context_len,
+            size=min(_TILE_QUERIES, num_tokens),
+            num_tokens=num_tokens,
+            block=1,
+            sliding_window=None,
+        )
+        row, start, number, position, _, context = tiles.fields
+        offset = jnp.arange(min(_TILE_QUERIES, num_tokens), dtype=jnp.int32)
+        exists = jnp.arange(row.shape[0]) < tiles.total
+        token = jnp.minimum(start[:, None] + offset, num_tokens - 1)
+        used = jnp.where(exists, jnp.minimum(position + number, context), 0)  # tokens that some query sees
+        chunks = attend(_Rows(grouped[token], page_table[row], position[:, None] + offset, used))
+        is_own = exists[:, None] & (offset < number[:, None])
+        out = out.at[jnp.where(is_own, token, num_tokens)].set(chunks, mode="drop")
+    is_used = jnp.arange(num_tokens)[:, None, None] < query_len.sum()
+    return jnp.where(is_used, out, 0.0).reshape(num_tokens, num_heads, head_dim).astype(q.dtype)
+
+
+def _attend_rows(
+    pages: KVPages, rows: _Rows, *, sliding_window: int | None, soft_cap: float | None
+) -> Float[Array, "I B H D"]:
+    """Attention of all rows, in as many steps as the longest context needs."""
+    count, size, kv_heads, groups, head_dim = rows.queries.shape
+    step_pages = max(1, _STEP_TOKENS // pages.page_size)
+    most_steps = -(-rows.page_lists.shape[1] // step_pages)
+    page_lists = jnp.pad(rows.page_lists, ((0, 0), (0, -rows.page_lists.shape[1] % step_pages)))
+    visit = partial(_visit, pages, rows, page_lists, step_pages, sliding_window, soft_cap)
+    shape = count, kv_heads, groups * size
+    empty = _GatherSoftmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+
+    def branch(steps: int) -> Callable[[], _GatherSoftmax]:
+        return lambda: lax.fori_loop(0, steps, visit, empty)
+
+    lengths = [0, *(min(2**b, most_steps) for b in range((most_steps - 1).bit_length() + 1))]
+    needed = -(-rows.contexts.max() // (step_pages * pages.page_size))
+    done = lax.switch(jnp.searchsorted(jnp.array(lengths), needed), [branch(steps) for steps in lengths])
+    out = done.values / jnp.maximum(done.denominator, 1e-30)[..., None]
+    by_query = out.reshape(count, kv_heads, groups, size, head_dim).transpose(0, 3, 1, 2, 4)
+    return by_query.reshape(count, size, kv_heads * groups, head_dim)
+
+
+def _visit(
+    pages: KVPages,
+    rows: _Rows,
+    page_lists: Int[Array, "I P"],
+    step_pages: int,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    step: jax.Array,
+    state: _GatherSoftmax,
+) -> _GatherSoftmax:
+    """Attend to the next pages of every row."""
+    count, size, kv_heads, groups, head_dim = rows.queries.shape
+    number = lax.dynamic_slice_in_dim(page_lists, step * step_pages, step_pages, axis=1)  # [I, c]
+    read = jax.vmap(jax.vmap(lambda page: read_page(pages, page, head_dim)))
+    # [I, c, K, D, S] to [I, K, D, c S]
+    k, v = (x.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, head_dim, -1) for x in read(number))
+    token = step * step_pages * pages.page_size + jnp.arange(k.shape[-1], dtype=jnp.int32)
+    is_written = token < rows.contexts[:, None]  # [I, C]
+    heads = rows.queries.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, groups * size, head_dim)
+    scores = jnp.einsum("ikmd,ikdc->ikmc", heads, k, preferred_element_type=jnp.float32)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    position = jnp.tile(rows.positions, (1, groups))[..., None]  # [I, M, 1]
+    visible = is_written[:, None] & (token <= position)
+    if sliding_window is not None:
+        visible &= token > position - sliding_window
+    visible = visible[:, None]
+    scores = jnp.where(visible, scores, _MASKED)
+    top = jnp.maximum(state.top, scores.max(-1))
+    weights = jnp.where(visible, jnp.exp(scores - top[..., None]), 0.0)
+    shrink = jnp.exp(state.top - top)
+    v = jnp.where(is_written[:, None, None], v, 0.0)  # unwritten slots may hold NaN
+    weighted = jnp.einsum("ikmc,ikdc->ikmd", weights, v, preferred_element_type=jnp.float32)
+    denominator = state.denominator * shrink + weights.sum(-1)
+    return _GatherSoftmax(top, denominator, state.values * shrink[..., None] + weighted)
+
+
+def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
+    """Return None: this backend can do all shapes."""
+
+
+attend = ragged_attention_gather
+"""The name that the table of backends expects."""
