@@ -365,15 +365,11 @@ def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, coun
         return [params or SamplingParams()] * count
     given: object = params
     if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
-        raise RequestError(
-            f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}",
-            param="sampling_params",
-        )
+        message = f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}"
+        raise RequestError(message, param="sampling_params")
     if len(params) != count:
-        raise RequestError(
-            f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all",
-            param="sampling_params",
-        )
+        message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
+        raise RequestError(message, param="sampling_params")
     return params
 
 

@@ -76,13 +76,15 @@ def compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile fewer programs: few buckets, and samplers no wider than the rows of a test.
-
-    For tests with a few rows. A small batch gets more padding, and a prompt is scored in more launches.
-    """
-    monkeypatch.setattr("orca_jax.exec.buckets._FINE", (4, 16, 64))
+def narrow_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile no samplers wider than the few rows of a test. A prompt is scored in more launches then."""
     monkeypatch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
+
+
+@pytest.fixture
+def few_programs(narrow_samplers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile fewer programs: narrow samplers, and few buckets. A small batch gets more padding then."""
+    monkeypatch.setattr("orca_jax.exec.buckets._FINE", (4, 16, 64))
 
 
 @pytest.fixture

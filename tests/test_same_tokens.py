@@ -100,7 +100,7 @@ def test_greedy_tokens_equal_generate(
     name: str, devices: int, scheduler: SchedulerName, program_cache: str, request: pytest.FixtureRequest
 ) -> None:
     """One device runs the programs that users run; the others show that partitioning changes no token."""
-    for fixture in {1: [], 2: ["few_programs"], 4: ["few_programs", "quick_compiles"]}[devices]:
+    for fixture in ["narrow_samplers"] if devices == 1 else ["few_programs", "quick_compiles"]:
         request.getfixturevalue(fixture)
     jobs, answers = greedy_jobs(name)
     for engine in make_engine(name, program_cache, devices, scheduler):
@@ -122,6 +122,7 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 
 
 @quick
+@pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, {"page_size": 32}])
 def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache: str) -> None:
     jobs, answers = greedy_jobs("gpt2-12-heads")
@@ -239,6 +240,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize("batch_tokens", [4, 16])
 @pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
 def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:

@@ -86,6 +86,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "compile_cache": {"compile_cache": None},
     "strict_compile": {"strict_compile": True},
     "attention_implementation": {},
+    "kernel_self_test": {"kernel_self_test": False},  # without accelerator kernels, there is none to test
     "trace_file": {},
     "progress": {"progress": False},
 }

@@ -1,5 +1,6 @@
 """The executor with a small random model: memory, launches, compiles, ids on the device."""
 
+import functools
 import re
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError, ConfigError
@@ -16,6 +18,7 @@ from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.expected import context_factor
 from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.model.load import random_decoder, tensor_mesh
+from orca_jax.model.transformer import Decoder
 from orca_jax.step import Member, RowSampling, StepPlan
 from tests.sampling import GREEDY, row_sampling
 
@@ -42,11 +45,16 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 NUM_PAGES = 1000  # many, so that a copy of the cache would be visible in the other temporary memory
 
 
+@functools.cache
+def decoder_on(devices: int) -> tuple[Decoder, Mesh]:
+    mesh = tensor_mesh(jax.devices()[:devices])
+    return random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1), mesh
+
+
 def make_executor(
     program_cache: str, devices: int = 1, buckets: tuple[int, ...] = (4, 8), strict: bool = False
 ) -> JaxExecutor:
-    mesh = tensor_mesh(jax.devices()[:devices])
-    decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
+    decoder, mesh = decoder_on(devices)
     cache = CacheConfig(num_pages=NUM_PAGES, page_size=8, dtype="float32")
     return JaxExecutor(
         decoder, MODEL, ExecutorConfig("float32", devices, buckets, 4, 64, cache, None, program_cache, strict), mesh
@@ -79,11 +87,11 @@ def executor(program_cache: str, compiled_once: None) -> JaxExecutor:
 PROMPT = [5, 17, 250, 3, 99]
 
 
+@few
 def test_one_sampler_is_enough_for_greedy_requests(executor: JaxExecutor, program_cache: str) -> None:
     """A measurement starts in less time; progress is reported once everything is lowered, and after each program."""
     done: list[tuple[int, int]] = []
-    mesh = tensor_mesh(jax.devices()[:1])
-    decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
+    decoder, mesh = decoder_on(1)
     config = replace(executor.config, buckets=(8,))
     quick = JaxExecutor(decoder, MODEL, config, mesh, lambda *counts: done.append(counts), greedy_only=True)
     assert [kind for kind, _ in quick.programs] == ["layers", "greedy"]

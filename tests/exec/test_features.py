@@ -216,6 +216,7 @@ def test_scores_depend_on_neither_buckets_nor_devices(
 ) -> None:
     if devices > 1:
         request.getfixturevalue("few_programs")
+        request.getfixturevalue("quick_compiles")
     other = make_executor(program_cache, devices, buckets)
     check_close(scored(other, [5]), scored(executor, []))
     check_close(step_by_step(other), scored(executor, []))

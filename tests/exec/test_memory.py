@@ -77,16 +77,15 @@ def test_no_share_is_set_after_jax_has_started() -> None:
 def test_the_share_is_set_before_jax_starts() -> None:
     code = """
 import os, jax
-from orca_jax.build.engine import build_engine
+from orca_jax.build import engine
 from orca_jax.config import EngineConfig
-from orca_jax.model import load
 
 def stop(*args, **options):
     print(os.environ.get("XLA_CLIENT_MEM_FRACTION"))
     raise SystemExit
 
-load.load_decoder = stop
-build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, progress=False))
+engine._check_platform = stop  # on a CPU, the next step refuses the setting
+engine.build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, progress=False))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "0.7\n", done.stderr

@@ -40,6 +40,7 @@ def test_the_largest_model_can_be_planned_without_memory() -> None:
     assert shards < 1.01 * sum(leaf.size for leaf in leaves) / 8
 
 
+@pytest.mark.usefixtures("quick_compiles")
 def test_random_values_do_not_depend_on_the_mesh() -> None:
     config = small("llama-12-heads-3-groups")
     one, four = (random_decoder(config, dtype="float32", mesh=mesh_of(size), seed=3) for size in (1, 4))

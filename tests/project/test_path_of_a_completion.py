@@ -102,10 +102,17 @@ def files_of_one_call(server: Server, folder: Path, processes: list[psutil.Proce
     return relative({path for record in records for path, at in record.items() if at >= start})
 
 
+def small_executor(program_cache: str) -> JaxExecutor:
+    """An executor with one sampler of each kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
+        return make_executor(program_cache, buckets=(8,))
+
+
 @pytest.fixture(scope="module")
 def device_files(program_cache: str) -> set[str]:
     """Files of one launch and of its programs."""
-    executor = make_executor(program_cache)
+    executor = small_executor(program_cache)
 
     def run() -> None:
         member = Member("r", 0, 0, PROMPT, is_sampling=True, new_pages=range(8), sampling=GREEDY)
@@ -223,7 +230,7 @@ def classes_of_the_host() -> set[str]:
 
 def classes_of_the_device(program_cache: str) -> set[str]:
     """Value classes made for one launch, and for the tracing of its programs."""
-    executor = make_executor(program_cache)
+    executor = small_executor(program_cache)
     member = Member("r", 0, 0, PROMPT, is_sampling=True, new_pages=range(8), sampling=GREEDY)
     collectors = []
     for _ in range(2):

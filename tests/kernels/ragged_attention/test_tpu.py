@@ -45,9 +45,9 @@ def test_mixed_phases_without_races() -> None:
     check_strictly(BY_NAME["increments and chunks with padding"], TINY)
 
 
-@pytest.mark.parametrize("name", ["window and soft cap", "int8 pages"])
-def test_short_set(name: str) -> None:
-    check(BY_NAME[name], interpret=True)
+def test_window_and_soft_cap() -> None:
+    """Another short case, pages of int8, is in `test_write_and_attend.py`."""
+    check(BY_NAME["window and soft cap"], interpret=True)
 
 
 # Blocks of one request and of several; parts that all queries see, between parts with masks.
