@@ -81,10 +81,18 @@ def test_disguised_paths_are_closed(locked: Server) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [{"x-api-key": KEYS[0]}, {"api-key": KEYS[0]}, {"cookie": f"key={KEYS[0]}"}, {"x-forwarded-for": "127.0.0.1"}],
+    [{"x-key": KEYS[0]}, {"cookie": f"key={KEYS[0]}"}, {"x-forwarded-for": "127.0.0.1"}],
 )
-def test_keys_count_in_one_place_only(locked: Server, extra: dict[str, str]) -> None:
+def test_keys_count_in_headers_of_keys_only(locked: Server, extra: dict[str, str]) -> None:
     check_error(locked.http.get(f"/v1/models?api_key={KEYS[0]}", headers=extra), 401)
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "api-key"])
+def test_an_authorization_header_comes_before_the_other_ones(locked: Server, name: str) -> None:
+    assert locked.http.get("/v1/models", headers={name: KEYS[0]}).status_code == 200
+    check_error(locked.http.get("/v1/models", headers={name: "wrong"}), 401)
+    both = {"authorization": "Bearer wrong", name: KEYS[0]}
+    check_error(locked.http.get("/v1/models", headers=both), 401)
 
 
 def test_two_authorization_headers(locked: Server) -> None:

@@ -18,6 +18,8 @@ ONLY_CHAT = ("max_completion_tokens", "top_logprobs")
 MINUS_ONE_IS_FINE = {
     "seed": "64 bits, signed",
     "top_k": "vLLM's name for all",
+    "max_tokens": "as many as fit",
+    "max_completion_tokens": "as many as fit",
     "presence_penalty": "from -2 to 2",
     "frequency_penalty": "from -2 to 2",
     "truncate_prompt_tokens": "vLLM's name for what fits",
