@@ -64,8 +64,11 @@ class Maker:
 
 def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
     """`x @ kernel` with float32 sums. Float32 parameters get full float32 products even if TF32 is the default."""
-    precision = jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
-    return jnp.matmul(x.astype(kernel.dtype), kernel, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.matmul(x.astype(kernel.dtype), kernel, precision=_precision(kernel), preferred_element_type=jnp.float32)
+
+
+def _precision(kernel: jax.Array) -> jax.lax.Precision | None:
+    return jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
 
 
 def unfused[T](values: T) -> T:
@@ -126,7 +129,23 @@ class Table(nnx.Module):
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Inner product of every hidden vector with every row."""
-        return matmul(hidden, self.table[...].T)
+        table = self.table[...]
+        if table.dtype == jnp.float32:
+            return matmul(hidden, table.T)
+        scores: jax.Array = jax.lax.platform_dependent(
+            hidden, table, cpu=_scores_of_rows, default=lambda hidden, table: matmul(hidden, table.T)
+        )
+        return scores
+
+
+def _scores_of_rows(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Float[Array, "B V"]:
+    """`hidden @ table.T` for CPUs. With the table as second operand, XLA:CPU converts all of it to float32."""
+    narrow = hidden.astype(table.dtype)
+    last_axes = (((1,), (1,)), ((), ()))
+    products = jax.lax.dot_general(
+        table, narrow, last_axes, precision=_precision(table), preferred_element_type=jnp.float32
+    )
+    return products.T
 
 
 class Mlp(nnx.Module):
