@@ -138,19 +138,22 @@ def test_what_passes_is_tried_again_and_all_else_is_a_row(tmp_path: Path) -> Non
 
 
 def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> None:
-    answered = threading.Event()
+    """With two connections, "second" is sent only after the answer to "first" has arrived."""
+    is_first_answered = threading.Event()
 
     def play(count: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes] | None:
         if body["prompt"] == "poison":
-            assert answered.wait(10)
+            assert is_first_answered.wait(10)
             return None
-        answered.set()
+        if body["prompt"] == "second":
+            is_first_answered.set()
         return 200, {}, OK
 
     with playing(play) as (url, _):
-        source = write(tmp_path / "in.jsonl", prompts("poison", "fine"))
-        rows = run(source, tmp_path / "out.jsonl", "--base-url", url, "--max-retries", "1")
-    assert [row["response"]["status_code"] for row in rows] == [503, 200]
+        source = write(tmp_path / "in.jsonl", prompts("poison", "first", "second"))
+        flags = ("--base-url", url, "--max-retries", "1", "--concurrency", "2")
+        rows = run(source, tmp_path / "out.jsonl", *flags)
+    assert [row["response"]["status_code"] for row in rows] == [503, 200, 200]
     assert rows[0]["response"]["body"]["error"]["code"] == "connection_lost"
 
 
