@@ -120,8 +120,6 @@ class LocalEngine:
         job = await endpoint.prepare(service, call, row_id)
         if names := {*ignored.known, *ignored.unknown, *job.ignored} - self._ignored:
             self._warn_of(names, row.line)
-        if names := {*ignored.known, *ignored.unknown, *job.ignored} - self._ignored:
-            self._warn_of(names, row.line)
         renderer = endpoint.renderer(service.model.tokenizer, job, call)
         self._thread.reads_at_once = bool(job.stops)  # nothing else runs in this event loop before the call is sent
         return await whole_answer(Generation(service, job), renderer, _nothing)

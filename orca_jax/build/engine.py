@@ -52,9 +52,6 @@ _LARGEST_BUCKET_OF_ACCELERATORS = 2048
 _CPU_BUDGET = 128  # of `chunked`: four fifths of full speed, and a third of the inter-token latency
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Built:
     """An engine with what its front ends need. A context manager, which closes the engine at its end."""
