@@ -61,9 +61,7 @@ class Access:
             if len(values) > 1 or scheme.lower() != b"bearer":
                 return _refuse("the Authorization header must be a single 'Bearer KEY'")
         else:
-            tokens = {
-                value.strip() for name, value in scope["headers"] if name.lower().decode("latin-1") in KEY_HEADERS
-            }
+            tokens = {value.strip() for name, value in scope["headers"] if name.lower() in _KEY_HEADERS}
             if not tokens:
                 return _refuse("no API key; send one in the header 'Authorization: Bearer KEY'")
             if len(tokens) > 1:
