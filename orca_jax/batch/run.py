@@ -24,7 +24,7 @@ from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
-from orca_jax.link.open_files import file_limit, num_open_files, raise_file_limit
+from orca_jax.link.open_files import file_limit, free_files, raise_file_limit
 from orca_jax.openai.model import check_texts
 from orca_jax.progress import progress_bar
 
@@ -110,7 +110,7 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
 def _check_files(num_connections: int) -> None:
     """Refuse more connections to a server than the limit of open files allows. Raises ConfigError."""
     raise_file_limit()
-    free = file_limit() - num_open_files() - RESERVED_FILES
+    free = free_files(RESERVED_FILES)
     if num_connections > free:
         message = f"must be at most {free}, since the limit of open files is {file_limit()} (ulimit -n)"
         raise ConfigError(message, param="concurrency")

@@ -23,3 +23,8 @@ def file_limit() -> int:
 def num_open_files() -> int:
     """The number of open files of this process."""
     return len(os.listdir("/dev/fd"))
+
+
+def free_files(reserved: int) -> int:
+    """The number of files that this process may still open, beside `reserved` ones; negative if there are fewer."""
+    return file_limit() - num_open_files() - reserved

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from orca_jax.errors import ConfigError
-from orca_jax.link.open_files import file_limit, num_open_files
+from orca_jax.link.open_files import file_limit, free_files
 from orca_jax.serve.connection import Connection, IdleConnections
 
 RESERVED_FILES = 64  # for the engine's link, the processes of chat templates, files of models, and exports
@@ -29,10 +29,10 @@ def connection_limit() -> int:
     Raises:
         ConfigError: there is room for fewer than `MIN_CONNECTIONS`.
     """
-    limit, in_use = file_limit(), num_open_files()
-    free = limit - in_use - RESERVED_FILES
+    free = free_files(RESERVED_FILES)
     if free < MIN_CONNECTIONS:
-        needed = in_use + RESERVED_FILES + MIN_CONNECTIONS
+        limit = file_limit()
+        needed = limit - free + MIN_CONNECTIONS
         raise ConfigError(f"the limit of open files is {limit}; allow at least {needed}, for example by ulimit -n 4096")
     return free
 
