@@ -23,12 +23,17 @@ _LEAST_LIKENESS = 0.6  # difflib's own default: one wrong letter in three
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
-def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return `; did you mean X?` for the known name closest to `name`, or an empty string if none is close."""
+def closest(name: object, known: Iterable[object]) -> str | None:
+    """Return the known name closest to `name`, in any case of the letters, or None if none is close."""
     names = {str(one).lower(): str(one) for one in known}
     text = str(name).lower()
     near = difflib.get_close_matches(text, names, 1, _LEAST_LIKENESS)
-    found = _SYNONYMS[text] if _SYNONYMS.get(text) in names else names[near[0]] if near else None
+    return _SYNONYMS[text] if _SYNONYMS.get(text) in names else names[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return `; did you mean X?` for the known name closest to `name`, or an empty string if none is close."""
+    found = closest(name, known)
     return "" if found is None else f"; did you mean {found}?"
 
 

@@ -5,8 +5,8 @@ with an effect on the arithmetic is ignored.
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 
+from orca_jax.checks import closest
 from orca_jax.errors import ConfigError
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.values import HfConfig, is_same, refusal, short
@@ -174,8 +174,8 @@ def check_keys(hf: HfConfig, family: Family) -> None:
 
 def _unknown(keys: Sequence[str], read: Sequence[str], family: Family) -> ConfigError:
     names = ", ".join(short(key) for key in keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-    close = get_close_matches(keys[0][:50], read, n=1)
-    hint = f"did you mean {close[0]!r}? If not, and" if close else "if"
+    near = closest(keys[0][:50], read)
+    hint = "if" if near is None else f"did you mean {near!r}? If not, and"
     message = (
         f"config.json: unknown for {family.name}: {names}; a key without a meaning here may change the results of the "
         f"model; {hint} the model does not need it, remove it from config.json"
