@@ -22,6 +22,7 @@ class Backend(NamedTuple):
     # GPUs of which it is the default: the bounds of the first number of CUDA's compute capability, both inclusive.
     least_capability: int = 0
     greatest_capability: int | None = None
+    is_plain: bool = False  # plain XLA: it needs no self-test, and on accelerators it is slower than a kernel
 
     def load(self) -> Any:
         """The module with its functions."""

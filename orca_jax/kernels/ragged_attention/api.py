@@ -27,9 +27,9 @@ BACKENDS = (
     Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
     Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
     Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),  # older tensor cores have no bfloat16
-    Backend("gather", f"{_HERE}.gather", "gpu"),
-    Backend("xla", f"{_HERE}.xla"),
-    Backend("reference", f"{_HERE}.reference"),
+    Backend("gather", f"{_HERE}.gather", "gpu", is_plain=True),
+    Backend("xla", f"{_HERE}.xla", is_plain=True),
+    Backend("reference", f"{_HERE}.reference", is_plain=True),
 )
 """In order of preference: the default of a device is the first that is meant for it and can do the shapes."""
 
@@ -75,7 +75,7 @@ def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementatio
             raise NotImplementedError(reason)
         return BackendChoice(backend, "as configured", is_slow=False)
     reasons = refusals(BACKENDS, device, q, pages)
-    is_plain = (backend.platform is None and device.platform != "cpu") or backend.name == "gather"
+    is_plain = backend.is_plain and device.platform != "cpu"
     is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
     kind = f"the default of {device.device_kind or device.platform}"
     return BackendChoice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)

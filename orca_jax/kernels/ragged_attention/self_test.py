@@ -26,7 +26,6 @@ from orca_jax.kernels.ragged_attention import api
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
-_PLAIN = ("gather", "xla", "reference")
 _RUNS = 2  # of each batch: a race may show in one of them only
 _NARROW, _EXACT = 0.03, 1e-3  # allowed differences of outputs of order one: for 16 bits, for float32
 
@@ -68,8 +67,9 @@ def main(argv: Sequence[str], *, needs_test: Callable[[jax.Device], bool] | None
     if (name := choose(trial, device)) is None:
         return 0
     following = choose(replace(trial, failed=(*trial.failed, name)), device)
-    _print(implementation=name, is_plain=name in _PLAIN, plain_instead=following if following in _PLAIN else None)
-    if name in _PLAIN:
+    plain = {backend.name for backend in api.BACKENDS if backend.is_plain}
+    _print(implementation=name, is_plain=name in plain, plain_instead=following if following in plain else None)
+    if name in plain:
         return 0
     try:
         problem = try_kernels(trial, name, device)
