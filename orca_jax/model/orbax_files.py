@@ -108,22 +108,29 @@ def read_tree(root: Path) -> StoredTree:
 
 
 def _tree_folder(root: Path) -> Path:
-    if (root / METADATA).is_file():
-        return root
-    trees = [path for path in _folders(root) if (path / METADATA).is_file()]
-    if trees:
-        return _one_of(trees, root)
-    steps = _steps(root)
-    if not steps:
+    """The folder of the tree in `root` or in its latest complete step. Incomplete steps are logged."""
+    if (tree := _tree_in(root)) is not None:
+        return tree
+    found = _steps(root)
+    if not found:
         raise _refused(root, _reason(root))
+    steps = _complete(found)
+    for step in sorted(found.keys() - steps.keys()):
+        logger.warning("step %d of %s is ignored: it has no %s, so it is incomplete", step, root, COMMITTED)
     latest = max(steps)
     known = ", ".join(map(str, sorted(steps)[-5:]))
     logger.info("step %d of %s is served, the latest of %s. %s", latest, root, known, LINK)
-    found = [steps[latest], *(path for path in _folders(steps[latest]) if (path / METADATA).is_file())]
-    trees = [path for path in found if (path / METADATA).is_file()]
-    if not trees:
+    if (tree := _tree_in(steps[latest])) is None:
         raise _refused(steps[latest], _reason(steps[latest]))
-    return trees[0] if trees[0] == steps[latest] else _one_of(trees, steps[latest])
+    return tree
+
+
+def _tree_in(folder: Path) -> Path | None:
+    """The tree of a checkpoint: the folder itself or one in it; None without one. Raises CheckpointError."""
+    if (folder / METADATA).is_file():
+        return folder
+    trees = [path for path in _folders(folder) if (path / METADATA).is_file()]
+    return _one_of(trees, folder) if trees else None
 
 
 def _one_of(trees: Sequence[Path], root: Path) -> Path:
@@ -137,20 +144,23 @@ def _one_of(trees: Sequence[Path], root: Path) -> Path:
 
 
 def _steps(root: Path) -> dict[int, Path]:
-    """The complete steps of a `CheckpointManager`.
-
-    Orbax names a step only when it is complete, or marks it with a file. If some steps have the mark, then the others
-    are incomplete.
-    """
+    """The steps of a `CheckpointManager`, incomplete ones included."""
     found = {}
     for path in _folders(root):
         match = _STEP.fullmatch(path.name)
         if match and any((path / mark).is_file() for mark in (*_MARKS, *(f"{name}/{METADATA}" for name in _WRAPPERS))):
             found[int(match[1])] = path
-    marked = {step: path for step, path in found.items() if (path / COMMITTED).is_file()}
-    for step in sorted(found.keys() - marked.keys()) if marked else ():
-        logger.warning("step %d of %s is ignored: it has no %s, so it is incomplete", step, root, COMMITTED)
-    return marked or found
+    return found
+
+
+def _complete(steps: Mapping[int, Path]) -> Mapping[int, Path]:
+    """The complete ones of some steps.
+
+    Orbax names a step only when it is complete, or marks it with a file. If some steps have the mark, then the others
+    are incomplete.
+    """
+    marked = {step: path for step, path in steps.items() if (path / COMMITTED).is_file()}
+    return marked or steps
 
 
 def _folders(root: Path) -> list[Path]:

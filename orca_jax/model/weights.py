@@ -78,6 +78,8 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
     family, wanted = FAMILIES[config.family], flat_parameters(shapes)
     with ExitStack() as stack:
         files = _open(directory, stack)
+        if (directory / SINGLE).is_file() and (directory / INDEX).exists():
+            logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
         if not files.tensors:
             raise CheckpointError(str(directory), files.problems or ["the files contain no tensors"])
         if config.num_layers > len(files.tensors) + len(
@@ -187,8 +189,6 @@ def _file_names(directory: Path) -> Mapping[str, set[str]]:
             param="model",
         )
     if (directory / SINGLE).is_file():
-        if (directory / INDEX).exists():
-            logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
         return {SINGLE: set()}
     if (directory / INDEX).is_file():
         return _read_index(directory)

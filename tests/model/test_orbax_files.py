@@ -247,7 +247,7 @@ def test_unfinished_steps_are_not_served(
     (steps / "10" / "commit_success.txt").unlink()
     shutil.copytree(steps / "10", steps / "11.orbax-checkpoint-tmp")
     assert_served(model, flat)
-    assert "step 10 of" in logged(caplog) and "is incomplete" in logged(caplog)
+    assert "step 10 of" in logged(caplog) and logged(caplog).count("is incomplete") == 1
 
 
 def without_metadata(folder: Path) -> None:

@@ -183,6 +183,15 @@ def test_the_single_file_comes_before_an_index(tmp_path: Path, caplog: pytest.Lo
     assert "the single file is served" in logged(caplog)
 
 
+def test_a_tied_model_logs_the_choice_of_the_single_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The files of a model with tied embeddings are opened twice."""
+    directory = copy_of(GPT2, tmp_path)
+    (directory / INDEX).write_text("{}")
+    with caplog.at_level("INFO"):
+        assert load(directory).config.tied_embeddings
+    assert logged(caplog).count("the single file is served") == 1
+
+
 def test_an_index_is_read_without_a_single_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = copy_of(GPT2, tmp_path)
     (directory / SINGLE).rename(directory / "all.safetensors")
