@@ -10,7 +10,7 @@ import msgspec
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
 from orca_jax.openai.schema.sampling import BIAS, SamplingFields
-from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored, TolerantReader, read_values
+from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored, TolerantReader, lowered, read_values
 from orca_jax.openai.schema.unused import UnusedFields
 
 BOM = b"\xef\xbb\xbf"
@@ -123,7 +123,7 @@ def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any]) -> ApiEr
         what = f"must be {_ROLES}"
     elif where is not None and where.endswith("].type") and ".content[" in where:
         what = "only parts of type text are supported"
-    return ApiError(400, f"{where or 'the body'}: {what[0].lower()}{what[1:]}", where)
+    return ApiError(400, f"{where or 'the body'}: {lowered(what)}", where)
 
 
 def _wrong_bias(biases: Mapping[str, object]) -> str | None:
@@ -136,7 +136,7 @@ def _wrong_bias(biases: Mapping[str, object]) -> str | None:
             quoted = msgspec.json.encode(key[:100]).decode()
             if "key" in path:
                 return f"the key {quoted} is not a token id such as 50256"
-            return f"the value of {quoted}: {what[0].lower()}{what[1:]}"
+            return f"the value of {quoted}: {lowered(what)}"
     return None
 
 

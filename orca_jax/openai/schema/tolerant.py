@@ -162,9 +162,10 @@ def read_values(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
         except RecursionError:
             raise ApiError(400, f"{name[:100]} is nested too deeply", name[:100]) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, f"{name[:100]}: {_lowered(str(error))}", name[:100]) from None
+            raise ApiError(400, f"{name[:100]}: {lowered(str(error))}", name[:100]) from None
     return values
 
 
-def _lowered(text: str) -> str:
+def lowered(text: str) -> str:
+    """The text with a small first letter, for the middle of a message."""
     return text[:1].lower() + text[1:]
