@@ -59,6 +59,12 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 
 
+def system_message(error: OSError) -> str:
+    """The file of an error of the system, if it names one, and the reason."""
+    place = "" if error.filename is None else f"{error.filename}: "
+    return f"{place}{error.strerror or error}"
+
+
 class EngineError(OrcaError, RuntimeError):
     """The engine cannot continue."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from orca_jax.batch.config import BatchConfig, parse_args
 from orca_jax.batch.run import run_batch
 from orca_jax.console import lasting_output
-from orca_jax.errors import ConfigError, EngineError
+from orca_jax.errors import ConfigError, EngineError, system_message
 
 EXIT_STOPPED = 1
 EXIT_CONFIG = 2
@@ -44,8 +44,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _system_message(error: OSError) -> str:
-    place = "" if error.filename is None else f"{error.filename}: "
-    return f"{place}{error.strerror or error}; fix this and run the same command again to resume"
+    return f"{system_message(error)}; fix this and run the same command again to resume"
 
 
 def _hint(config: BatchConfig) -> str:

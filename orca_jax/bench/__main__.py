@@ -16,7 +16,7 @@ from orca_jax.bench import (
 )
 from orca_jax.bench.online import command as online
 from orca_jax.console import lasting_output
-from orca_jax.errors import OrcaError
+from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser
 
 COMMANDS = {
@@ -55,8 +55,7 @@ def _main(argv: list[str] | None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a directory for temporary files that cannot be written, for example
-        place = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
+        print(f"error: {system_message(error)}", file=sys.stderr)
         return 2
     return 0
 
