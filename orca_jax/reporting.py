@@ -5,8 +5,12 @@ import os
 import platform
 import stat
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -29,13 +33,13 @@ def print_warning(message: str | None) -> None:
         print(f"warning: {message}")
 
 
-def write_file(path: str, data: bytes) -> None:
+def write_file(path: str | Path, data: bytes) -> None:
     """Replace a file, completely or not at all. A pipe or a device is written to directly. Raises OSError."""
     target = Path(os.path.realpath(path))  # a symbolic link stays
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return
-    beside = target.with_name(target.name + ".new")
+    beside = target.with_name(f".{target.name}.part")
     try:
         beside.write_bytes(data)
         if target.exists():
@@ -44,6 +48,13 @@ def write_file(path: str, data: bytes) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_figure(figure: "Figure", path: str, **options: Any) -> None:
+    """Write a picture of matplotlib as `write_file` does. `options` are those of `savefig`. Raises OSError."""
+    picture = BytesIO()
+    figure.savefig(picture, **options)
+    write_file(path, picture.getvalue())
 
 
 def hardware() -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from itertools import cycle
 from math import nan
 from typing import Protocol
 
 from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_file
+from orca_jax.reporting import write_figure
 
 PANELS = {
     "output_tokens_per_s": "output tokens/s",
@@ -57,8 +56,6 @@ def plot_loads(path: str, loads: Sequence[HasResults], title: str) -> None:
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     try:
-        picture = BytesIO()
-        figure.savefig(picture, format=os.path.splitext(path)[1][1:] or "png", dpi=120)
-        write_file(path, picture.getvalue())
+        write_figure(figure, path, format=os.path.splitext(path)[1][1:] or "png", dpi=120)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error

@@ -1,7 +1,6 @@
 """Draws timelines and request latencies with matplotlib (the extra `plot`)."""
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import Literal, get_args
 
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_file
+from orca_jax.reporting import write_figure
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import COLORS, Span, SpanKind, request_spans
 
@@ -125,9 +124,7 @@ def save_figure(figure: Figure, path: str) -> None:
         raise ConfigError(f"plot must be a file name that ends in .png or .svg, got {path!r}", param="plot")
     metadata = {"Software": None} if path.endswith(".png") else {"Date": None}
     try:
-        picture = BytesIO()
-        figure.savefig(picture, format=path[-3:], dpi=110, metadata=metadata)
-        write_file(path, picture.getvalue())
+        write_figure(figure, path, format=path[-3:], dpi=110, metadata=metadata)
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="plot") from error
 

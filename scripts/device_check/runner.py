@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from device_check.part import Kind
 from device_check.tables import side_by_side, tables
+from orca_jax.reporting import write_file
 
 NO_DEVICE = 3  # exit status of a part without a device, and of no other failure
 RECOVERY = 5.0  # seconds for a device after a process that was killed, or that did not find it
@@ -239,11 +240,11 @@ def state_of(result: dict[str, Any]) -> str:
 def save(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Write everything so far to three files, each replaced at once: a killed run keeps the parts before."""
     parts = report["parts"]
-    replace_file(args.out / "result.json", json.dumps(report, indent=1).encode())
+    write_file(args.out / "result.json", json.dumps(report, indent=1).encode())
     texts = [f"{name}: {state_of(part)}, {part['seconds']} s\n{tables(part['rows'])}" for name, part in parts.items()]
     if together := side_by_side(parts):
         texts.append(f"side by side\n{together}")
-    replace_file(args.out / "tables.txt", "\n\n".join(texts).encode() + b"\n")
+    write_file(args.out / "tables.txt", "\n\n".join(texts).encode() + b"\n")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in sorted([*args.work.glob("*.jsonl"), *args.work.glob("*.log")]):
@@ -251,13 +252,6 @@ def save(args: argparse.Namespace, report: dict[str, Any]) -> None:
             about = tarfile.TarInfo(file.name)
             about.size = len(data)
             archive.addfile(about, io.BytesIO(data))
-    replace_file(args.out / "logs.tgz", packed.getvalue())
+    write_file(args.out / "logs.tgz", packed.getvalue())
     for found in args.work.glob("*_blocks.json"):
-        replace_file(args.out / found.name, found.read_bytes())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file under another name, and rename it."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_bytes(data)
-    partial.replace(path)
+        write_file(args.out / found.name, found.read_bytes())
