@@ -18,8 +18,6 @@ from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import TokenLogprobs, TokenSet
 from orca_jax.step import MemberResult, MultiStep, StepPlan, StepResult
 
-_NONE: Mapping[int, Sequence[int]] = MappingProxyType({})
-
 
 @dataclass(slots=True)
 class Launch:

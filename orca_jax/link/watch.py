@@ -31,7 +31,7 @@ class ProgressWatch:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        starved: "Callable[[], dict[str, float]] | None" = None,
+        starved: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self._clock = clock
         self._starved = starved or starved_seconds
