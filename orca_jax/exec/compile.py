@@ -103,8 +103,8 @@ def compiler_options(platform: str, device_kind: str) -> Options:
     would begin with a copy of all layers' weights, and hold it to the end. With the option off, no copy is made.
 
     For GPUs XLA counts the pages of the KV cache three times, because it does not see that they are updated in place.
-    From some 34 GB of pages on an H200 it believes that memory is short, and computes anew in every layer what all
-    layers share: 618 launches a step instead of 468 for Llama-3-8B. The factor, in percent, puts the limit far above.
+    From some 34 GB of pages on an H200 on, memory seems short to XLA, and every layer repeats the computations shared
+    by all layers: 618 launches a step instead of 468 for Llama-3-8B. The factor, in percent, puts the limit far above.
     """
     if platform == "gpu":
         return {"xla_gpu_memory_limit_slop_factor": 1000}

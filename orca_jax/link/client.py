@@ -213,7 +213,7 @@ class EngineClient:
                 self._link.send(Abort(request_id))
 
     def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
-        """Use a new engine, which is still loading and whose messages go to `take`; `watch` gets its heartbeats."""
+        """Use a new engine, still loading. Its messages go to `take`, and its heartbeats also to `watch`."""
         self._link = link
         self._watch = watch
         self._move("loading")

@@ -307,7 +307,7 @@ class RequestPool:
         request.num_remembered = num_full
 
     def _distrust(self, request: Request) -> None:
-        """Remove pages that may hold NaN from the prefix cache, after logits that were not finite.
+        """Remove pages with possible NaN from the prefix cache, after logits with values that are not finite.
 
         The wrong values may be in any page that the request wrote or shared, and in all pages computed from these, of
         live requests and of earlier ones. Together they are the pages that begin with the request's first page.

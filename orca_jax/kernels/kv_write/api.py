@@ -4,9 +4,9 @@ There are four implementations, chosen by name:
 
     scatter  the oracle, and the default of packed pages (`scatter.py`)
     tpu      for TPUs: a scatter for increments and a kernel for chunks (`tpu.py`); for quantised pages a kernel
-             that rewrites as little as possible (`tpu_quantised.py`)
-    blocks   for CPUs, where XLA scatters one element at a time: an increment writes one column of a page, a chunk
-             writes page after page
+             with the fewest possible rewrites (`tpu_quantised.py`)
+    blocks   for CPUs, since XLA scatters one element at a time there: an increment writes one column of a page, a
+             chunk writes page after page
     pages    for GPUs and quantised pages: all pages at once, since a GPU waits for its host at every pass of a loop
              with a dynamic trip count
 

@@ -186,7 +186,7 @@ class _ChunkBlock:
     def arrange_queries(self) -> None:
         """Copy the queries into the layout of wgmma.
 
-        TMA can write that layout only from rows that are multiples of 8, and a request may begin at any row.
+        TMA can write that layout only from a row divisible by 8, and a request may begin at any row.
         """
         mine = lax.axis_index("warpgroup")
         own = pl.ds(mine * ROWS, ROWS)
