@@ -239,11 +239,12 @@ def test_folders_of_arrays_without_one_file_for_all(model: Path, flat: dict[str,
     assert refusal(model).problems[0].startswith(f"{UP}: cannot be read")
 
 
+@pytest.mark.parametrize("inside", [PARAMS, "."])
 def test_unfinished_steps_are_not_served(
-    model: Path, flat: dict[str, np.ndarray], caplog: pytest.LogCaptureFixture
+    model: Path, flat: dict[str, np.ndarray], inside: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager(model / PARAMS, {9: nested(flat), 10: older(flat)})
-    steps = model / PARAMS
+    steps = model / inside
+    manager(steps, {9: nested(flat), 10: older(flat)})
     (steps / "10" / "commit_success.txt").unlink()
     shutil.copytree(steps / "10", steps / "11.orbax-checkpoint-tmp")
     assert_served(model, flat)
