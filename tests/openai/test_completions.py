@@ -32,8 +32,7 @@ def oracle(prompt: str | list[int], max_tokens: int = 16, ignore_eos: bool = Fal
 
 
 @pytest.mark.conforms("POST /v1/completions", "completions.model", "completions.prompt", "GET /v1/models")
-@pytest.mark.conforms("POST /v1/completions", "GET /v1/models", "completions.prompt", "completions.max_tokens")
-@pytest.mark.conforms("completions.temperature")
+@pytest.mark.conforms("completions.max_tokens", "completions.temperature")
 def test_openai_client(client: openai.OpenAI, server: Server) -> None:
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0)
     text, count = oracle("hello", 20)
@@ -94,7 +93,6 @@ def test_defaults_and_raw_shapes(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.prompt")
-@pytest.mark.conforms("completions.prompt")
 def test_every_kind_of_prompt(server: Server) -> None:
     for prompt in ("one", list(b"one"), [list(b"one"), [7]], ["one", "two", "three"], [[1]]):
         choices = server.complete(prompt, **GREEDY).json()["choices"]
@@ -135,7 +133,6 @@ def test_ends(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.stop")
-@pytest.mark.conforms("completions.stop")
 def test_stop_strings_across_tokens(idle_server: Server) -> None:
     whole, _ = oracle("stop here", 400, ignore_eos=True)
     at = next(i for i in range(30, 400) if whole[i : i + 3].isascii() and whole.find(whole[i : i + 3]) == i)
@@ -160,7 +157,6 @@ def test_neutral_values_are_taken(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.n", "completions.seed")
-@pytest.mark.conforms("completions.n", "completions.seed")
 def test_choices_draw_with_their_own_seeds(server: Server) -> None:
     answer = server.complete(["one", "two"], n=3, seed=7, max_tokens=10, ignore_eos=True).json()
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
@@ -176,7 +172,6 @@ def test_choices_draw_with_their_own_seeds(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.best_of", "completions.n")
-@pytest.mark.conforms("completions.best_of")
 def test_best_of(server: Server) -> None:
     fields = {"seed": 3, "max_tokens": 8, "ignore_eos": True}
     every = server.complete("rank", n=6, logprobs=0, **fields).json()["choices"]
@@ -188,7 +183,6 @@ def test_best_of(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] == 48, "candidates that were not taken were generated too"
 
 
-@pytest.mark.conforms("completions.logprobs")
 @pytest.mark.conforms("completions.logprobs")
 def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=12, temperature=0, logprobs=3)
@@ -215,7 +209,6 @@ def test_offsets_point_into_the_text(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.echo", "completions.logprobs", "completions.prompt_logprobs")
-@pytest.mark.conforms("completions.echo", "completions.logprobs", "completions.prompt_logprobs")
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 def test_scoring_a_prompt(server: Server, max_tokens: int) -> None:
     """As lm-eval asks: ids, echo, logprobs; the same numbers whatever is generated after."""
@@ -233,7 +226,6 @@ def test_scoring_a_prompt(server: Server, max_tokens: int) -> None:
 
 
 @pytest.mark.conforms("completions.stream", "completions.echo", "completions.return_token_ids")
-@pytest.mark.conforms("completions.return_token_ids")
 def test_streams_have_the_same_details(server: Server) -> None:
     fields = {"max_tokens": 20, "seed": 5, "ignore_eos": True, "echo": True, "logprobs": 2, "return_token_ids": True}
     (whole,) = server.complete("detail", **fields).json()["choices"]
@@ -259,7 +251,6 @@ def test_stop_strings_may_stay(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.logit_bias", "completions.allowed_token_ids", "completions.bad_words")
-@pytest.mark.conforms("completions.logit_bias", "completions.allowed_token_ids", "completions.bad_words")
 def test_biased_allowed_and_forbidden_tokens(server: Server) -> None:
     fields = {"max_tokens": 12, "ignore_eos": True, "seed": 1}
     answer = server.complete("x", logit_bias={"65": 100}, **fields).json()
@@ -272,7 +263,6 @@ def test_biased_allowed_and_forbidden_tokens(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.min_tokens")
-@pytest.mark.conforms("completions.min_tokens")
 def test_min_tokens_and_end_tokens(server: Server) -> None:
     fields = {"max_tokens": 20, "logit_bias": {str(EOS): 100}, "seed": 1}
     assert server.complete("x", **fields).json()["usage"]["completion_tokens"] == 1
@@ -280,7 +270,6 @@ def test_min_tokens_and_end_tokens(server: Server) -> None:
     assert server.complete("x", min_tokens=7, **fields).json()["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.conforms("completions.truncate_prompt_tokens")
 @pytest.mark.conforms("completions.truncate_prompt_tokens")
 def test_truncated_prompts(server: Server) -> None:
     answer = server.complete(
@@ -294,7 +283,6 @@ def test_truncated_prompts(server: Server) -> None:
 
 
 @pytest.mark.conforms("completions.request_id")
-@pytest.mark.conforms("completions.request_id")
 def test_names_of_the_caller(server: Server) -> None:
     answer = server.http.post(
         "/v1/completions",
@@ -304,7 +292,6 @@ def test_names_of_the_caller(server: Server) -> None:
     assert answer.json()["id"] == "cmpl-my-1" and answer.headers["x-request-id"] == "trace-1"
 
 
-@pytest.mark.conforms("completions.structured_outputs")
 @pytest.mark.conforms("completions.structured_outputs")
 def test_structured_completions(server: Server) -> None:
     answer = server.complete("x", structured_outputs={"choice": ["left", "right"]}, max_tokens=20, n=4, seed=1)

@@ -71,7 +71,6 @@ def test_examples_are_valid_and_answered(server: Server, document: dict[str, Any
 @pytest.mark.conforms("GET /v1/models", "GET /v1/models/{model}", "GET /version", "GET /openapi.json")
 @pytest.mark.conforms("GET /metrics", "GET /load", "GET /live", "GET /ready", "GET /health")
 @pytest.mark.conforms("GET /health_generate")
-@pytest.mark.conforms("GET /version", "GET /v1/models/{model}")
 def test_reading_routes_answer_what_they_say(server: Server, document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         if method == "get":

@@ -14,8 +14,6 @@ def post(server: Server, path: str, **fields: Any) -> Any:
 
 @pytest.mark.conforms("POST /tokenize", "POST /detokenize", "tokenize.model", "tokenize.prompt")
 @pytest.mark.conforms("tokenize.return_token_strs", "detokenize.tokens")
-@pytest.mark.conforms("POST /tokenize", "POST /detokenize", "tokenize.prompt", "tokenize.return_token_strs")
-@pytest.mark.conforms("detokenize.tokens")
 def test_there_and_back(server: Server) -> None:
     answer = post(server, "/tokenize", model=MODEL, prompt="naïve", return_token_strs=True).json()
     assert answer["tokens"] == list("naïve".encode()) and answer["count"] == 6 and answer["max_model_len"] == 8192
@@ -26,7 +24,6 @@ def test_there_and_back(server: Server) -> None:
     assert post(server, "/tokenize", prompt="").json()["tokens"] == []
 
 
-@pytest.mark.conforms("tokenize.messages", "tokenize.tools", "tokenize.add_generation_prompt")
 @pytest.mark.conforms("tokenize.messages", "tokenize.tools", "tokenize.add_generation_prompt")
 def test_a_conversation_counts_what_its_completion_will(server: Server) -> None:
     tools = [{"type": "function", "function": {"name": "clock"}}]
@@ -40,7 +37,6 @@ def test_a_conversation_counts_what_its_completion_will(server: Server) -> None:
     assert shorter < post(server, "/tokenize", messages=messages).json()["count"]
 
 
-@pytest.mark.conforms("tokenize.model", "detokenize.tokens")
 @pytest.mark.conforms("tokenize.model", "detokenize.tokens")
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
