@@ -82,6 +82,12 @@ def check_values(settings: Any) -> None:
             object.__setattr__(settings, name, fitting)
 
 
+def short(value: object) -> str:
+    """Return a value for a message, cut to 50 characters."""
+    text = repr(value)
+    return text if len(text) <= 50 else f"{text[:50]}..."
+
+
 def choices(hint: Any) -> tuple[Any, ...]:
     """Return the values listed by the Literals of a type."""
     return tuple(choice for part in _parts(hint) if get_origin(part) is Literal for choice in get_args(part))

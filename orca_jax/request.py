@@ -108,6 +108,15 @@ class StructuredOutput(_NamesChecked):
         _require(isinstance(self.value, str), "value", "a string", self.value)
 
 
+def token_set(ids: Iterable[int]) -> TokenSet:
+    """The set of these ids."""
+    ids = list(ids)
+    flags = bytearray(max(ids, default=0) // 8 + 1)  # not one integer after another: each is as long as the vocabulary
+    for token_id in ids:
+        flags[token_id // 8] |= 1 << token_id % 8
+    return int.from_bytes(flags, "little")
+
+
 class Constraint(Protocol):
     """The ids that a request may generate next. `accept` is called for every id generated so far."""
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.bundled import PRESET_PREFIX, is_preset
+from orca_jax.checks import short
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
-from orca_jax.model.families.values import short, token_ids
+from orca_jax.model.families.values import token_ids
 from orca_jax.model.orbax_files import is_checkpoint
 
 MAX_CONFIG_BYTES = 16 * 2**20

@@ -2,16 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from orca_jax.request import Constraint, SamplingParams, TokenSet
-
-
-def token_set(ids: Iterable[int]) -> TokenSet:
-    """The set of these ids."""
-    ids = list(ids)
-    flags = bytearray(max(ids, default=0) // 8 + 1)  # not one integer after another: each is as long as the vocabulary
-    for token_id in ids:
-        flags[token_id // 8] |= 1 << token_id % 8
-    return int.from_bytes(flags, "little")
+from orca_jax.request import Constraint, SamplingParams, TokenSet, token_set
 
 
 def all_tokens(vocab_size: int) -> TokenSet:

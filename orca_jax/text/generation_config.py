@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.bundled import is_preset
+from orca_jax.checks import short
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.request import SamplingParams
 from orca_jax.text.settings_file import read_settings
@@ -117,13 +118,13 @@ def _number(value: object, kind: type[float] | type[int], key: str, path: Path) 
         if number == value:
             return number
     what = "an integer" if kind is int else "a number"
-    raise ConfigError(f"{path}: {key} must be {what}, got {_short(value)}", param="generation_config")
+    raise ConfigError(f"{path}: {key} must be {what}, got {short(value)}", param="generation_config")
 
 
 def _is_greedy(values: Mapping[str, Any], path: Path) -> bool:
     value = values.get("do_sample")
     if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"{path}: do_sample must be true or false, got {_short(value)}", param="generation_config")
+        raise ConfigError(f"{path}: do_sample must be true or false, got {short(value)}", param="generation_config")
     return value is False
 
 
@@ -137,8 +138,3 @@ def _check(defaults: Mapping[str, float | int], path: Path) -> None:
         except RequestError as error:
             message = f"{path}: {key_of[name]}: {error.message}; correct the file, or use --generation-config none"
             raise ConfigError(message, param="generation_config") from None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 50 else f"{text[:50]}..."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from orca_jax.errors import RequestError, is_panic
-from orca_jax.request import StructuredOutput, TokenSet
+from orca_jax.request import StructuredOutput, TokenSet, token_set
 from orca_jax.text.json_schema import SchemaTooLargeError, closed
 from orca_jax.text.tokenizer import Tokenizer
 
@@ -97,7 +97,7 @@ class GrammarFactory:
                 known = [
                     i for i, spelling in enumerate(ids.tokens[: self._vocab_size]) if spelling or i in self._eos_ids
                 ]
-                self._vocabulary = reader, _set_of(known)
+                self._vocabulary = reader, token_set(known)
             return self._vocabulary
 
 
@@ -158,13 +158,6 @@ class _Vocabulary:
             ids.append(self._ids[text[at : at + length]])
             at += length
         return ids
-
-
-def _set_of(ids: Collection[int]) -> TokenSet:
-    flags = bytearray(max(ids) // 8 + 1)  # adding ids one by one to an integer would copy all of its bits each time
-    for token_id in ids:
-        flags[token_id // 8] |= 1 << token_id % 8
-    return int.from_bytes(flags, "little")
 
 
 def _limits() -> LLParserLimits:

@@ -23,7 +23,6 @@ LENGTH, NEW = 24, 8  # tokens of the prompt, and generated ones
 Settings = Mapping[str, tuple[Any, ...]]
 
 TOKENS: tuple[Any, ...] = (None, 0, 3, [3, 5], [])
-CLASSES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model"), "llama": ("LlamaForCausalLM", "LlamaModel")}
 
 # Values that a writer of such files would use. Sizes are not here: they decide the weights.
 USUAL: Settings = {

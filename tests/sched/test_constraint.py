@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.request import Constraint, SamplingParams
-from orca_jax.sched.constraint import AllOf, AllowedTokens, MinTokens, after, all_tokens, build_constraint, token_set
+from orca_jax.request import Constraint, SamplingParams, token_set
+from orca_jax.sched.constraint import AllOf, AllowedTokens, MinTokens, after, all_tokens, build_constraint
 
 VOCAB = 6
 

@@ -6,10 +6,10 @@ with an effect on the arithmetic is ignored.
 
 from collections.abc import Mapping, Sequence
 
-from orca_jax.checks import closest
+from orca_jax.checks import closest, short
 from orca_jax.errors import ConfigError
 from orca_jax.model.families.base import Family
-from orca_jax.model.families.values import HfConfig, is_same, refusal, short
+from orca_jax.model.families.values import HfConfig, is_same, refusal
 
 SHARED = frozenset({"model_type", "architectures", "auto_map", "tie_word_embeddings", "eos_token_id", "bos_token_id"})
 """Keys that are read for every family."""

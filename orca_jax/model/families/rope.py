@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orca_jax.checks import short
 from orca_jax.config import RopeConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families.values import (
@@ -19,7 +20,6 @@ from orca_jax.model.families.values import (
     is_number,
     is_same,
     refusal,
-    short,
 )
 
 Scaling = Mapping[str, Any]

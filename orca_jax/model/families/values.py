@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
+from orca_jax.checks import short
 from orca_jax.errors import ConfigError
 
 HfConfig = Mapping[str, Any]
@@ -26,12 +27,6 @@ _LEAST, _MOST = 1e-30, 1e30  # the rest of float32 is lost by one division
 def refusal(key: str, problem: str, value: object) -> ConfigError:
     """The error for a wrong value of config.json. It names the file, the key and the value."""
     return ConfigError(f"config.json: {key} {problem}, got {short(value)}", param=key)
-
-
-def short(value: object) -> str:
-    """A value for a message, cut to 50 characters."""
-    text = repr(value)
-    return text if len(text) <= 50 else f"{text[:50]}..."
 
 
 def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
