@@ -16,245 +16,24 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-FAMILIES = ("gpt2", "llama")
-VOCAB, LAYERS, EMBED, POSITIONS = 61, 2, 16, 64
-LENGTH, NEW = 24, 8  # tokens of the prompt, and generated ones
-
-Settings = Mapping[str, tuple[Any, ...]]
-
-TOKENS: tuple[Any, ...] = (None, 0, 3, [3, 5], [])
-
-# Values that a writer of such files would use. Sizes are not here: they decide the weights.
-USUAL: Settings = {
-    "dtype": ("float32",),
-    "eos_token_id": TOKENS,
-    "bos_token_id": (None, 0, 1),
-    "pad_token_id": (None, 0, 7),
-    "is_causal": (True,),
-    "quantization_config": (None,),
-    "sliding_window": (None,),
-    "layer_types": (None,),
-    "rope_interleaved": (False,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "is_decoder": (False, True),
-    "chunk_size_feed_forward": (0, 2),
-    "pretraining_tp": (1, 2),
-    "output_attentions": (False,),
-    "output_hidden_states": (False, True),
-    "return_dict": (True,),
-    "use_cache": (True, False),
-    "torchscript": (False,),
-    "pruned_heads": ({},),
-    "per_layer_config": (None,),
-    "initializer_range": (0.02, 0.2),
-    "gradient_checkpointing": (False,),
-    "id2label": ({"0": "LABEL_0"}, None),
-    "label2id": ({"LABEL_0": 0}, None),
-    "problem_type": (None,),
-    "finetuning_task": (None, "lm"),
-    "task_specific_params": ({"text-generation": {"do_sample": True, "max_length": 50}}, None),
-    "tokenizer_class": ("GPT2Tokenizer", None),
-    "transformers_version": ("4.40.0", "5.23.0"),
-    "_name_or_path": ("gpt2", ""),
-    "prefix": (None,),
-    "tie_encoder_decoder": (False,),
-    "tf_legacy_loss": (False,),
-    "use_bfloat16": (False,),
-    "unsloth_version": ("2025.3",),
-    "unsloth_fixed": (True,),
-    "model_max_length": (1024,),
-    "author": ("a name",),
-    "created_date": ("2021-04-28",),
-    "description": ("a model",),
-    "license": ("mit",),
-    "n_special": (0,),
-    "type_vocab_size": (16,),
-    "hidden_dropout_prob": (0.1,),
-    "attention_probs_dropout_prob": (0.1,),
-    "num_labels": (2,),
-    "_num_labels": (1,),
-    "classifier_dropout": (None, 0.1),
-    "hidden_dropout": (0.1,),
-    "predict_special_tokens": (True,),
-    "_attn_implementation_autoset": (True,),
-    "_flash_attn_2_enabled": (False,),
-    "attn_implementation": ("eager", None),
-    "_attn_implementation": ("eager",),
-    "_commit_hash": (None, "0" * 40),
-    "name_or_path": ("gpt2",),
-    "transformers.js_config": ({"dtype": "q4"},),
-    "output_past": (True,),
-    "xla_device": (None,),
-    "decoder_start_token_id": (None,),
-    "mask_token_id": (None,),
-    "sep_token_id": (None,),
-    "unk_token_id": (0,),
-    "torch_dtype": ("float32",),
-    "cross_attention_hidden_size": (None,),
-    "attention_chunk_size": (None,),
-    "quantization": (None,),
-    "compression_config": (None,),
-    "fusion_config": (None,),
-    "transformers_weights": (None,),
-    "use_sliding_window": (False,),
-    "repetition_penalty": (1.0, 1.3),
-    "output_scores": (False,),
-    "return_dict_in_generate": (False,),
-    "remove_invalid_values": (False,),
-    "num_return_sequences": (1,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "length_penalty": (1.0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "early_stopping": (False,),
-    "min_length": (0,),
-    "max_new_tokens": (8,),
-    "min_p": (0.1,),
-    "typical_p": (1.0,),
-    "bad_words_ids": (None,),
-    "suppress_tokens": (None,),
-    "begin_suppress_tokens": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "exponential_decay_length_penalty": (None,),
-    "temperature": (1.0, 0.7),
-    "top_k": (50,),
-    "top_p": (1.0, 0.9),
-    "do_sample": (False, True),
-    "num_beams": (1,),
-    "max_length": (20,),
-    "no_repeat_ngram_size": (0,),
-    "auto_map": ({"AutoTokenizer": ["tokenization_own.Own", None]},),
-}
-USUAL_OF: Mapping[str, Settings] = {
-    "gpt2": {
-        **USUAL,
-        "activation_function": ("gelu_new", "gelu", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu", "swish"),
-        "layer_norm_epsilon": (1e-5, 1e-3, 0.1),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False, True),
-        "attn_pdrop": (0.0, 0.1),
-        "embd_pdrop": (0.0, 0.1),
-        "resid_pdrop": (0.0, 0.1),
-        "summary_type": ("cls_index",),
-        "summary_use_proj": (True,),
-        "summary_activation": (None,),
-        "summary_proj_to_labels": (True,),
-        "summary_first_dropout": (0.1,),
-        "n_ctx": (16, 64),
-        "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None, []),
-    },
-    "llama": {
-        **USUAL,
-        "hidden_act": ("silu", "gelu", "gelu_new", "relu", "swish", "gelu_pytorch_tanh"),
-        "rms_norm_eps": (1e-6, 1e-5, 0.1),
-        "attention_dropout": (0.0, 0.1),
-        "is_llama_config": (True,),
-        "max_sequence_length": (2048,),
-        "architectures": (["LlamaForCausalLM"], ["LlamaModel"], None, []),
-    },
-}
-
-# Meaningful or strange, and often without support.
-ODD: Settings = {
-    "is_causal": (False, None, 0),
-    "quantization_config": ({"quant_method": "gptq", "bits": 4}, {}),
-    "quantization": ({"group_size": 64, "bits": 4},),
-    "compression_config": ({"format": "dense"},),
-    "sliding_window": (2, 4096),
-    "attention_chunk_size": (4,),
-    "layer_types": (["sliding_attention"] * LAYERS, ["full_attention"] * LAYERS),
-    "per_layer_config": ({"0": {"initializer_range": 0.5}}, {}),
-    "pruned_heads": ({"0": [0]},),
-    "is_encoder_decoder": (True,),
-    "add_cross_attention": (True,),
-    "rope_interleaved": (True,),
-    "use_sliding_window": (True,),
-    "cross_attention_hidden_size": (16,),
-    "transformers_weights": ("other.safetensors",),
-    "fusion_config": ({},),
-    "architectures": (["LlamaForSequenceClassification"], ["GemmaForCausalLM"], "LlamaForCausalLM", [7]),
-    "auto_map": (None, {"AutoModelForCausalLM": "modeling_own.Own"}, {"AutoConfig": "configuration_own.Own"}),
-    "eos_token_id": (VOCAB, -1, [VOCAB, 3]),
-    "bos_token_id": (VOCAB, -1),
-    "tie_word_embeddings": (None,),
-    "dtype": ("float16", "bfloat16", None),
-    "torch_dtype": ("float16", "float32"),
-    "num_labels": (3,),
-    "model_type": ("gpt", "GPT2", None, "mistral"),
-    "vocab_size": (VOCAB - 1, VOCAB + 3),
-    "repetition_penalty": (5.0,),
-    "num_beams": (4,),
-    "logit_scale": (0.5,),
-    "attention_multiplier": (0.5,),
-    "embedding_multiplier": (2.0,),
-    "final_logit_softcapping": (30.0,),
-    "attn_logit_softcapping": (50.0,),
-    "qk_norm": (True,),
-    "num_experts": (8,),
-    "layer_scale": (None,),
-}
-ODD_OF: Mapping[str, Settings] = {
-    "gpt2": {
-        **ODD,
-        "scale_attn_weights": (False, None),
-        "scale_attn_by_inverse_layer_idx": (True, None),
-        "activation_function": ("tanh", "gelu_10", "quick_gelu", "mish", "none", None),
-        "layer_norm_epsilon": (0.0, 1, None),
-        "n_layer": (1, 3),
-        "n_head": (3, 16, None),
-        "n_embd": (8,),
-        "n_inner": (32, 0),
-        "n_positions": (32, 128),
-        "num_hidden_layers": (1,),
-        "hidden_size": (32,),
-        "num_key_value_heads": (2,),
-        "rope_theta": (500.0,),
-        "max_position_embeddings": (32,),
-    },
-    "llama": {
-        **ODD,
-        "hidden_act": ("tanh", "gelu_10", "quick_gelu", "mish", "none", None),
-        "rms_norm_eps": (0.0, 1, None),
-        "num_hidden_layers": (1, 3),
-        "num_attention_heads": (3, 8),
-        "num_key_value_heads": (3, 1, None),
-        "hidden_size": (8, 18),
-        "intermediate_size": (32,),
-        "head_dim": (4, 16, 7),
-        "max_position_embeddings": (40, 2048, None),
-        "attention_bias": (None,),
-        "mlp_bias": (None,),
-        "partial_rotary_factor": (0.5, 1.0, 1),
-        "rope_theta": (0, 1, 0.5, None, 500.0),
-        "original_max_position_embeddings": (32, 48, None),
-        "n_layer": (2,),
-        "mlp_multiplier": (2,),
-    },
-}
-SIZES = {
-    "gpt2": ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size"),
-    "llama": (
-        *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size"),
-        *("head_dim", "max_position_embeddings", "vocab_size"),
-    ),
-}
-NOT_NUMBERS: tuple[Any, ...] = ("1", "true", "false", "", [], [1], {}, {"a": 1}, True, False)
-WRONG = (*NOT_NUMBERS, float("nan"), float("inf"), -1, 0, 1, 2.0, 10**400)
-INNER_ODD: tuple[tuple[str, Any], ...] = (
-    ("mrope_section", [1, 1]),
-    ("finetuned", True),
-    ("partial_rotary_factor", 0.5),
-    ("partial_rotary_factor", 1.0),
-    ("high_freq_factor", 0.25),
-    ("type", "yarn"),
-    ("rope_type", "linear"),
-    ("rope_type", "su"),
-    ("rope_type", None),
+from tests.model.random_settings import (
+    EMBED,
+    INNER_ODD,
+    INNER_WRONG,
+    LAYERS,
+    MORE_OF_LLAMA,
+    ODD_OF,
+    POSITIONS,
+    SIZES,
+    TOKENS,
+    USUAL_OF,
+    VOCAB,
+    WRONG,
+    Settings,
 )
-INNER_WRONG: tuple[Any, ...] = ("1", [], {}, float("nan"), float("inf"), -1.0, 0, True, False, None, 10**400)
+
+FAMILIES = ("gpt2", "llama")
+LENGTH, NEW = 24, 8  # tokens of the prompt, and generated ones
 
 
 @dataclass
@@ -316,18 +95,13 @@ def _make_strange(random: Random, made: Directory) -> None:
     odd = draw < 0.65
     table = ODD_OF[made.family] if odd else {key: WRONG for key in (*USUAL_OF[made.family], *SIZES[made.family])}
     if not odd:
-        table = {**table, "tie_word_embeddings": WRONG, **({} if made.family == "gpt2" else dict(_MORE_OF_LLAMA))}
+        table = {**table, "tie_word_embeddings": WRONG, **({} if made.family == "gpt2" else dict(MORE_OF_LLAMA))}
     key = random.choice(sorted(table))
     if key in made.strange:
         return
     value = random.choice(table[key])
     made.config[key] = value
     made.strange[key] = ("odd" if odd else "wrong", value)
-
-
-_MORE_OF_LLAMA: Settings = dict.fromkeys(
-    ("attention_bias", "mlp_bias", "rope_theta", "rope_scaling", "original_max_position_embeddings"), WRONG
-)
 
 
 def _gpt2(random: Random, number: int) -> Directory:

@@ -23,7 +23,8 @@ from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
 from orca_jax.model.families.values import is_number, token_ids
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
-from tests.model.random_directories import SIZES, Directory, directory
+from tests.model.random_directories import Directory, directory
+from tests.model.random_settings import SIZES
 from tests.model.reference import dense_causal, mesh_of
 from tests.project.source import ROOT
 
