@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,60 +9,10 @@ import openai
 import pydantic
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.request import StructuredOutput
-from orca_jax.server_config import ServerConfig
-from tests.openai.shapes import check_response
+from tests.openai.chats import MISTRAL, TOOLS, checked, deltas, error_of, message_of, only
 from tests.serve.played import READY, News, Stage, call, chat, events, on_stage, saying, update, user
 from tests.serve.running import MODEL, Server
-
-HERMES = ServerConfig(EngineConfig(model="m"), tool_call_parser="hermes")
-MISTRAL = ServerConfig(EngineConfig(model="m"), tool_call_parser="mistral")
-
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "of a city",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "clock"}},
-]
-NAMED = {"type": "function", "function": {"name": "weather"}}
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
-
-
-def checked(answer: httpx.Response) -> httpx.Response:
-    """The same, held to OpenAI's shapes."""
-    request = answer.request
-    check_response(
-        request.method, request.url.path, request.read(), answer.status_code, dict(answer.headers), answer.content
-    )
-    return answer
-
-
-def message_of(answer: httpx.Response) -> dict[str, Any]:
-    assert answer.status_code == 200, answer.text
-    message: dict[str, Any] = checked(answer).json()["choices"][0]["message"]
-    return message
-
-
-def deltas(answer: httpx.Response, choice: int = 0) -> list[dict[str, Any]]:
-    chunks = [event for event in events(checked(answer)) if event["choices"]]
-    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == choice]
-
-
-def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    assert answer.status_code == status, answer.text
-    error: dict[str, Any] = checked(answer).json()["error"]
-    return error
 
 
 @pytest.fixture(scope="module")
@@ -171,137 +120,6 @@ def test_a_bad_schema_is_a_400_also_in_a_stream(server: Server) -> None:
     for stream in (False, True):
         answer = server.http.post("/v1/chat/completions", json={**body, "stream": stream})
         assert error_of(answer)["param"] == "response_format"
-
-
-@pytest.mark.conforms("chat.tools", "chat.tool_choice")
-def test_calls_of_the_models_own_accord() -> None:
-    text = f"Let me see. {CALL}"
-    answer, link = chat(saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), HERMES, tools=TOOLS)
-    message = message_of(answer)
-    assert message["content"] == "Let me see. " and answer.json()["choices"][0]["finish_reason"] == "tool_calls"
-    assert [call["function"] for call in message["tool_calls"]] == [
-        {"name": "weather", "arguments": '{"city": "Oslo"}'}
-    ]
-    assert b"weather" in bytes(link.submitted[0].prompt_ids), "the template shows the tools"
-
-
-@pytest.mark.conforms("chat.tools", "chat.tool_choice")
-def test_calls_without_a_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The format of calls comes from the chat template, unless a flag sets it; an unknown one is refused."""
-    with caplog.at_level("INFO"):
-        answer, _ = chat(saying(CALL), tools=TOOLS)
-    assert message_of(answer)["tool_calls"][0]["function"]["name"] == "weather"
-    assert "read as hermes" in caplog.text and "--tool-call-parser" in caplog.text
-    assert "tool_calls" not in message_of(chat(saying(CALL), MISTRAL, tools=TOOLS)[0]), "the flag wins"
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ messages[0].content }}", encoding="utf-8")
-    unknown = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
-    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": only("weather")}):
-        error = error_of(chat(saying(CALL), unknown, tools=TOOLS, **fields)[0])
-        assert error["param"] == "tool_choice" and "--tool-call-parser" in error["message"]
-    forced, _ = chat(saying('[{"name": "clock", "arguments": {}}]'), unknown, tools=TOOLS, tool_choice="required")
-    assert message_of(forced)["tool_calls"]
-
-
-def test_ids_of_calls_suit_the_template() -> None:
-    """Mistral's templates refuse the next turn unless an id has nine characters."""
-    forced: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
-    text = '[{"name": "clock", "arguments": {}}]'
-    for config, size in ((MISTRAL, 9), (HERMES, 29)):
-        (call,) = message_of(chat(saying(text), config, **forced)[0])["tool_calls"]
-        assert len(call["id"]) == size and call["id"].isascii() and call["id"].replace("_", "").isalnum()
-
-
-def test_streamed_calls() -> None:
-    answer, _ = chat(saying("So: ", CALL[:20], CALL[20:], CALL), HERMES, tools=TOOLS, stream=True)
-    first, *middle, last = deltas(answer)
-    assert first == {"role": "assistant", "content": ""} and last == {}
-    assert "".join(delta.get("content", "") for delta in middle) == "So: "
-    calls = [call for delta in middle for call in delta.get("tool_calls", ())]
-    assert [call["index"] for call in calls] == [0, 1] and len({call["id"] for call in calls}) == 2
-    assert events(answer)[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-@pytest.mark.conforms("chat.parallel_tool_calls")
-def test_one_call_where_one_was_asked_for() -> None:
-    answer, _ = chat(saying(CALL, CALL), HERMES, tools=TOOLS, parallel_tool_calls=False)
-    assert len(message_of(answer)["tool_calls"]) == 1
-
-
-def test_what_looks_like_a_call_and_is_none_is_text() -> None:
-    for text in ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', "<tool_call>{", "2 < 3"):
-        answer, _ = chat(saying(text), HERMES, tools=TOOLS)
-        assert message_of(answer) == {"role": "assistant", "content": text, "refusal": None}
-        assert answer.json()["choices"][0]["finish_reason"] == "stop"
-    answer, _ = chat(saying(CALL[:30], reason="length"), HERMES, tools=TOOLS)
-    assert message_of(answer)["content"] == CALL[:30]
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
-
-
-def test_tools_are_no_calls_unless_wanted() -> None:
-    answer, link = chat(saying(CALL), HERMES, tools=TOOLS, tool_choice="none")
-    assert message_of(answer)["content"] == CALL
-    assert link.submitted[0].params.structured is None and b"weather" not in bytes(link.submitted[0].prompt_ids)
-
-
-@pytest.mark.conforms("chat.tool_choice", "chat.parallel_tool_calls")
-def test_forced_calls_are_a_schema() -> None:
-    text = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
-    answer, link = chat(saying(text), tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-    assert message_of(answer)["content"] is None
-    structured = link.submitted[0].params.structured
-    assert structured is not None and structured.kind == "json_schema"
-    assert json.loads(structured.value)["maxItems"] == 1
-
-
-def test_arguments_of_a_named_call_go_out_as_they_come() -> None:
-    named = {"type": "function", "function": {"name": "weather"}}
-    answer, link = chat(saying('{"city"', ': "Ro', 'me"}'), tools=TOOLS, tool_choice=named, stream=True)
-    (*_, last) = events(checked(answer))
-    assert last["choices"][0]["finish_reason"] == "tool_calls" and link.submitted[0].params.structured is not None
-    calls = [call for delta in deltas(answer) for call in delta.get("tool_calls", ())]
-    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
-    assert calls[0]["function"]["name"] == "weather" and all("name" not in call["function"] for call in calls[1:])
-    assert not any(delta.get("content") for delta in deltas(answer))
-    whole = message_of(chat(saying('{"city": "Rome"}'), tools=TOOLS, tool_choice=named)[0])
-    assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
-
-
-CUT: list[tuple[Any, str, str]] = [
-    (NAMED, '{"city": "Ro', '{"city": "Ro'),
-    ("required", '[{"name": "weather", "arguments": {"city": "Ro', '{"city": "Ro'),
-    ("required", '[{"name": "weather", "argu', ""),
-]
-
-
-@pytest.mark.conforms("chat.tool_choice")
-@pytest.mark.parametrize(("choice", "text", "arguments"), CUT)
-def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: Any, text: str, arguments: str) -> None:
-    """At the limit of tokens, the arguments are as far as they got, and the reason says so."""
-    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice}
-    answer, _ = chat(saying(text, reason="length"), **fields)
-    message, reason = message_of(answer), answer.json()["choices"][0]["finish_reason"]
-    assert message["content"] is None and reason == "length"
-    stream, _ = chat(saying(text[:9], text[9:], reason="length"), **fields, stream=True)
-    assert events(stream)[-1]["choices"][0]["finish_reason"] == "length"
-    assert not any(delta.get("content") for delta in deltas(stream))
-    streamed = [call["function"] for delta in deltas(stream) for call in delta.get("tool_calls", ())]
-    (whole,) = message["tool_calls"]
-    assert whole["function"] == {"name": "weather", "arguments": arguments}
-    assert streamed[0]["name"] == "weather" and "".join(part["arguments"] for part in streamed) == arguments
-
-
-def test_a_call_cut_by_a_stop_string_is_text() -> None:
-    answer, _ = chat(saying('{"city": "Ro', 'me"}'), tools=TOOLS, tool_choice=NAMED, stop="me")
-    (choice,) = answer.json()["choices"]
-    assert choice["message"]["content"] == '{"city": "Ro' and "tool_calls" not in choice["message"]
-    assert choice["finish_reason"] == "stop"
-
-
-def only(*names: str, mode: str = "auto") -> dict[str, Any]:
-    """A choice among the tools with these names."""
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
