@@ -1,0 +1,82 @@
+"""A tokenizer that panics or hangs ends its own calls only."""
+
+import asyncio
+import dataclasses
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from orca_jax.text.encoding_threads import EncodingThreads
+from orca_jax.text.tokenizer import ByteTokenizer, load_tokenizer
+from tests.serve.played import Stage, on_stage, saying, user
+from tests.text.hostile import PANICS, write_hostile_tokenizer
+
+ENCODING = (
+    ("/v1/completions", {"prompt": PANICS}, "prompt"),
+    ("/v1/chat/completions", {"messages": [user(PANICS)]}, "messages"),
+    ("/tokenize", {"prompt": PANICS}, "prompt"),
+    ("/v1/completions", {"prompt": [0], "bad_words": [PANICS]}, "bad_words"),
+)
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def act(stage: Stage) -> None:
+        tokenizer = load_tokenizer(write_hostile_tokenizer(tmp_path))
+        stage.service._model = dataclasses.replace(stage.service.model, tokenizer=tokenizer)
+        async with stage.http() as http:
+            for path, fields, param in ENCODING:
+                answer = await http.post(path, json={"model": "m", **fields})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param)
+                assert "the tokenizer fails" in error["message"]
+            answer = await http.post("/tokenize", json={"prompt": "ab"})
+            assert answer.json()["tokens"] == [0, 1]
+
+    on_stage(saying("a"), act, chats=True)
+    capfd.readouterr()  # the library writes its panics to standard error
+
+
+def test_calls_of_the_tokenizer_that_hang_delay_no_other_call() -> None:
+    """Each ends with an error in time; when too many hang, further texts are refused with a 503."""
+    end, hanging, now = threading.Event(), list[str](), [0.0]
+
+    class Slow(ByteTokenizer):
+        is_bounded = False
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            if "hang" in text:
+                hanging.append(text)
+                end.wait()
+            return super().encode(text, add_special_tokens)
+
+    async def hang(http: httpx.AsyncClient, number: int) -> asyncio.Task[httpx.Response]:
+        task = asyncio.create_task(http.post("/tokenize", json={"prompt": f"hang {number}"}))
+        while len(hanging) < number:
+            await asyncio.sleep(0.001)
+        return task
+
+    async def act(stage: Stage) -> None:
+        stage.service._model = dataclasses.replace(stage.service.model, tokenizer=Slow())
+        stage.service._threads = EncodingThreads(10, num_threads=2, most_abandoned=1, clock=lambda: now[0])
+        async with stage.http() as http:
+            stuck = [await hang(http, 1), await hang(http, 2)]
+            well = asyncio.create_task(http.post("/v1/completions", json={"model": "m", "prompt": "well"}))
+            assert (await http.get("/health")).status_code == 200
+            now[0] = 11
+            assert (await well).status_code == 200
+            stuck.append(await hang(http, 3))
+            now[0] = 22
+            for task in stuck:
+                answer = await task
+                assert answer.status_code == 400 and "longer than 10 s" in answer.json()["error"]["message"]
+            refused = await http.post("/tokenize", json={"prompt": "well"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tokenizer_unavailable")
+            given = await http.post("/v1/completions", json={"model": "m", "prompt": [65]})
+            assert given.status_code == 200, "ids need no tokenizer"
+
+    try:
+        on_stage(saying("a"), act)
+    finally:
+        end.set()
