@@ -1,7 +1,6 @@
-"""Orbax checkpoints of any layout are found, and only the parameters are read. Types and sizes are checked."""
+"""Orbax checkpoints of any layout are found, and only the parameters are read. Types and shapes are checked."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,74 +16,11 @@ import pytest
 from flax import nnx
 
 from orca_jax.errors import CheckpointError, ConfigError
-from orca_jax.model import checkpoint as orbax_reader
-from orca_jax.model import orbax_files
-from orca_jax.model.describe import config_from_hf, read_model_config
-from orca_jax.model.load import abstract_decoder, load_decoder
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS
-from orca_jax.model.parameters import flat_parameters, stored_shape
+from tests.model.orbax import UP, Tree, assert_served, nested, refusal, save
 from tests.model.reference import mesh_of
-
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 8,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 11,
-    "max_position_embeddings": 32,
-}
-UP = "blocks.mlp.up.kernel"
-
-Tree = dict[str, Any]
-
-
-def nested(flat: Mapping[str, Any]) -> Tree:
-    tree: Tree = {}
-    for path, value in flat.items():
-        *parents, name = path.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-    return tree
-
-
-@pytest.fixture(scope="module")
-def flat() -> dict[str, np.ndarray]:
-    """The parameters of a small model by path, unpadded."""
-    config = config_from_hf(CONFIG)
-    _, shapes = abstract_decoder(config, "float32", mesh_of(1))
-    draw = np.random.default_rng(0)
-    sizes = {path: stored_shape(path, leaf.shape, config) for path, leaf in flat_parameters(shapes).items()}
-    return {path: draw.standard_normal(size).astype(np.float32) for path, size in sizes.items()}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model directory without weights."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path / "model"
-
-
-def save(folder: Path, tree: object) -> None:
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder, tree)
-
-
-def assert_served(directory: Path, flat: Mapping[str, np.ndarray], devices: int = 1) -> None:
-    decoder = load_decoder(directory, dtype="float32", mesh=mesh_of(devices))
-    for path, value in flat_parameters(nnx.state(decoder)).items():
-        rows = flat[path].shape[0]
-        np.testing.assert_array_equal(np.asarray(value)[:rows], flat[path], err_msg=path)
-        assert not np.asarray(value)[rows:].any(), "the padding of the vocabulary is zeros"
-
-
-def refusal(directory: Path) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        load_decoder(directory, dtype="float32", mesh=mesh_of(1))
-    return caught.value
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
@@ -308,120 +244,3 @@ def test_numbered_folders_of_a_trainer_are_not_checkpoints_of_orbax(model: Path)
     (model / "checkpoint_500").mkdir()
     (model / "checkpoint_500" / "model.safetensors").write_bytes(b"")
     assert "neither model.safetensors nor" in refusal(model).problems[0]
-
-
-@pytest.fixture(scope="module")
-def saved(flat: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / PARAMS
-    save(folder, nested(flat))
-    return folder
-
-
-@pytest.fixture
-def plain(model: Path, saved: Path) -> Path:
-    """A checkpoint to damage, in its model directory."""
-    return Path(shutil.copytree(saved, model / PARAMS))
-
-
-# Hostile checkpoints: the work is bounded before it begins.
-
-
-def edit_metadata(folder: Path, change: Callable[[Tree], object]) -> None:
-    path = folder / "_METADATA"
-    metadata = json.loads(path.read_text())
-    change(metadata["tree_metadata"])
-    path.write_text(json.dumps(metadata))
-
-
-def leaf(*keys: str) -> Tree:
-    path = [{"key": key, "key_type": 2} for key in keys]
-    return {"key_metadata": path, "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False}}
-
-
-def test_leaves_beside_the_parameters_are_not_opened(
-    model: Path, flat: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of opened arrays is that of the parameters, and the metadata is parsed once."""
-    save(model / PARAMS, {"params": nested(flat)})
-    edit_metadata(model / PARAMS, lambda tree: tree.update({str(n): leaf("opt_state", str(n)) for n in range(5_000)}))
-    opened: list[str] = []
-    parsed: list[int] = []
-    real_open, real_loads = orbax_reader.tensorstore.open, orbax_files.json.loads
-    monkeypatch.setattr(
-        orbax_reader.tensorstore,
-        "open",
-        lambda spec, **settings: opened.append(spec["kvstore"]["path"]) or real_open(spec, **settings),
-    )
-    monkeypatch.setattr(orbax_files.json, "loads", lambda text: parsed.append(len(text)) or real_loads(text))
-    assert_served(model, flat)
-    assert sorted(opened) == sorted(f"params.{path}/" for path in flat)
-    assert len([size for size in parsed if size > 100_000]) == 1
-
-
-def test_unexpected_leaves_are_not_opened(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit_metadata(plain, lambda tree: tree.update({str(n): leaf("more", str(n)) for n in range(5_000)}))
-    error = refusal(plain.parent)
-    assert len(error.problems) == 5_000 and len(str(error)) < 10_000
-    monkeypatch.setattr(orbax_files, "MAX_LEAVES", 5_000)
-    assert "leaves, and at most 5000 are read" in refusal(plain.parent).problems[0]
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        [],
-        {},
-        {"key_metadata": 3, "value_metadata": {}},
-        {"key_metadata": [7], "value_metadata": {}},
-        {"key_metadata": [], "value_metadata": []},
-        leaf(*"a" * 100_000),
-    ],
-    ids=["list", "empty", "number", "key", "value", "deep"],
-)
-def test_descriptions_that_are_none(plain: Path, entry: object) -> None:
-    edit_metadata(plain, lambda tree: tree.update(bad=entry))
-    assert refusal(plain.parent).problems[0].startswith("_METADATA: ")
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '{"tree_metadata": 3}', "9" * 100_000])
-def test_metadata_that_is_none(plain: Path, content: str) -> None:
-    (plain / "_METADATA").write_text(content)
-    error = refusal(plain.parent)
-    assert error.problems[0].startswith("_METADATA") and len(str(error)) < 1000
-
-
-def test_large_metadata_is_not_read(plain: Path) -> None:
-    with (plain / "_METADATA").open("wb") as file:
-        file.truncate(2**34)  # without disk space
-    assert refusal(plain.parent).problems == (f"_METADATA has more than {orbax_files.MAX_METADATA_BYTES} bytes",)
-
-
-def test_the_number_of_files_is_limited(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orbax_files, "MAX_FILES", 5)
-    assert "more than 5 " in refusal(plain.parent).problems[0]
-    shutil.rmtree(plain)
-    for step in range(8):
-        (plain / str(step)).mkdir(parents=True)
-    monkeypatch.setattr(orbax_files, "MAX_ENTRIES", 7)
-    assert refusal(plain.parent).problems == ("the folder has more than 7 entries",)
-
-
-def test_folders_that_contain_themselves(plain: Path, flat: dict[str, np.ndarray]) -> None:
-    (plain / "again").symlink_to(plain)
-    assert_served(plain.parent, flat)
-
-
-@pytest.mark.parametrize("name", ["manifest.ocdbt", "_sharding", "d/more"])
-def test_pipes_do_not_block(plain: Path, name: str) -> None:
-    (plain / name).unlink(missing_ok=True)
-    os.mkfifo(plain / name)
-    assert refusal(plain.parent).problems == (f"{Path(name).name} is not a regular file",)
-
-
-def test_chunks_larger_than_their_array_are_refused(model: Path, flat: dict[str, np.ndarray]) -> None:
-    """A chunk is read as a whole, so a chunk of a terabyte would need that memory."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(model / PARAMS, args=ocp.args.PyTreeSave(nested(flat)))
-    array = model / PARAMS / UP / ".zarray"
-    array.write_text(json.dumps({**json.loads(array.read_text()), "chunks": [2, 2**20, 2**20]}))
-    assert refusal(model).problems == (f"{UP}: chunks of [2, 1048576, 1048576] values are larger than the array",)

@@ -10,10 +10,7 @@ from tests.openai.shapes import check_response
 from tests.serve.played import events
 
 HERMES = ServerConfig(EngineConfig(model="m"), tool_call_parser="hermes")
-
-
 MISTRAL = ServerConfig(EngineConfig(model="m"), tool_call_parser="mistral")
-
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -31,8 +28,6 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"type": "function", "function": {"name": "clock"}},
 ]
-
-
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
 
