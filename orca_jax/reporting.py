@@ -7,10 +7,15 @@ import stat
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+
+class Picture(Protocol):
+    """A figure of matplotlib."""
+
+    def savefig(self, fname: Any, **options: Any) -> object:
+        """Write it to a file object."""
+        ...
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -50,8 +55,8 @@ def write_file(path: str | Path, data: bytes) -> None:
         raise
 
 
-def write_figure(figure: "Figure", path: str, **options: Any) -> None:
-    """Write a picture of matplotlib as `write_file` does. `options` are those of `savefig`. Raises OSError."""
+def write_figure(figure: Picture, path: str, **options: Any) -> None:
+    """Write a picture as `write_file` does. `options` are those of `savefig`. Raises OSError."""
     picture = BytesIO()
     figure.savefig(picture, **options)
     write_file(path, picture.getvalue())
