@@ -188,7 +188,8 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
         config=model,
     )
     if devices[0].platform != "tpu":
-        decoder.unstack()  # on CPUs and GPUs a scan over layers would copy the weights of every layer
+        # On CPUs and GPUs a scan over layers would copy the weights of every layer.
+        decoder.unstack(switched=devices[0].platform == "cpu")
     return decoder, mesh
 
 

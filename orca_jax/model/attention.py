@@ -25,6 +25,9 @@ type LayerAttend[Cache] = Callable[
 ]
 """`Attend` with the layer filled in."""
 
+type Heads = tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]
+"""Queries, keys and values."""
+
 
 class Attention(nnx.Module):
     """Projections to queries, keys and values, rotary positions if the model has them, and the projection back."""
@@ -51,6 +54,11 @@ class Attention(nnx.Module):
         keep: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
         """Attention output of every token, or of those in `keep`, and the cache with the new keys and values."""
+        out, cache = attend(*self.project(x, rotation), cache)
+        return self.merge(out, keep), cache
+
+    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Heads:
+        """Queries, keys and values of every token."""
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
         query, key, value = (
@@ -58,6 +66,9 @@ class Attention(nnx.Module):
         )
         if rotation is not None:
             query, key = rotation(query), rotation(key)
-        out, cache = attend(query, key, value, cache)
-        out = out.reshape(tokens, -1)
-        return self.out(out if keep is None else out[keep]), cache
+        return query, key, value
+
+    def merge(self, out: Float[Array, "T H D"], keep: Int[Array, "B"] | None = None) -> Float[Array, "B E"]:
+        """Project the heads of every token back, or of those in `keep`."""
+        merged = out.reshape(out.shape[0], -1)
+        return self.out(merged if keep is None else merged[keep])

@@ -1,5 +1,7 @@
 """Logits and greedy ids equal those of transformers, for every fixture of make_reference.py and on several meshes."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -8,7 +10,7 @@ from jax.sharding import NamedSharding
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.sharding import partition_spec
-from tests.model.reference import NAMES, REFERENCE, logits, mesh_of
+from tests.model.reference import NAMES, REFERENCE, dense_causal, logits, mesh_of
 
 
 def fitting() -> list[tuple[str, int]]:
@@ -52,11 +54,11 @@ def test_greedy_ids_equal_generate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
-@pytest.mark.parametrize("devices", [1, 4])
-def test_unstacked_layers_are_the_same_model(name: str, devices: int) -> None:
+@pytest.mark.parametrize(("devices", "switched"), [(1, False), (4, False), (1, True), (4, True)])
+def test_unstacked_layers_are_the_same_model(name: str, devices: int, switched: bool) -> None:
     decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices))
     expected = np.load(REFERENCE / name / "expected.npz")
-    decoder.unstack()
+    decoder.unstack(switched=switched)
     for _, variable in nnx.to_flat_state(nnx.state(decoder)):
         value, axes = variable.get_value(), variable.get_metadata("axes")
         assert "layers" not in axes
@@ -64,6 +66,23 @@ def test_unstacked_layers_are_the_same_model(name: str, devices: int) -> None:
         assert value.sharding.is_equivalent_to(placed, value.ndim)
     ours, theirs = logits(decoder, expected["ids_2"]), expected["logits_2"]
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
+@pytest.mark.parametrize("keep", [None, (5,), (0, 3, 3)])
+def test_a_switch_between_layers_changes_no_bit(name: str, keep: tuple[int, ...] | None) -> None:
+    ids = jnp.arange(8, dtype=jnp.int32)
+    kept = None if keep is None else jnp.array(keep, jnp.int32)
+
+    def hidden(*, switched: bool) -> np.ndarray:
+        decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(1))
+        decoder.unstack(switched=switched)
+        run = jax.jit(lambda decoder: decoder(ids, ids, dense_causal, 0, kept)[0])
+        return np.asarray(run(decoder))
+
+    unrolled = hidden(switched=False)
+    assert unrolled.shape[0] == (8 if keep is None else len(keep))
+    np.testing.assert_array_equal(hidden(switched=True), unrolled)
 
 
 @pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
