@@ -63,6 +63,14 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_stored_programs() -> Iterator[None]:
+    """Store no programs: they are found by the code of the package, and some tests replace parts of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orca_jax.exec.program_store.code_digest", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def compiled_once() -> Iterator[None]:
     """Compile each program of executors once in this process: equal programs are neither traced nor compiled again."""

@@ -96,19 +96,36 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
+    from orca_jax.exec.ahead import CompiledAhead
+    from orca_jax.exec.compile import compile_cache
     from orca_jax.exec.executor import JaxExecutor
+    from orca_jax.exec.programs import Programs
+    from orca_jax.model.load import prepare_load, tensor_mesh
 
     config, self_tests = _test_kernels(config, model)
-    decoder, mesh = _load(config, source, model)
-    resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
-    # These may raise errors, so they come before minutes of compilation.
+    devices = _devices(config, model)
+    platform = devices[0].platform
+    _check_platform(config, platform)
+    mesh = tensor_mesh(devices)
+    weights = prepare_load(
+        source, dtype=_dtype(config, platform), load_format=config.load_format, seed=config.seed, config=model
+    )
+    shapes = _unstacked(weights.shapes(mesh), platform)
+    resolved = _resolve(config, model, max_model_len, devices, shapes)
+    # These may raise errors, so they come before the weights are read and minutes of compilation.
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
     observer = _observer(header)
     _log_attention(model, resolved, mesh)
-    if on_compile is not None:
-        on_compile()
-    executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
+    with (
+        compile_cache(resolved.compile_cache),
+        CompiledAhead(Programs(shapes, weights.config, resolved, mesh)) as ahead,
+    ):
+        decoder = _unstacked(weights.load(mesh, progress_bar("Loading", config.progress)), platform)
+        if on_compile is not None:
+            on_compile()
+        compiling = progress_bar("Compiling", config.progress)
+        executor = JaxExecutor(decoder, weights.config, resolved, mesh, compiling, ahead=ahead)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
     return replace(_built(engine, tokenizer, model, header, resolved), self_tests=self_tests)
 
@@ -171,26 +188,11 @@ def _tokenizer(config: EngineConfig, source: str) -> Tokenizer:
     return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
 
 
-def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decoder, Mesh]":
-    """Load the model onto its devices."""
-    from orca_jax.model.load import load_decoder, tensor_mesh
-
-    devices = _devices(config, model)
-    _check_platform(config, devices[0].platform)
-    mesh = tensor_mesh(devices)
-    decoder = load_decoder(
-        source,
-        dtype=_dtype(config, devices[0].platform),
-        mesh=mesh,
-        load_format=config.load_format,
-        seed=config.seed,
-        progress=progress_bar("Loading", config.progress),
-        config=model,
-    )
-    if devices[0].platform != "tpu":
-        # On CPUs and GPUs a scan over layers would copy the weights of every layer.
-        decoder.unstack(switched=devices[0].platform == "cpu")
-    return decoder, mesh
+def _unstacked(decoder: "Decoder", platform: str) -> "Decoder":
+    """The same decoder in the form that suits the platform."""
+    if platform != "tpu":  # on CPUs and GPUs a scan over layers would copy the weights of every layer
+        decoder.unstack(switched=platform == "cpu")
+    return decoder
 
 
 def _check_platform(config: EngineConfig, platform: str) -> None:
@@ -210,11 +212,11 @@ def _check_platform(config: EngineConfig, platform: str) -> None:
 
 
 def _resolve(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]"
+    config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]", shapes: "Decoder"
 ) -> ExecutorConfig:
-    """Choose shapes and devices. The size of the cache follows from the memory left by the loaded model."""
+    """Choose shapes and devices. The size of the cache follows from the memory left by the model's `shapes`."""
     from orca_jax.exec.buckets import default_buckets
-    from orca_jax.exec.cache import free_memory, size_cache, workspace_bytes
+    from orca_jax.exec.cache import free_memory, size_cache, weight_bytes, workspace_bytes
 
     platform = devices[0].platform
     dtype = _dtype(config, platform)
@@ -228,8 +230,8 @@ def _resolve(
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     else:
-        workspace = workspace_bytes(model, largest, rows, max_model_len)
-        memory = free_memory(devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, workspace)
+        needed = weight_bytes(shapes) + workspace_bytes(model, largest, rows, max_model_len)
+        memory = free_memory(devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, needed)
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
         )

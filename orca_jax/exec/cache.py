@@ -1,10 +1,12 @@
 """The KV cache: the number of pages for a given memory, and the pages themselves, sharded over heads."""
 
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import CacheConfig, DType, ModelConfig
@@ -14,6 +16,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.memory import usable_bytes
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
+from orca_jax.model.transformer import Decoder
 
 _CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 
@@ -36,19 +39,25 @@ def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
     return pages_shape(cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, dtype)
 
 
-def free_memory(devices: Sequence[jax.Device], utilization: float, workspace: int) -> int:
+def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int) -> int:
     """Bytes available to the cache on all devices together.
 
     Args:
-        devices: of the mesh, with the weights already loaded.
+        devices: of the mesh, before the weights are loaded.
         utilization: share of an accelerator's whole memory for this process in all.
-        workspace: bytes of the largest program beside weights and cache, on one device.
+        needed: bytes of weights and workspace on one device.
     """
     if devices[0].platform == "cpu":
-        return int((host.free_memory() - workspace) * min(utilization, _CPU_SHARE))
+        return int((host.free_memory() - needed * len(devices)) * min(utilization, _CPU_SHARE))
     stats = [device.memory_stats() for device in devices]
     free = min(usable_bytes(each, devices[0].platform, utilization) - each["bytes_in_use"] for each in stats)
-    return (free - workspace) * len(devices)
+    return (free - needed) * len(devices)
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Bytes of the parameters on each device; the decoder may hold sharded shapes in their place."""
+    leaves = jax.tree.leaves(nnx.state(decoder))
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def size_cache(
@@ -63,15 +72,22 @@ def size_cache(
     # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
     useful = -(-num_rows * (max_model_len + page_size - 1) // page_size)
     fitting = memory // page_bytes(model, page_size, dtype)
-    if fitting < pages_per_row + num_rows:
-        needed = (pages_per_row + num_rows) * page_bytes(model, page_size, dtype)
+    least = pages_per_row + num_rows
+    if fitting < least:
+        needed = least * page_bytes(model, page_size, dtype)
         raise ConfigError(
             f"{memory / 2**30:.2f} GiB are free for the KV cache, but one request of "
             f"max_model_len={max_model_len} beside {num_rows} rows needs {needed / 2**30:.2f} GiB; lower "
             f"max_model_len, max_num_seqs or page_size, or on an accelerator raise gpu_memory_utilization",
             param="max_model_len",
         )
-    return CacheConfig(min(fitting, useful), page_size, dtype)
+    return CacheConfig(useful if fitting >= useful else max(_rounded(fitting), least), page_size, dtype)
+
+
+def _rounded(number: int) -> int:
+    """Round down to four significant bits: free memory varies, and another number of pages needs other programs."""
+    step = 1 << max(0, number.bit_length() - 4)
+    return number // step * step
 
 
 def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:

@@ -4,8 +4,8 @@ import logging
 import tempfile
 import threading
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import jax
 from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from orca_jax.exec.host import num_processors
+from orca_jax.exec.program_store import ProgramStore
 from orca_jax.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-_THREADS = 4
+_LEAST_THREADS = 4
 
 
 class CompileCounter:
@@ -122,18 +124,42 @@ def compile_one(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Com
         return lowered.compile()
 
 
-def compile_all[K: Hashable](
-    lowered: Mapping[K, jax.stages.Lowered], options: Options, progress: Progress
+def compile_all[K: tuple[str, int]](
+    lower: Mapping[K, Callable[[], jax.stages.Lowered]], options: Options, progress: Progress, store: ProgramStore
 ) -> dict[K, jax.stages.Compiled]:
-    """Compile programs, several at a time: XLA does not hold Python's lock."""
+    """Load or compile programs, several at a time: XLA does not hold Python's lock.
+
+    Programs missing in the store are traced in this thread, one after the other, while others are being compiled.
+    """
     programs: dict[K, jax.stages.Compiled] = {}
-    progress(0, len(lowered))
-    with ThreadPoolExecutor(_THREADS) as threads:
-        compiled = threads.map(lambda item: (item[0], compile_one(item[1], options)), lowered.items())
-        for number, (key, program) in enumerate(compiled, start=1):
-            programs[key] = program
-            progress(number, len(lowered))
+    progress(0, len(lower))
+
+    def done(key: K, program: jax.stages.Compiled) -> None:
+        programs[key] = program
+        progress(len(programs), len(lower))
+
+    def compile_and_save(key: K, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        program = compile_one(lowered, options)
+        store.save(_file_name(key), program)
+        return program
+
+    threads = ThreadPoolExecutor(max(_LEAST_THREADS, num_processors()))
+    try:
+        stored = threads.map(lambda key: store.load(_file_name(key)), lower)
+        for key, program in zip(lower, stored, strict=True):
+            if program is not None:
+                done(key, program)
+        missing = [key for key in lower if key not in programs]
+        compiled = {threads.submit(compile_and_save, key, lower[key]()): key for key in missing}
+        for future in as_completed(compiled):
+            done(compiled[future], future.result())
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # after an error, the programs not begun are not needed
     return programs
+
+
+def _file_name(key: tuple[str, int]) -> str:
+    return f"{key[0]}-{key[1]}"
 
 
 def memory_of(program: jax.stages.Compiled) -> tuple[int, int]:

@@ -17,11 +17,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
+from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.cache import allocate_cache, allocate_history
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
 from orca_jax.exec.idle import IdleWatch, Pending
+from orca_jax.exec.layers import flatten_module
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
 from orca_jax.exec.programs import DeviceState, Programs
@@ -62,6 +64,7 @@ class JaxExecutor:
         mesh: with a tensor axis.
         progress: called before the first compilation and after each, with the number compiled so far and the total.
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
+        ahead: the programs for the same model, configuration and mesh, if their compilation began before.
     """
 
     def __init__(
@@ -73,12 +76,16 @@ class JaxExecutor:
         progress: Progress = lambda done, total: None,
         *,
         greedy_only: bool = False,
+        ahead: CompiledAhead | None = None,
     ) -> None:
         self.config = config
         self.stats = ExecutorStats()
         self._model = model
         self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._shapes = shapes = Programs(decoder, model, config, mesh, greedy_only=greedy_only)
+        self._shapes = shapes = (
+            ahead.shapes if ahead else Programs(decoder, model, config, mesh, greedy_only=greedy_only)
+        )
+        self._weights, self._unembedding = flatten_module(decoder)[1], flatten_module(decoder.unembedding)[1]
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
         self._state = DeviceState(
             pages=allocate_cache(model, config.cache, mesh),
@@ -91,8 +98,11 @@ class JaxExecutor:
         self._seconds_in_flight = 0.0  # expected for everything submitted and not collected
         self._num_in_flight = 0
         self._counter = CompileCounter()
-        with compile_cache(config.compile_cache):
-            self.programs = shapes.compile(self._state, progress)
+        if ahead is not None:
+            self.programs = ahead.result(progress)
+        else:
+            with compile_cache(config.compile_cache):
+                self.programs = shapes.compile(progress)
         self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
         self._idle.rest()
         self.stats.compiles = self._counter.count
@@ -196,7 +206,7 @@ class JaxExecutor:
         self._seconds_in_flight += self._launch_seconds[bucket] * multi_step.num_steps
         self._idle.begin()
         *state, many = self.programs["multi_step", bucket](
-            self._shapes.weights, self._shapes.unembedding, *self._state, vector, draws, limits
+            self._weights, self._unembedding, *self._state, vector, draws, limits
         )
         self._state = DeviceState(*state)
         self._idle.handed_over(many.num_steps)
@@ -229,7 +239,7 @@ class JaxExecutor:
         self._idle.begin()
         # Passing a host array to the program takes a tenth of the time of a `jax.device_put` before it.
         pages, history, hidden = self.programs["layers", bucket](
-            self._shapes.weights, state.pages, state.history, state.last_token, vector
+            self._weights, state.pages, state.history, state.last_token, vector
         )
         self._state = DeviceState(pages, history, state.last_token, state.unreported)
         self._idle.handed_over(hidden)
@@ -259,7 +269,7 @@ class JaxExecutor:
         self, width: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
     ) -> Drawn:
         shapes, state = self._shapes, self._state
-        plain = shapes.unembedding, state.last_token, hidden, draws
+        plain = self._unembedding, state.last_token, hidden, draws
         self._idle.begin()
         if extras is None:
             kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else shapes.kinds[0]

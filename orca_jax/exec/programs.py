@@ -4,9 +4,10 @@ A launch runs two programs: the layers, compiled once for each bucket, and one o
 runs one program, layers and sampler in a loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import bucket_for, sampler_widths
+from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
 from orca_jax.exec.pack import Layout
+from orca_jax.exec.program_store import ProgramStore
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
@@ -42,8 +45,10 @@ class DeviceState(NamedTuple):
 class Programs:
     """Shapes and programs of one decoder on one mesh. The arguments are those of `JaxExecutor`.
 
+    The decoder may hold shapes in place of parameters, so that programs can be compiled before weights are loaded.
+
     Attributes:
-        weights, unembedding: flat parameters, the first arguments of the programs.
+        weights, unembedding: shapes of the flat parameters, the first arguments of the programs.
         layouts: of each bucket.
         widths: of the samplers, ascending.
         full_widths: of the full samplers.
@@ -54,12 +59,14 @@ class Programs:
     def __init__(
         self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False
     ) -> None:
+        self._is_switched = decoder.is_switched
         self._model = model
         self._config = config
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._structure, self.weights = flatten_module(decoder)
-        self._unembed, self.unembedding = flatten_module(decoder.unembedding)
+        self._structure, weights = flatten_module(decoder)
+        self._unembed, unembedding = flatten_module(decoder.unembedding)
+        self.weights, self.unembedding = _shapes(weights), _shapes(unembedding)
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
         self.widths = sampler_widths(config.num_rows)
@@ -71,24 +78,40 @@ class Programs:
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = self.unembedding[0].shape[0]
 
-    def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
-        """Compile every program for the shapes of `state`."""
-        device = self._mesh.devices.flat[0]
-        return compile_all(self._lower(state), compiler_options(device.platform, device.device_kind), progress)
+    def compile(self, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
+        """Load every program from disk, or compile it."""
+        device, config = self._mesh.devices.flat[0], self._config
+        options = compiler_options(device.platform, device.device_kind)
+        # Neither the directory nor the reaction to late compiles changes a program.
+        shapes = replace(config, compile_cache=None, strict_compile=False)
+        weights = [(each.shape, each.dtype) for each in self.weights]
+        facts = self._model, shapes, self._is_switched, weights, self.widths, sorted(options.items())
+        return compile_all(self._lower(), options, progress, ProgramStore(config.compile_cache, self._mesh, facts))
 
-    def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
-        """Trace and lower every program."""
-        config = self._config
-        lowered = {("layers", bucket): self._lower_layers(bucket, state) for bucket in config.buckets}
-        for width in self.widths:
-            lowered |= {(kind, width): self._lower_sampler(kind, width, state) for kind in self.kinds}
+    def _lower(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
+        """The functions to trace and lower each program, those that take longest to compile first."""
+        config, state = self._config, self._state()
+        lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
         for width in self.full_widths:
-            lowered["full", width] = self._lower_sampler("full", width, state)
+            lower["full", width] = partial(self._lower_sampler, "full", width, state)
+        for bucket in config.buckets:
+            lower["layers", bucket] = partial(self._lower_layers, bucket, state)
+        for width in self.widths:
+            lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
         if config.max_steps > 1:
             most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
             sizes = [size for size in config.buckets if size <= most]
-            lowered |= {("multi_step", size): self._lower_multi_step(size, state) for size in sizes}
-        return lowered
+            lower |= {("multi_step", size): partial(self._lower_multi_step, size, state) for size in sizes}
+        return lower
+
+    def _state(self) -> DeviceState:
+        """The shapes of the state."""
+        config = self._config
+        shape, spec = cache_shape(self._model, config.cache), cache_spec(config.cache)
+        pages: KVPages = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
+        sizes = (config.num_rows, config.max_model_len), (config.num_rows,), (config.num_rows, config.max_steps)
+        history, last_token, unreported = (cast(jax.Array, self._abstract(size)) for size in sizes)
+        return DeviceState(pages, history, last_token, unreported)
 
     def _lower_layers(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
         layout = self.layouts[bucket]
@@ -130,3 +153,11 @@ class Programs:
 
     def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
+
+
+def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+    return [_sharded(each, each.sharding) for each in arrays]
+
+
+def _sharded(shape: jax.Array | jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)

@@ -25,7 +25,7 @@ type LayerAttend[Cache] = Callable[
 ]
 """`Attend` with the layer filled in."""
 
-type Heads = tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]
+type Projections = tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]
 """Queries, keys and values."""
 
 
@@ -57,7 +57,7 @@ class Attention(nnx.Module):
         out, cache = attend(*self.project(x, rotation), cache)
         return self.merge(out, keep), cache
 
-    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Heads:
+    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Projections:
         """Queries, keys and values of every token."""
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,60 @@ def random_decoder(config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int =
     return decoder
 
 
+@dataclass(frozen=True)
+class Loading:
+    """A model that can be loaded: its shapes are known before its weights are read.
+
+    Attributes:
+        config: of the model. If the files contradict its `tied_embeddings`, it has the value of the files.
+    """
+
+    config: ModelConfig
+    _dtype: DType
+    _read: Callable[[ModelConfig, nnx.State, Progress], nnx.State] | None  # None: random weights
+    _seed: int
+
+    def shapes(self, mesh: Mesh) -> Decoder:
+        """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
+        decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self._dtype, mesh))
+        return decoder
+
+    def load(self, mesh: Mesh, progress: Progress = lambda loaded, total: None) -> Decoder:
+        """Read the weights. Raises ConfigError and CheckpointError, as `load_decoder` does."""
+        if self._read is None:
+            return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed)
+        structure, shapes = abstract_decoder(self.config, self._dtype, mesh)
+        decoder: Decoder = nnx.merge(structure, self._read(self.config, shapes, progress))
+        return decoder
+
+
+def prepare_load(
+    source: str | Path,
+    *,
+    dtype: DType,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    config: ModelConfig | None = None,
+) -> Loading:
+    """Find the weights of a model, without reading them. The arguments are those of `load_decoder`.
+
+    Raises:
+        ConfigError: the source, its configuration or the format is wrong.
+        CheckpointError: the files cannot be found or opened.
+    """
+    config = config or read_model_config(source)
+    if load_format == "dummy" or (is_preset(str(source)) and load_format == "auto"):
+        return Loading(config, dtype, None, seed)
+    if is_preset(str(source)):
+        raise ConfigError(
+            f"{source} has no weights in the format {load_format}; use auto or dummy", param="load_format"
+        )
+    directory = Path(source)
+    if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
+        return Loading(config, dtype, partial(load_orbax, directory), seed)
+    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed)
+
+
 def load_decoder(
     source: str | Path,
     *,
@@ -95,21 +151,7 @@ def load_decoder(
         ConfigError: the source, its configuration or the format is wrong, or the model cannot be split over the mesh.
         CheckpointError: the weights do not fit the configuration. The error lists all problems.
     """
-    config = config or read_model_config(source)
-    if load_format == "dummy" or (is_preset(str(source)) and load_format == "auto"):
-        return random_decoder(config, dtype=dtype, mesh=mesh, seed=seed)
-    if is_preset(str(source)):
-        raise ConfigError(
-            f"{source} has no weights in the format {load_format}; use auto or dummy", param="load_format"
-        )
-    directory = Path(source)
-    is_orbax = load_format == "orbax" or (load_format == "auto" and _has_orbax(directory))
-    if not is_orbax:
-        config = with_true_head(directory, config, dtype)
-    structure, shapes = abstract_decoder(config, dtype, mesh)
-    read = load_orbax if is_orbax else load_safetensors
-    decoder: Decoder = nnx.merge(structure, read(directory, config, shapes, progress))
-    return decoder
+    return prepare_load(source, dtype=dtype, load_format=load_format, seed=seed, config=config).load(mesh, progress)
 
 
 def _has_orbax(directory: Path) -> bool:

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.attention import Attend, Attention, Heads, LayerAttend
+from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.rope import Rotation
 
@@ -37,7 +38,7 @@ class Block(nnx.Module):
         out, cache = attend(*self.project(x, rotation), cache)
         return self.finish(x, out, keep), cache
 
-    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Heads:
+    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Projections:
         """The part before attention: queries, keys and values of every token."""
         return self.attention.project(self.attention_norm(x), rotation)
 
@@ -130,7 +131,7 @@ class Decoder(nnx.Module):
         return x, cache
 
     def unstack(self, *, switched: bool = False) -> None:
-        """Replace the stacked parameters by separate arrays for each layer.
+        """Replace the stacked parameters by separate arrays for each layer, or stacked shapes by separate shapes.
 
         The layers are then unrolled, or if `switched`, run in a loop with a switch between their weights.
 
@@ -149,7 +150,7 @@ class Decoder(nnx.Module):
             path, variable = waiting.pop()
             stack, axes = variable.get_value(), variable.get_metadata("axes")
             for index, layer in enumerate(layers):
-                layer.append((path, variable.replace(stack[index], axes=axes[1:])))
+                layer.append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
         self.blocks = nnx.List([nnx.merge(structure, nnx.from_flat_state(layer)) for layer in layers])
 
     @property
@@ -160,6 +161,15 @@ class Decoder(nnx.Module):
     def unembed(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Logits of hidden vectors."""
         return self.unembedding.scores(hidden)
+
+
+def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array | jax.ShapeDtypeStruct:
+    """One layer of stacked values, or its shape."""
+    if isinstance(stack, jax.Array):
+        return stack[index]
+    assert isinstance(stack.sharding, NamedSharding)
+    sharding = NamedSharding(stack.sharding.mesh, PartitionSpec(*stack.sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=sharding)
 
 
 def _switch[Cache](
@@ -178,10 +188,12 @@ def _switch[Cache](
     """
     last = len(blocks) - 1
 
-    def between(index: int) -> Callable[[Array, Heads, Array], tuple[Array, Heads]]:
+    def between(index: int) -> Callable[[Array, Projections, Array], tuple[Array, Projections]]:
         """The parts after the attention of layer `index` and before that of the next one."""
 
-        def run(x: Float[Array, "T E"], heads: Heads, out: Float[Array, "T H D"]) -> tuple[Float[Array, "T E"], Heads]:
+        def run(
+            x: Float[Array, "T E"], heads: Projections, out: Float[Array, "T H D"]
+        ) -> tuple[Float[Array, "T E"], Projections]:
             if index < last:
                 x = blocks[index].finish(x, out)
                 return x, blocks[index + 1].project(x, rotation)
@@ -192,7 +204,7 @@ def _switch[Cache](
 
     branches = [between(index) for index in range(len(blocks))]
 
-    def layer(index: Int[Array, ""], carry: tuple[Array, Heads, Cache]) -> tuple[Array, Heads, Cache]:
+    def layer(index: Int[Array, ""], carry: tuple[Array, Projections, Cache]) -> tuple[Array, Projections, Cache]:
         x, heads, cache = carry
         out, cache = attend(index, *heads, cache)
         return *jax.lax.switch(index, branches, x, heads, out), cache

@@ -1,0 +1,130 @@
+"""Compiled programs on disk, found without tracing.
+
+JAX's own cache finds a program by its lowered code, so each start traces and lowers all programs before it can load
+them. A store finds them by everything that they follow from: the code of this package, the versions of libraries, the
+settings of JAX and XLA, the devices, and the shapes. If any of these changes, nothing is found, and the programs are
+compiled as before.
+
+A stored program is machine code within a pickle. Like JAX's cache, its directory must be writable only by users whom
+the owner trusts.
+"""
+
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import tempfile
+import zlib
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+from jax.sharding import Mesh
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "executables"  # in the directory of JAX's cache
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_num_cpu_devices", "jax_log", "jax_explain")
+
+
+class ProgramStore:
+    """The programs of one configuration in a directory. Nothing that fails here is an error: it returns None.
+
+    Args:
+        directory: of the compile cache; None: nothing is stored.
+        mesh: the devices of the programs.
+        facts: everything else that the programs follow from, apart from their names. Its `repr` is hashed.
+    """
+
+    def __init__(self, directory: str | None, mesh: Mesh, facts: object) -> None:
+        code = code_digest()
+        self._folder = None if directory is None or code is None else Path(directory) / _FOLDER
+        self._devices = mesh.devices.flatten().tolist()
+        text = repr((code, *_surroundings(mesh), facts))
+        self._key = hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def load(self, name: str) -> jax.stages.Compiled | None:
+        """The program, ready to be called, or None if it is absent or cannot be loaded."""
+        if self._folder is None:
+            return None
+        path = self._path(self._folder, name)
+        try:
+            payload, in_tree, out_tree = pickle.loads(zlib.decompress(path.read_bytes()))
+            return serialize_executable.deserialize_and_load(
+                payload, in_tree, out_tree, backend=self._devices[0].client, execution_devices=self._devices
+            )
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # a file of half its length, or one that this version of XLA cannot read
+            logger.warning("the program %s cannot be loaded (%s); it is compiled again", path, _first_line(error))
+            return None
+
+    def save(self, name: str, program: jax.stages.Compiled) -> None:
+        """Keep a program. Without effect if the directory cannot be written or XLA cannot serialise the program."""
+        if self._folder is None:
+            return
+        try:
+            data = zlib.compress(pickle.dumps(serialize_executable.serialize(program)), level=1)
+            self._folder.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                file.write(data)
+            os.replace(file.name, self._path(self._folder, name))
+        except Exception as error:
+            logger.debug("the program %s is not stored: %s", name, _first_line(error))
+
+    def _path(self, folder: Path, name: str) -> Path:
+        return folder / f"{name}-{self._key}"
+
+
+def _surroundings(mesh: Mesh) -> tuple[Any, ...]:
+    """Everything outside this package that a program depends on."""
+    settings = {name: value for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)}
+    device = mesh.devices.flat[0]
+    return (
+        [version(library) for library in ("jax", "jaxlib", "flax")] + [platform.python_version()],
+        (device.platform, device.device_kind, device.client.platform_version, _processor()),
+        (mesh.axis_names, mesh.devices.shape, [each.id for each in mesh.devices.flat]),
+        [os.environ.get(name) for name in _VARIABLES],
+        sorted((name, repr(value)) for name, value in settings.items()),
+    )
+
+
+@cache
+def code_digest() -> str | None:
+    """A digest of the source of this package, or None if there are no source files."""
+    return digest_of(Path(__file__).parents[1])
+
+
+def digest_of(folder: Path) -> str | None:
+    """A digest of all Python files in a folder, with their places, or None if there are none."""
+    files = sorted(folder.rglob("*.py"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+@cache
+def _processor() -> str:
+    """The processor and its instructions: XLA:CPU compiles for those of the machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    wanted = {
+        line.split(":")[0].strip(): line for line in lines if line.startswith(("model name", "flags", "Features"))
+    }
+    return repr((platform.machine(), platform.processor(), sorted(wanted.values())))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
