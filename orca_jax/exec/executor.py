@@ -26,6 +26,7 @@ from orca_jax.exec.idle import IdleWatch, Pending
 from orca_jax.exec.layers import flatten_module
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
+from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import DeviceState, Programs
 from orca_jax.exec.results import Launch, read_many, read_results
 from orca_jax.exec.rows import RowTable
@@ -287,11 +288,10 @@ class JaxExecutor:
         return jax.device_put(array, self._replicated)
 
     def _warm_up(self) -> LaunchTimes:
-        """Run each program without requests, to get lazy start-up work done and to measure it; nothing is written."""
+        """Run each program without requests, to get lazy start-up work done and to measure it."""
         shapes, times = self._shapes, LaunchTimes()
         for bucket in reversed(self.config.buckets):
-            vector = np.zeros(shapes.layouts[bucket].size, np.int32)
-            shapes.layouts[bucket].views(vector)["token_row"][:] = self.config.num_rows
+            vector = probe(shapes.layouts[bucket], self.config)
             launch = Launch.of_nothing(times.measure_layers(bucket, partial(self._run_layers, bucket, vector)))
         for width in shapes.widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])

@@ -1,0 +1,32 @@
+"""A launch without requests, with the work of a busy iteration: to warm programs up and to measure them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orca_jax.config import ExecutorConfig
+from orca_jax.exec.pack import Layout
+
+_CONTEXT = 256  # tokens of each running request, if it may have as many
+
+
+def probe(layout: Layout, config: ExecutorConfig) -> NDArray[np.int32]:
+    """The vector of a launch with one token for each of many running requests, and a part of a prompt in the rest.
+
+    Its keys and values go to pages without a request, and nothing else is written: no token has a row.
+    """
+    size, context = layout.num_tokens, min(_CONTEXT, config.max_model_len)
+    running = size if size <= config.num_rows else config.num_rows - 1
+    prompt = min(size - running, config.max_model_len)
+    lengths = np.array([1] * running + [prompt] * (prompt > 0), np.int32)
+    contexts = np.array([context] * running + [prompt] * (prompt > 0), np.int32)
+    vector = np.zeros(layout.size, np.int32)
+    view, used = layout.views(vector), len(lengths)
+    view["token_row"][:] = config.num_rows
+    view["positions"][:running] = context - 1
+    view["positions"][running : running + prompt] = np.arange(prompt)
+    view["query_start"][:used] = np.cumsum(lengths) - lengths
+    view["query_len"][:used], view["context_len"][:used] = lengths, contexts
+    view["page_table"][:] = (
+        np.arange(view["page_table"].size).reshape(view["page_table"].shape) % config.cache.num_pages
+    )
+    return vector

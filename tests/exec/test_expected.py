@@ -1,0 +1,57 @@
+"""Launches without requests, their times, and the token budget that follows from them."""
+
+import numpy as np
+import pytest
+
+from orca_jax.config import CacheConfig, ExecutorConfig
+from orca_jax.exec.expected import LaunchTimes, budget_within
+from orca_jax.exec.pack import Layout
+from orca_jax.exec.probe import probe
+
+ROWS, LENGTH = 4, 64
+
+
+def probed(size: int, **changes: int) -> dict[str, np.ndarray]:
+    settings = {"num_pages": 20, "length": LENGTH, **changes}
+    config = ExecutorConfig(
+        "float32", 1, (size,), ROWS, settings["length"], CacheConfig(settings["num_pages"], 8, "float32")
+    )
+    layout = Layout(size, ROWS, settings["length"] // 8)
+    return layout.views(probe(layout, config))
+
+
+def test_a_small_launch_has_a_token_of_each_request() -> None:
+    view = probed(3)
+    assert view["query_len"].tolist() == [1, 1, 1, 0] and view["query_start"].tolist() == [0, 1, 2, 0]
+    assert view["context_len"].tolist() == [LENGTH] * 3 + [0] and view["positions"].tolist() == [LENGTH - 1] * 3
+    assert (view["token_row"] == ROWS).all(), "a token with a row would be written to the history"
+
+
+def test_a_large_launch_has_a_part_of_a_prompt_too() -> None:
+    view = probed(16)
+    assert view["query_len"].tolist() == [1, 1, 1, 13] and view["query_start"].tolist() == [0, 1, 2, 3]
+    assert view["context_len"].tolist() == [LENGTH] * 3 + [13]
+    assert view["positions"].tolist() == [LENGTH - 1] * 3 + list(range(13))
+
+
+def test_the_pages_exist_and_the_prompt_is_no_longer_than_a_context() -> None:
+    view = probed(100, num_pages=5)
+    assert view["query_len"][-1] == LENGTH and view["context_len"].max() == LENGTH
+    assert view["page_table"].min() == 0 and view["page_table"].max() == 4
+
+
+@pytest.mark.parametrize(
+    ("target", "budget"), [(0.05, 128), (0.1, 128), (0.2, 256), (0.39, 256), (0.4, 512), (9.0, 512)]
+)
+def test_the_budget_is_the_largest_launch_within_the_target(target: float, budget: int) -> None:
+    seconds = {64: 0.05, 128: 0.1, 256: 0.2, 512: 0.4}
+    assert budget_within(target, seconds, (128, 256, 512)) == budget
+
+
+def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 20.5])
+    monkeypatch.setattr("orca_jax.exec.expected.time.perf_counter", lambda: next(clock))
+    times = LaunchTimes()
+    assert times.measure_layers(8, lambda: 7) == 7
+    times.measure_sampler(lambda: 0)
+    assert times.seconds() == {8: 1.5} and times.seconds(2.0) == {8: 2.5}
