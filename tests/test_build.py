@@ -12,6 +12,7 @@ from orca_jax.exec import executor, layers
 from orca_jax.kernels.ragged_attention import BackendChoice, xla
 from orca_jax.kernels.ragged_attention.api import BACKENDS
 from orca_jax.request import SamplingParams
+from orca_jax.startup import START_PHASES
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 
@@ -62,6 +63,8 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert kv.num_rows == 4
     assert kv.capacity >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
+    assert built.start.programs > 0 and all(built.start.seconds[phase] > 0 for phase in START_PHASES)
+    assert sum(built.start.seconds.values()) <= built.start.total
     built.close()
 
 
@@ -81,7 +84,7 @@ def test_the_choice_of_attention_is_logged(
     def explain(*shapes: object) -> BackendChoice:
         return BackendChoice(BACKENDS[0], "the default of this device", is_slow)
 
-    def stop(*shapes: object) -> None:
+    def stop(*shapes: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layers, "explain_attention", explain)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -29,6 +30,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.progress import progress_bar
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.startup import StartReport, StartTimes
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
@@ -62,6 +64,7 @@ class Built:
     model_config: ModelConfig
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
+    start: StartReport
     executor_config: ExecutorConfig | None = None  # None for the toy
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
@@ -76,12 +79,20 @@ class Built:
         self.close()
 
 
-def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = None) -> Built:
-    """Resolve every "auto", and build an engine. `on_compile` is called between loading and compiling.
+def build_engine(
+    config: EngineConfig, on_compile: Callable[[], None] | None = None, times: StartTimes | None = None
+) -> Built:
+    """Resolve every "auto", and build an engine.
+
+    Args:
+        config: the settings of the user.
+        on_compile: called between loading and compiling.
+        times: takes the phases of the start; None measures them from this call on.
 
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
+    times = times or StartTimes()
     check_settings(config)
     if config.n_workers > 1:
         logger.warning(
@@ -91,15 +102,18 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
             config.n_workers,
         )
     if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
-        return _build_toy(config)
+        return _build_toy(config, times)
     source = model_directory(config.model) or config.model
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
-    from orca_jax.exec.executor import JaxExecutor
+    with times.phase("import"):
+        from orca_jax.exec.executor import JaxExecutor
 
+        import_module("orca_jax.model.load")  # the imports of `_load` would count as loading
     config, self_tests = _test_kernels(config, model)
-    decoder, mesh = _load(config, source, model)
+    with times.phase("load"):
+        decoder, mesh = _load(config, source, model)
     resolved = _resolve(config, model, max_model_len, list(mesh.devices.flat))
     # These may raise errors, so they come before minutes of compilation.
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -108,9 +122,9 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     _log_attention(model, resolved, mesh)
     if on_compile is not None:
         on_compile()
-    executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress))
+    executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress), times=times)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return replace(_built(engine, tokenizer, model, header, resolved), self_tests=self_tests)
+    return replace(_built(engine, tokenizer, model, header, times, resolved), self_tests=self_tests)
 
 
 def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
@@ -149,10 +163,11 @@ def _built(
     tokenizer: Tokenizer,
     model: ModelConfig,
     header: TimelineHeader,
+    times: StartTimes,
     resolved: ExecutorConfig | None = None,
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
-    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, resolved)
+    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, times.report(), resolved)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -285,7 +300,7 @@ def default_tokens(config: EngineConfig, platform: str) -> int:
     return max(largest, 2 * config.max_num_seqs) if has_budget else largest
 
 
-def _build_toy(config: EngineConfig) -> Built:
+def _build_toy(config: EngineConfig, times: StartTimes) -> Built:
     """Build an engine with the toy model or its clock, for tests and load tests: it starts at once and needs no JAX."""
     check_toy(config)
     override = None if config.model == TOY else Clock(clock_latency(config.model))
@@ -302,7 +317,7 @@ def _build_toy(config: EngineConfig) -> Built:
     )
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
-    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, header)
+    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, header, times)
 
 
 def _dtype(config: EngineConfig, platform: str) -> DType:

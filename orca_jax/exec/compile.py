@@ -19,16 +19,24 @@ from orca_jax.progress import Progress
 logger = logging.getLogger(__name__)
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_EVENT = "/jax/compilation_cache/cache_hits"
 _THREADS = 4
 
 
 class CompileCounter:
-    """Counts programs compiled by XLA or fetched from its cache, in the whole process, until it is closed."""
+    """Counts programs compiled by XLA or fetched from its cache, in the whole process, until it is closed.
+
+    Attributes:
+        count: programs of both kinds.
+        from_cache: those fetched from the cache.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.from_cache = 0
         self._lock = threading.Lock()
         monitoring.register_event_duration_secs_listener(self._on_event)
+        monitoring.register_event_listener(self._on_cache_event)
 
     def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILE_EVENT:
@@ -36,8 +44,14 @@ class CompileCounter:
                 self.count += 1
             logger.debug("compiled in %.2f s", duration_secs)
 
+    def _on_cache_event(self, event: str, **_: str | int) -> None:
+        if event == _CACHE_EVENT:
+            with self._lock:
+                self.from_cache += 1
+
     def close(self) -> None:
         monitoring.unregister_event_duration_listener(self._on_event)
+        monitoring.unregister_event_listener(self._on_cache_event)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
+from orca_jax.startup import StartTimes
 from orca_jax.step import ExecutorStats, Handle, MultiStep, StepPlan, StepResult
 
 
@@ -62,6 +63,7 @@ class JaxExecutor:
         mesh: with a tensor axis.
         progress: called before the first compilation and after each, with the number compiled so far and the total.
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
+        times: takes the phases of the start and the number of programs.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class JaxExecutor:
         progress: Progress = lambda done, total: None,
         *,
         greedy_only: bool = False,
+        times: StartTimes | None = None,
     ) -> None:
+        times = times or StartTimes()
         self.config = config
         self.stats = ExecutorStats()
         self._model = model
@@ -92,8 +96,10 @@ class JaxExecutor:
         self._num_in_flight = 0
         self._counter = CompileCounter()
         with compile_cache(config.compile_cache):
-            self.programs = shapes.compile(self._state, progress)
-        self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
+            self.programs = shapes.compile(self._state, progress, times)
+        times.count(len(self.programs), self._counter.from_cache)
+        with times.phase("warm_up"):
+            self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
         self._idle.rest()
         self.stats.compiles = self._counter.count
 

@@ -25,6 +25,7 @@ from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sample
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
+from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("multi_step", bucket), ("full", width) or (a kind of plain samplers, width)."""
@@ -71,10 +72,15 @@ class Programs:
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = self.unembedding[0].shape[0]
 
-    def compile(self, state: DeviceState, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
+    def compile(
+        self, state: DeviceState, progress: Progress, times: StartTimes
+    ) -> dict[ProgramName, jax.stages.Compiled]:
         """Compile every program for the shapes of `state`."""
         device = self._mesh.devices.flat[0]
-        return compile_all(self._lower(state), compiler_options(device.platform, device.device_kind), progress)
+        with times.phase("trace"):
+            lowered = self._lower(state)
+        with times.phase("compile"):
+            return compile_all(lowered, compiler_options(device.platform, device.device_kind), progress)
 
     def _lower(self, state: DeviceState) -> Mapping[ProgramName, jax.stages.Lowered]:
         """Trace and lower every program."""

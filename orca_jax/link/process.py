@@ -21,6 +21,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
+from orca_jax.startup import StartTimes
 
 HEARTBEAT_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 1.0  # between the front end's end and a forced exit
@@ -66,7 +67,9 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     if not isinstance(start, Start):
         return 0
     status.enter("loading")
-    built = build_engine(start.config, on_compile=lambda: status.enter("compiling"))
+    times = StartTimes(start.begun)
+    times.add("import", times.elapsed)
+    built = build_engine(start.config, on_compile=lambda: status.enter("compiling"), times=times)
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)

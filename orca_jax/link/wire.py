@@ -28,6 +28,7 @@ class Start(Message, frozen=True):
     """Front end, the first message: build this engine."""
 
     config: EngineConfig
+    begun: float | None = None  # begin of the start on the system's monotonic clock; None: when the engine reads this
 
 
 class Submit(Message, frozen=True):

@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Generator, Sequence
 from functools import partial
 
@@ -42,17 +43,21 @@ DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health r
 RARE_COLLECTIONS = (100_000, 20, 20)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, begun: float | None = None) -> int:
     """Serve until a signal or the engine's end.
+
+    Args:
+        argv: the flags; None for those of this process.
+        begun: begin of the start in seconds of `time.monotonic`, for the reported times; None for now.
 
     Returns:
         0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong.
     """
     with lasting_output():
-        return _main(argv)
+        return _main(argv, time.monotonic() if begun is None else begun)
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def _main(argv: Sequence[str] | None, begun: float) -> int:
     try:
         config = parse_args(argv)
         configure_logging(config)
@@ -62,7 +67,7 @@ def _main(argv: Sequence[str] | None) -> int:
         connection_limit()  # raises if it is too low
         with listening(config) as listener:
             gc.set_threshold(*RARE_COLLECTIONS)
-            return asyncio.run(_serve(config, listener, context))
+            return asyncio.run(_serve(config, listener, context, begun))
     except ConfigError as error:
         print(f"error: {_flag_message(error)}", file=sys.stderr)
         return EXIT_CONFIG
@@ -118,8 +123,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    return await _ServerRun(config, listener, context).run()
+async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float) -> int:
+    return await _ServerRun(config, listener, context, begun).run()
 
 
 class _ServerRun:
@@ -139,8 +144,11 @@ class _ServerRun:
     | HTTP server ended | raise its exception, or end with 0 | raise its exception, or end with 0 |
     """
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float
+    ) -> None:
         self._config = config
+        self._begun = begun
         self._listener = listener
         self._context = context
         self._tracing = start_tracing(config)
@@ -154,7 +162,7 @@ class _ServerRun:
         """Serve until an event of the table ends the run; return the exit code. Raises ConfigError."""
         signals = _Signals()
         server = _Server(self._uvicorn_config(), self._config, self._context)
-        supervisor = Supervisor(self._config, self._client, self._engine_ready)
+        supervisor = Supervisor(self._config, self._client, self._engine_ready, begun=self._begun)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         engine = asyncio.create_task(supervisor.run())
         try:

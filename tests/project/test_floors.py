@@ -11,7 +11,7 @@ import pytest
 
 from tests.project.source import ROOT, SourceFile, python_files
 
-FACTS = frozenset({"checks", "errors", "config", "request", "step"})
+FACTS = frozenset({"checks", "errors", "config", "request", "startup", "step"})
 
 # The floors, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
@@ -20,6 +20,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "config": frozenset({"checks", "errors"}),
     "request": frozenset({"checks", "errors"}),
     "step": frozenset({"request"}),
+    "startup": frozenset(),
     "bundled": frozenset({"checks", "errors"}),
     "flags": FACTS,
     "logs": FACTS | {"server_config"},
