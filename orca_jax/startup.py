@@ -1,4 +1,4 @@
-"""The start of an engine: the seconds of each phase."""
+"""The start of an engine: the seconds of each phase, and a summary of what was started."""
 
 import threading
 import time
@@ -24,6 +24,48 @@ class StartReport:
     total: float
     programs: int = 0  # compiled or read from the cache
     from_cache: int = 0  # of these, read from the cache
+
+    def text(self) -> str:
+        """Return the total, and the phases of 50 ms or more, as `12.3 s (import 2.1, compile 8.0)`."""
+        parts = [f"{name.replace('_', '-')} {time:.1f}" for name, time in self.seconds.items() if time >= 0.05]
+        return f"{self.total:.1f} s" + (f" ({', '.join(parts)})" if parts else "")
+
+
+@dataclass(frozen=True)
+class EngineSummary:
+    """The settings of an engine after the resolution of every "auto", and its start.
+
+    An engine without a device has empty strings for its settings.
+    """
+
+    max_model_len: int
+    kv_tokens: int  # that fit into the KV cache
+    kv_requests: int  # of `max_model_len` tokens, that fit into the KV cache together
+    token_budget: int  # most tokens of one launch, and with a token budget of one iteration
+    scheduler: str
+    start: StartReport
+    device: str = ""  # kind, such as "cpu" or "NVIDIA H200"
+    num_devices: int = 0
+    dtype: str = ""
+    kv_cache_dtype: str = ""
+    attention: str = ""  # implementation
+
+    def line(self, model: str) -> str:
+        """Return the line of text about this engine for logs and terminals."""
+        start, place, programs = self.start, "without a device", ""
+        if self.device:
+            place = f"on {self.num_devices} x {self.device}, {self.dtype}, attention by {self.attention}"
+            programs = f"{start.programs} programs ({start.from_cache} from the cache)"
+        cache = " ".join(filter(None, (self.kv_cache_dtype, "KV cache")))
+        parts = (
+            f"{model} {place}",
+            f"context of {self.max_model_len:,} tokens",
+            f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests)",
+            f"scheduler {self.scheduler}, at most {self.token_budget:,} tokens at once",
+            programs,
+            f"ready after {start.text()}",
+        )
+        return "; ".join(filter(None, parts))
 
 
 class StartTimes:

@@ -1,12 +1,13 @@
 """The phases of a start, with a clock moved by the test."""
 
 import threading
+from typing import Any
 
 import pytest
 
 from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
-from orca_jax.startup import START_PHASES, StartTimes
+from orca_jax.startup import START_PHASES, EngineSummary, StartReport, StartTimes
 
 
 class MovedClock:
@@ -85,3 +86,32 @@ def test_the_total_begins_in_another_process() -> None:
     built = build_engine(EngineConfig(model="preset:toy"), times=StartTimes(StartTimes()._clock() - 50))
     assert 50 <= built.start.total < 80
     assert (built.start.programs, built.start.seconds["compile"]) == (0, 0)
+
+
+def test_the_line_about_an_engine() -> None:
+    start = StartReport({"import": 2.14, "load": 0.5, "trace": 0.01, "compile": 8.0, "warm_up": 0.7}, 12.34, 16, 12)
+    summary = EngineSummary(1024, 73600, 71, 128, "chunked", start, "cpu", 2, "bfloat16", "float32", "xla")
+    assert summary.line("demo") == (
+        "demo on 2 x cpu, bfloat16, attention by xla; context of 1,024 tokens; float32 KV cache of 73,600 tokens "
+        "(71 full requests); scheduler chunked, at most 128 tokens at once; 16 programs (12 from the cache); ready "
+        "after 12.3 s (import 2.1, load 0.5, compile 8.0, warm-up 0.7)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "requests"),
+    [
+        ({"num_pages": 13, "page_size": 16}, 208, 2),  # 5 pages for 70 tokens
+        ({"scheduler": "orca", "num_pages": 100, "page_size": 16, "n_slots": 150}, 150, 2),
+    ],
+)
+def test_the_line_of_the_toy_is_logged(
+    settings: dict[str, Any], tokens: int, requests: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "orca_jax.build.engine"):
+        built = build_engine(EngineConfig(model="preset:toy", max_model_len=70, max_num_seqs=2, **settings))
+    (record,) = caplog.records
+    assert record.message.startswith(
+        f"preset:toy without a device; context of 70 tokens; KV cache of {tokens} tokens ({requests} full requests); "
+        f"scheduler {built.summary.scheduler}, at most {built.summary.token_budget:,} tokens at once; ready after "
+    )

@@ -13,6 +13,7 @@ import msgspec
 from orca_jax.build.scheduler import build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import check_settings, check_toy, traits_of
+from orca_jax.build.summary import summary_of
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.checks import did_you_mean
 from orca_jax.config import (
@@ -27,10 +28,10 @@ from orca_jax.config import (
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.progress import progress_bar
+from orca_jax.progress import line_without_bars, progress_bar
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
-from orca_jax.startup import StartReport, StartTimes
+from orca_jax.startup import EngineSummary, StartReport, StartTimes
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
@@ -64,9 +65,14 @@ class Built:
     model_config: ModelConfig
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
-    start: StartReport
+    summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
+
+    @property
+    def start(self) -> StartReport:
+        """Times and programs of the start."""
+        return self.summary.start
 
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
@@ -82,7 +88,7 @@ class Built:
 def build_engine(
     config: EngineConfig, on_compile: Callable[[], None] | None = None, times: StartTimes | None = None
 ) -> Built:
-    """Resolve every "auto", and build an engine.
+    """Resolve every "auto", build an engine, and log a line about it.
 
     Args:
         config: the settings of the user.
@@ -92,7 +98,12 @@ def build_engine(
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
-    times = times or StartTimes()
+    built = _build(config, on_compile, times or StartTimes())
+    logger.info("%s", built.summary.line(config.model))
+    return built
+
+
+def _build(config: EngineConfig, on_compile: Callable[[], None] | None, times: StartTimes) -> Built:
     check_settings(config)
     if config.n_workers > 1:
         logger.warning(
@@ -107,6 +118,8 @@ def build_engine(
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
+    if config.progress:
+        line_without_bars(f"loading and compiling {config.model}")
     with times.phase("import"):
         from orca_jax.exec.executor import JaxExecutor
 
@@ -119,12 +132,14 @@ def build_engine(
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
     observer = _observer(header)
-    _log_attention(model, resolved, mesh)
+    attention = _log_attention(model, resolved, mesh)
     if on_compile is not None:
         on_compile()
     executor = JaxExecutor(decoder, model, resolved, mesh, progress_bar("Compiling", config.progress), times=times)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return replace(_built(engine, tokenizer, model, header, times, resolved), self_tests=self_tests)
+    device = mesh.devices.flat[0].device_kind
+    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
+    return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
 
 
 def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
@@ -163,11 +178,11 @@ def _built(
     tokenizer: Tokenizer,
     model: ModelConfig,
     header: TimelineHeader,
-    times: StartTimes,
+    summary: EngineSummary,
     resolved: ExecutorConfig | None = None,
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
-    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, times.report(), resolved)
+    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, summary, resolved)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -262,8 +277,8 @@ def _resolve(
     )
 
 
-def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> None:
-    """Log the implementation of attention, and the reason; warn if the device has a faster one for other settings.
+def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> str:
+    """Return the implementation of attention. Log the reason; warn if the device has a faster one for other settings.
 
     Raises:
         ConfigError: the configured implementation cannot do these shapes on this device.
@@ -277,6 +292,7 @@ def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> 
     level = logging.WARNING if choice.is_slow else logging.INFO
     slowly = ". It is slower than the kernels named here" if choice.is_slow else ""
     logger.log(level, "attention by %r: %s%s", choice.backend.name, choice.reason, slowly)
+    return choice.backend.name
 
 
 def _timeline_header(
@@ -317,7 +333,8 @@ def _build_toy(config: EngineConfig, times: StartTimes) -> Built:
     )
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
-    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, header, times)
+    tokenizer = _tokenizer(config, config.model)
+    return _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
 
 
 def _dtype(config: EngineConfig, platform: str) -> DType:

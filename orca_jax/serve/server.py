@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import shlex
 import signal
 import socket
 import ssl
@@ -12,7 +11,6 @@ import time
 from collections.abc import Generator, Sequence
 from functools import partial
 
-import msgspec
 import uvicorn
 
 from orca_jax.console import lasting_output
@@ -24,6 +22,7 @@ from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import Service, check_texts
 from orca_jax.serve.accept import Acceptor, connection_limit
+from orca_jax.serve.announcement import announcement
 from orca_jax.serve.app import create_app
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connection_class
@@ -213,7 +212,7 @@ class _ServerRun:
         await self._service.set_ready(ready)
         if not self._has_announced:
             self._has_announced = True
-            print(_announcement(self._config, self._listener), flush=True)
+            print(announcement(self._config, url_of(self._config, self._listener), ready.summary), flush=True)
 
     def _uvicorn_config(self) -> uvicorn.Config:
         config = self._config
@@ -239,17 +238,3 @@ def _flag_message(error: ConfigError) -> str:
     if error.param is None or error.message.startswith("--"):
         return error.message
     return f"--{error.param.replace('_', '-')}: {error.message}"
-
-
-def _announcement(config: ServerConfig, listener: socket.socket) -> str:
-    name, url = config.names[0], url_of(config, listener)
-    body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
-    data = shlex.quote(msgspec.json.encode(body).decode())
-    options = "" if config.uds is None else f" --unix-socket {shlex.quote(config.uds)}"
-    if config.ssl_certfile is not None:
-        options += f" --cacert {shlex.quote(config.ssl_certfile)}"
-    if config.api_key or config.api_key_file is not None:
-        options += " -H 'authorization: Bearer YOUR-KEY'"
-    return (
-        f"Serving {name} on {url}\ncurl -gN{options} {url}/v1/completions -H 'content-type: application/json' -d {data}"
-    )

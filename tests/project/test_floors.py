@@ -41,7 +41,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "build": FACTS
     | {"bundled", "progress", "sched", "kernels", "text", "model", "exec", "ranker", "sim", "engine", "timeline"},
     "llm": FACTS | {"progress", "build", "engine", "text"},
-    "link": FACTS | {"bundled", "console", "server_config", "logs", "engine", "build"},
+    "link": FACTS | {"bundled", "console", "progress", "server_config", "logs", "engine", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
