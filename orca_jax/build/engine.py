@@ -6,18 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
+from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.scheduler import build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import check_settings, check_toy, traits_of
 from orca_jax.build.summary import summary_of
 from orca_jax.bundled import is_preset, model_directory
-from orca_jax.checks import did_you_mean
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
+    AttentionName,
     CacheConfig,
     DType,
     EngineConfig,
@@ -28,13 +29,14 @@ from orca_jax.config import (
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars, progress_bar
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter, check_trace_file
 
 if TYPE_CHECKING:
     import jax
@@ -105,6 +107,8 @@ def build_engine(
 
 def _build(config: EngineConfig, on_compile: Callable[[], None] | None, times: StartTimes) -> Built:
     check_settings(config)
+    if config.trace_file is not None:
+        check_trace_file(config.trace_file)
     if config.n_workers > 1:
         logger.warning(
             "n_workers is %d, but the model has one pipeline stage: the batches take turns on it, so only the time of "
@@ -118,6 +122,7 @@ def _build(config: EngineConfig, on_compile: Callable[[], None] | None, times: S
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
+    check_weights(source, config.load_format)
     if config.progress:
         line_without_bars(f"loading and compiling {config.model}")
     with times.phase("import"):
@@ -169,7 +174,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
     )
     outcome = try_implementations(trial, cache_directory(config.compile_cache))
     if outcome.implementation is not None:
-        config = replace(config, attention_implementation=outcome.implementation)
+        config = replace(config, attention_implementation=cast(AttentionName, outcome.implementation))
     return config, outcome.tests
 
 
@@ -205,8 +210,8 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
     """Load the model onto its devices."""
     from orca_jax.model.load import load_decoder, tensor_mesh
 
-    devices = _devices(config, model)
-    _check_platform(config, devices[0].platform)
+    devices = claim_devices(config, model)
+    check_platform(config, devices[0].platform)
     mesh = tensor_mesh(devices)
     decoder = load_decoder(
         source,
@@ -220,22 +225,6 @@ def _load(config: EngineConfig, source: str, model: ModelConfig) -> "tuple[Decod
     if devices[0].platform != "tpu":
         decoder.unstack()  # on CPUs and GPUs a scan over layers would copy the weights of every layer
     return decoder, mesh
-
-
-def _check_platform(config: EngineConfig, platform: str) -> None:
-    """Refuse settings that the devices cannot honour. Raises ConfigError."""
-    from orca_jax.kernels.ragged_attention import implementations
-
-    known, chosen = implementations(platform), config.attention_implementation
-    if chosen not in (None, *known):
-        message = f"attention_implementation must be one of {', '.join(known)} on {platform} devices, got {chosen!r}"
-        raise ConfigError(message + did_you_mean(chosen, known), param="attention_implementation")
-    if platform == "cpu" and config.gpu_memory_utilization is not None:
-        message = (
-            "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
-            "leave it out, or give num_pages"
-        )
-        raise ConfigError(message, param="gpu_memory_utilization")
 
 
 def _resolve(
@@ -341,46 +330,6 @@ def _dtype(config: EngineConfig, platform: str) -> DType:
     if config.dtype != "auto":
         return config.dtype
     return "float32" if platform == "cpu" else "bfloat16"
-
-
-def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
-    """Return the devices of the mesh, and claim their memory.
-
-    A CPU has one JAX device per core, since a loop of attention uses one core.
-
-    Raises:
-        ConfigError: there are fewer devices than wanted.
-    """
-    import jax
-
-    from orca_jax.exec.host import num_processors
-    from orca_jax.exec.memory import claim_memory
-    from orca_jax.model.sharding import most_shards
-
-    claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
-    wanted = config.tensor_parallel_size
-    cores = num_processors()
-    try:
-        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more
-        jax.config.update("jax_num_cpu_devices", most)
-    except RuntimeError:  # a backend runs already, so the number of devices is fixed
-        cores = min(cores, len(jax.devices("cpu")))
-    devices = jax.local_devices()
-    on_cpu = devices[0].platform == "cpu"
-    if on_cpu and wanted is not None and wanted > cores:
-        logger.warning(
-            "tensor_parallel_size %d is more than the %d cores of this CPU: shards wait for each other; lower it or "
-            "leave it out",
-            wanted,
-            cores,
-        )
-    size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)
-    if size > len(devices):
-        raise ConfigError(
-            f"tensor_parallel_size is {size} but this process sees {len(devices)} {devices[0].platform} devices",
-            param="tensor_parallel_size",
-        )
-    return devices[:size]
 
 
 def cache_directory(directory: str | None) -> str | None:
