@@ -14,6 +14,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
+AttentionName = Literal["tpu", "gpu", "triton", "gather", "xla", "reference"]  # see docs/kernels.md
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
@@ -133,7 +134,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
-    attention_implementation: str | None = None
+    attention_implementation: AttentionName | None = None
     kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
     trace_file: str | None = None  # file for the timeline, which `python -m orca_jax.timeline` shows
     progress: bool = True  # bars on standard error while loading and compiling

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, or nothing."""
+"""Progress on standard error: bars on a terminal, else lines of text."""
 
 import sys
 from collections.abc import Callable
@@ -18,8 +18,20 @@ def bar(**options: Any) -> "tqdm[Any]":
     return tqdm(file=stream, **{"disable": stream is None, **options})
 
 
+def has_terminal() -> bool:
+    """Return True if standard error is a terminal. In a file, the control characters of bars join all lines to one."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def line_without_bars(text: str) -> None:
+    """Print a line on standard error, unless bars are drawn there."""
+    if sys.stderr is not None and not has_terminal():
+        print(text, file=LastingStream(sys.stderr), flush=True)
+
+
 def progress_bar(label: str, enabled: bool) -> Progress:
-    """Return a function that draws a bar; the bar disappears after the last piece."""
+    """Return a function that draws a bar on a terminal; the bar disappears after the last piece."""
+    enabled = enabled and has_terminal()
     shown: tqdm[Any] | None = None
 
     def show(done: int, total: int) -> None:

@@ -12,6 +12,7 @@ from orca_jax.exec import executor, layers
 from orca_jax.kernels.ragged_attention import BackendChoice, xla
 from orca_jax.kernels.ragged_attention.api import BACKENDS
 from orca_jax.request import SamplingParams
+from orca_jax.startup import START_PHASES
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 
@@ -62,6 +63,13 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert kv.num_rows == 4
     assert kv.capacity >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
+    assert built.start.programs > 0 and all(built.start.seconds[phase] > 0 for phase in START_PHASES)
+    assert max(built.start.seconds.values()) <= built.start.total, "phases may overlap"
+    summary = built.summary
+    assert (summary.device, summary.num_devices) == ("cpu", resolved.tensor_parallel_size)
+    assert (summary.dtype, summary.kv_cache_dtype, summary.attention) == ("float32", "float32", "xla")
+    assert (summary.token_budget, summary.kv_tokens, summary.max_model_len) == (4, kv.capacity, 48)
+    assert summary.kv_requests >= 4
     built.close()
 
 
@@ -81,7 +89,7 @@ def test_the_choice_of_attention_is_logged(
     def explain(*shapes: object) -> BackendChoice:
         return BackendChoice(BACKENDS[0], "the default of this device", is_slow)
 
-    def stop(*shapes: object) -> None:
+    def stop(*shapes: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layers, "explain_attention", explain)

@@ -14,10 +14,11 @@ from typing import Any, TextIO
 import httpx
 import pytest
 
+from orca_jax import progress
 from orca_jax.batch.__main__ import main as batch
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.console import LastingStream, lasting_output
-from orca_jax.progress import bar, progress_bar
+from orca_jax.progress import bar, line_without_bars, progress_bar
 from orca_jax.timeline.__main__ import main as timeline
 from tests.timeline.traced import ONE, TracedLab
 
@@ -107,13 +108,32 @@ def test_progress_bars_survive_a_closed_standard_error(monkeypatch: pytest.Monke
     for kind in BROKEN.values():
         with kind() as stream:
             monkeypatch.setattr(sys, "stderr", stream)
+            monkeypatch.setattr(progress, "has_terminal", lambda: True)
             show = progress_bar("Loading", enabled=True)
             show(1, 2)
             show(2, 2)
             with bar(total=1, desc="Generating", dynamic_ncols=True) as shown:
                 shown.update()
+            monkeypatch.undo()
+            monkeypatch.setattr(sys, "stderr", stream)
+            line_without_bars("loading")
     monkeypatch.setattr(sys, "stderr", None)
+    line_without_bars("loading")
     assert bar(total=1).disable
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_bars_are_for_terminals_and_lines_for_files(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    line_without_bars("loading and compiling demo")
+    show = progress_bar("Loading", enabled=True)
+    show(1, 2)
+    show(2, 2)
+    written = capsys.readouterr().err
+    assert (written == "loading and compiling demo\n") != is_terminal
+    assert ("Loading:" in written) == is_terminal
 
 
 def run(*words: str, **files: Any) -> subprocess.CompletedProcess[str]:

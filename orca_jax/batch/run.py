@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
-from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.link.open_files import file_limit, free_files, raise_file_limit
 from orca_jax.openai.model import check_texts
@@ -51,7 +49,7 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     check_readable(config.input)
     with OutputFile(config.output, overwrite=config.overwrite) as output, Ledger() as ledger:
         with summary.timed("examine_s"):
-            file = examine(config.input, progress_bar("Reading", shows and sys.stderr.isatty()))
+            file = examine(config.input, progress_bar("Reading", shows))
         record = record_of(file, config.meaning)
         with summary.timed("resume_s"):
             _recover(config, record, output, ledger, summary)
@@ -102,7 +100,7 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
         return
     with summary.timed("load_s"):
         check_texts(config.server)
-        built = _build(config.server.engine)
+        built = build_engine(config.server.engine)
     with built:
         yield LocalEngine(built, config.server)
 
@@ -114,14 +112,6 @@ def _check_files(num_connections: int) -> None:
     if num_connections > free:
         message = f"must be at most {free}, since the limit of open files is {file_limit()} (ulimit -n)"
         raise ConfigError(message, param="concurrency")
-
-
-def _build(config: EngineConfig) -> Built:
-    """Build the engine, with progress bars on a terminal and one line elsewhere. Raises ConfigError."""
-    has_terminal = sys.stderr.isatty()
-    if config.progress and not has_terminal:
-        print(f"loading and compiling {config.model}", file=sys.stderr, flush=True)
-    return build_engine(replace(config, progress=config.progress and has_terminal))
 
 
 class BatchRun:

@@ -12,6 +12,7 @@ from orca_jax.bench import (
     prefix_reuse,
     replay,
     schedulers,
+    start,
     timeline_cost,
 )
 from orca_jax.bench.online import command as online
@@ -30,6 +31,7 @@ COMMANDS = {
     "prefix": prefix_reuse,
     "replay": replay,
     "schedulers": schedulers,
+    "start": start,
     "tracing": timeline_cost,
 }
 

@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
+from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.scheduler import build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import check_settings, check_toy, traits_of
+from orca_jax.build.summary import summary_of
 from orca_jax.bundled import is_preset, model_directory
-from orca_jax.checks import did_you_mean
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
+    AttentionName,
     CacheConfig,
     DType,
     EngineConfig,
@@ -26,12 +28,14 @@ from orca_jax.config import (
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.progress import progress_bar
+from orca_jax.model.weight_files import check_weights
+from orca_jax.progress import line_without_bars, progress_bar
 from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.startup import EngineSummary, StartReport, StartTimes
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter, check_trace_file
 
 if TYPE_CHECKING:
     import jax
@@ -62,8 +66,14 @@ class Built:
     model_config: ModelConfig
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
+    summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
+
+    @property
+    def start(self) -> StartReport:
+        """Times and programs of the start."""
+        return self.summary.start
 
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
@@ -76,13 +86,28 @@ class Built:
         self.close()
 
 
-def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = None) -> Built:
-    """Resolve every "auto", and build an engine. `on_compile` is called between loading and compiling.
+def build_engine(
+    config: EngineConfig, on_compile: Callable[[], None] | None = None, times: StartTimes | None = None
+) -> Built:
+    """Resolve every "auto", build an engine, and log a line about it.
+
+    Args:
+        config: the settings of the user.
+        on_compile: called between loading and compiling.
+        times: takes the phases of the start; None measures them from this call on.
 
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
+    built = _build(config, on_compile, times or StartTimes())
+    logger.info("%s", built.summary.line(config.model))
+    return built
+
+
+def _build(config: EngineConfig, on_compile: Callable[[], None] | None, times: StartTimes) -> Built:
     check_settings(config)
+    if config.trace_file is not None:
+        check_trace_file(config.trace_file)
     if config.n_workers > 1:
         logger.warning(
             "n_workers is %d, but the model has one pipeline stage: the batches take turns on it, so only the time of "
@@ -91,21 +116,25 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
             config.n_workers,
         )
     if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
-        return _build_toy(config)
+        return _build_toy(config, times)
     source = model_directory(config.model) or config.model
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = _max_model_len(config, model)
-    from orca_jax.exec.ahead import CompiledAhead
-    from orca_jax.exec.compile import compile_cache
-    from orca_jax.exec.executor import JaxExecutor
-    from orca_jax.exec.programs import Programs
-    from orca_jax.model.load import prepare_load, tensor_mesh
+    check_weights(source, config.load_format)
+    if config.progress:
+        line_without_bars(f"loading and compiling {config.model}")
+    with times.phase("import"):
+        from orca_jax.exec.ahead import CompiledAhead
+        from orca_jax.exec.compile import compile_cache
+        from orca_jax.exec.executor import JaxExecutor
+        from orca_jax.exec.programs import Programs
+        from orca_jax.model.load import prepare_load, tensor_mesh
 
     config, self_tests = _test_kernels(config, model)
-    devices = _devices(config, model)
+    devices = claim_devices(config, model)
     platform = devices[0].platform
-    _check_platform(config, platform)
+    check_platform(config, platform)
     mesh = tensor_mesh(devices)
     weights = prepare_load(
         source, dtype=_dtype(config, platform), load_format=config.load_format, seed=config.seed, config=model
@@ -116,18 +145,21 @@ def build_engine(config: EngineConfig, on_compile: Callable[[], None] | None = N
     scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
     observer = _observer(header)
-    _log_attention(model, resolved, mesh)
+    attention = _log_attention(model, resolved, mesh)
     with (
         compile_cache(resolved.compile_cache),
-        CompiledAhead(Programs(shapes, weights.config, resolved, mesh)) as ahead,
+        CompiledAhead(Programs(shapes, weights.config, resolved, mesh), times) as ahead,
     ):
-        decoder = _unstacked(weights.load(mesh, progress_bar("Loading", config.progress)), platform)
+        with times.phase("load"):
+            decoder = _unstacked(weights.load(mesh, progress_bar("Loading", config.progress)), platform)
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", config.progress)
-        executor = JaxExecutor(decoder, weights.config, resolved, mesh, compiling, ahead=ahead)
+        executor = JaxExecutor(decoder, weights.config, resolved, mesh, compiling, ahead=ahead, times=times)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
-    return replace(_built(engine, tokenizer, model, header, resolved), self_tests=self_tests)
+    device = mesh.devices.flat[0].device_kind
+    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
+    return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
 
 
 def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
@@ -157,7 +189,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
     )
     outcome = try_implementations(trial, cache_directory(config.compile_cache))
     if outcome.implementation is not None:
-        config = replace(config, attention_implementation=outcome.implementation)
+        config = replace(config, attention_implementation=cast(AttentionName, outcome.implementation))
     return config, outcome.tests
 
 
@@ -166,10 +198,11 @@ def _built(
     tokenizer: Tokenizer,
     model: ModelConfig,
     header: TimelineHeader,
+    summary: EngineSummary,
     resolved: ExecutorConfig | None = None,
 ) -> Built:
     grammars = GrammarFactory(tokenizer, model.vocab_size, model.eos_token_ids)
-    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, resolved)
+    return Built(engine, tokenizer, grammars, model, header.max_model_len, header, summary, resolved)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -193,22 +226,6 @@ def _unstacked(decoder: "Decoder", platform: str) -> "Decoder":
     if platform != "tpu":  # on CPUs and GPUs a scan over layers would copy the weights of every layer
         decoder.unstack(switched=platform == "cpu")
     return decoder
-
-
-def _check_platform(config: EngineConfig, platform: str) -> None:
-    """Refuse settings that the devices cannot honour. Raises ConfigError."""
-    from orca_jax.kernels.ragged_attention import implementations
-
-    known, chosen = implementations(platform), config.attention_implementation
-    if chosen not in (None, *known):
-        message = f"attention_implementation must be one of {', '.join(known)} on {platform} devices, got {chosen!r}"
-        raise ConfigError(message + did_you_mean(chosen, known), param="attention_implementation")
-    if platform == "cpu" and config.gpu_memory_utilization is not None:
-        message = (
-            "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
-            "leave it out, or give num_pages"
-        )
-        raise ConfigError(message, param="gpu_memory_utilization")
 
 
 def _resolve(
@@ -250,8 +267,8 @@ def _resolve(
     )
 
 
-def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> None:
-    """Log the implementation of attention, and the reason; warn if the device has a faster one for other settings.
+def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> str:
+    """Return the implementation of attention. Log the reason; warn if the device has a faster one for other settings.
 
     Raises:
         ConfigError: the configured implementation cannot do these shapes on this device.
@@ -265,6 +282,7 @@ def _log_attention(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> 
     level = logging.WARNING if choice.is_slow else logging.INFO
     slowly = ". It is slower than the kernels named here" if choice.is_slow else ""
     logger.log(level, "attention by %r: %s%s", choice.backend.name, choice.reason, slowly)
+    return choice.backend.name
 
 
 def _timeline_header(
@@ -288,7 +306,7 @@ def default_tokens(config: EngineConfig, platform: str) -> int:
     return max(largest, 2 * config.max_num_seqs) if has_budget else largest
 
 
-def _build_toy(config: EngineConfig) -> Built:
+def _build_toy(config: EngineConfig, times: StartTimes) -> Built:
     """Build an engine with the toy model or its clock, for tests and load tests: it starts at once and needs no JAX."""
     check_toy(config)
     override = None if config.model == TOY else Clock(clock_latency(config.model))
@@ -305,53 +323,14 @@ def _build_toy(config: EngineConfig) -> Built:
     )
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
-    return _built(engine, _tokenizer(config, config.model), TOY_MODEL, header)
+    tokenizer = _tokenizer(config, config.model)
+    return _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
 
 
 def _dtype(config: EngineConfig, platform: str) -> DType:
     if config.dtype != "auto":
         return config.dtype
     return "float32" if platform == "cpu" else "bfloat16"
-
-
-def _devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
-    """Return the devices of the mesh, and claim their memory.
-
-    A CPU has one JAX device per core, since a loop of attention uses one core.
-
-    Raises:
-        ConfigError: there are fewer devices than wanted.
-    """
-    import jax
-
-    from orca_jax.exec.host import num_processors
-    from orca_jax.exec.memory import claim_memory
-    from orca_jax.model.sharding import most_shards
-
-    claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
-    wanted = config.tensor_parallel_size
-    cores = num_processors()
-    try:
-        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more
-        jax.config.update("jax_num_cpu_devices", most)
-    except RuntimeError:  # a backend runs already, so the number of devices is fixed
-        cores = min(cores, len(jax.devices("cpu")))
-    devices = jax.local_devices()
-    on_cpu = devices[0].platform == "cpu"
-    if on_cpu and wanted is not None and wanted > cores:
-        logger.warning(
-            "tensor_parallel_size %d is more than the %d cores of this CPU: shards wait for each other; lower it or "
-            "leave it out",
-            wanted,
-            cores,
-        )
-    size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)
-    if size > len(devices):
-        raise ConfigError(
-            f"tensor_parallel_size is {size} but this process sees {len(devices)} {devices[0].platform} devices",
-            param="tensor_parallel_size",
-        )
-    return devices[:size]
 
 
 def cache_directory(directory: str | None) -> str | None:

@@ -7,6 +7,7 @@ import jax
 
 from orca_jax.exec.programs import ProgramName, Programs
 from orca_jax.progress import Progress
+from orca_jax.startup import StartTimes
 
 
 class CompiledAhead:
@@ -14,16 +15,17 @@ class CompiledAhead:
 
     Args:
         shapes: of the programs, made from a decoder without values.
+        times: takes the phases of the start and the number of programs.
     """
 
-    def __init__(self, shapes: Programs) -> None:
+    def __init__(self, shapes: Programs, times: StartTimes) -> None:
         self.shapes = shapes
         self._lock = threading.Lock()
         self._counts = (0, 0)
         self._progress: Progress | None = None
         self._is_stopped = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self._programs = self._thread.submit(shapes.compile, self._take)
+        self._programs = self._thread.submit(shapes.compile, self._take, times)
 
     def result(self, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
         """Wait for the programs. `progress` is called from here on; two bars at once would disturb each other."""

@@ -17,29 +17,53 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 from orca_jax.exec.host import num_processors
 from orca_jax.exec.program_store import ProgramStore
 from orca_jax.progress import Progress
+from orca_jax.startup import StartTimes
 
 logger = logging.getLogger(__name__)
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_EVENT = "/jax/compilation_cache/cache_hits"
 _LEAST_THREADS = 4
+_THREAD = "programs"  # the beginning of the names of threads
 
 
 class CompileCounter:
-    """Counts programs compiled by XLA or fetched from its cache, in the whole process, until it is closed."""
+    """Counts programs compiled by XLA or fetched from its cache, in the whole process, until it is closed.
 
-    def __init__(self) -> None:
+    Args:
+        threads: count in threads whose names begin so; all by default.
+
+    Attributes:
+        count: programs of both kinds.
+        from_cache: those fetched from the cache.
+    """
+
+    def __init__(self, threads: str = "") -> None:
         self.count = 0
+        self.from_cache = 0
+        self._threads = threads
         self._lock = threading.Lock()
         monitoring.register_event_duration_secs_listener(self._on_event)
+        monitoring.register_event_listener(self._on_cache_event)
 
     def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event == _COMPILE_EVENT:
+        if event == _COMPILE_EVENT and self._counts_here():
             with self._lock:
                 self.count += 1
             logger.debug("compiled in %.2f s", duration_secs)
 
+    def _on_cache_event(self, event: str, **_: str | int) -> None:
+        if event == _CACHE_EVENT and self._counts_here():
+            with self._lock:
+                self.from_cache += 1
+
+    def _counts_here(self) -> bool:
+        """True if the program of this thread, which JAX compiles in it, counts."""
+        return threading.current_thread().name.startswith(self._threads)
+
     def close(self) -> None:
         monitoring.unregister_event_duration_listener(self._on_event)
+        monitoring.unregister_event_listener(self._on_cache_event)
 
 
 @contextmanager
@@ -125,7 +149,11 @@ def compile_one(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Com
 
 
 def compile_all[K: tuple[str, int]](
-    lower: Mapping[K, Callable[[], jax.stages.Lowered]], options: Options, progress: Progress, store: ProgramStore
+    lower: Mapping[K, Callable[[], jax.stages.Lowered]],
+    options: Options,
+    store: ProgramStore,
+    progress: Progress,
+    times: StartTimes,
 ) -> dict[K, jax.stages.Compiled]:
     """Load or compile programs, several at a time: XLA does not hold Python's lock.
 
@@ -138,22 +166,34 @@ def compile_all[K: tuple[str, int]](
         programs[key] = program
         progress(len(programs), len(lower))
 
-    def compile_and_save(key: K, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        program = compile_one(lowered, options)
-        store.save(_file_name(key), program)
-        return program
+    def load(key: K) -> jax.stages.Compiled | None:
+        with times.phase("compile"):
+            return store.load(_file_name(key))
 
-    threads = ThreadPoolExecutor(max(_LEAST_THREADS, num_processors()))
+    def trace(key: K) -> jax.stages.Lowered:
+        with times.phase("trace"):
+            return lower[key]()
+
+    def compile_and_save(key: K, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        with times.phase("compile"):
+            program = compile_one(lowered, options)
+            store.save(_file_name(key), program)
+            return program
+
+    counter = CompileCounter(_THREAD)
+    threads = ThreadPoolExecutor(max(_LEAST_THREADS, num_processors()), _THREAD)
     try:
-        stored = threads.map(lambda key: store.load(_file_name(key)), lower)
-        for key, program in zip(lower, stored, strict=True):
+        for key, program in zip(lower, threads.map(load, lower), strict=True):
             if program is not None:
                 done(key, program)
+        num_stored = len(programs)
         missing = [key for key in lower if key not in programs]
-        compiled = {threads.submit(compile_and_save, key, lower[key]()): key for key in missing}
+        compiled = {threads.submit(compile_and_save, key, trace(key)): key for key in missing}
         for future in as_completed(compiled):
             done(compiled[future], future.result())
+        times.count(len(programs), num_stored + counter.from_cache)
     finally:
+        counter.close()
         threads.shutdown(wait=False, cancel_futures=True)  # after an error, the programs not begun are not needed
     return programs
 

@@ -35,6 +35,7 @@ from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
+from orca_jax.startup import StartTimes
 from orca_jax.step import ExecutorStats, Handle, MultiStep, StepPlan, StepResult
 
 
@@ -66,6 +67,7 @@ class JaxExecutor:
         progress: called before the first compilation and after each, with the number compiled so far and the total.
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
+        times: takes the phases of the start and the number of programs.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class JaxExecutor:
         *,
         greedy_only: bool = False,
         ahead: CompiledAhead | None = None,
+        times: StartTimes | None = None,
     ) -> None:
+        times = times or StartTimes()
         self.config = config
         self.stats = ExecutorStats()
         self._model = model
@@ -103,8 +107,9 @@ class JaxExecutor:
             self.programs = ahead.result(progress)
         else:
             with compile_cache(config.compile_cache):
-                self.programs = shapes.compile(progress)
-        self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
+                self.programs = shapes.compile(progress, times)
+        with times.phase("warm_up"):
+            self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
         self._idle.rest()
         self.stats.compiles = self._counter.count
 

@@ -148,8 +148,8 @@ def _on_one_device(
     return shard(q, HEADS_SPEC), pages
 
 
-def flatten_module[M: nnx.Module](module: M) -> tuple[Callable[[Weights], M], list[jax.Array]]:
-    """Split a module into a function to rebuild it and its flat weights. A flat list is quick to pass."""
+def flatten_module[M: nnx.Module](module: M) -> tuple[Callable[[Weights], M], list[Any]]:
+    """Split a module into a function to rebuild it and its flat weights or shapes. A flat list is quick to pass."""
     graph, state = nnx.split(module)
     weights, tree = jax.tree.flatten(state)
 

@@ -28,6 +28,7 @@ from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sample
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
+from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("multi_step", bucket), ("full", width) or (a kind of plain samplers, width)."""
@@ -78,7 +79,7 @@ class Programs:
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = self.unembedding[0].shape[0]
 
-    def compile(self, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
+    def compile(self, progress: Progress, times: StartTimes) -> dict[ProgramName, jax.stages.Compiled]:
         """Load every program from disk, or compile it."""
         device, config = self._mesh.devices.flat[0], self._config
         options = compiler_options(device.platform, device.device_kind)
@@ -86,7 +87,8 @@ class Programs:
         shapes = replace(config, compile_cache=None, strict_compile=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
         facts = self._model, shapes, self._is_switched, weights, self.widths, sorted(options.items())
-        return compile_all(self._lower(), options, progress, ProgramStore(config.compile_cache, self._mesh, facts))
+        store = ProgramStore(config.compile_cache, self._mesh, facts)
+        return compile_all(self._lower(), options, store, progress, times)
 
     def _lower(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
         """The functions to trace and lower each program, those that take longest to compile first."""

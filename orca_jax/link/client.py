@@ -18,6 +18,7 @@ from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.wire import Abort, FromEngine, Heartbeat, Ready, Rejected, Submit, Updates
 from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import EngineSummary
 
 MAX_UNREAD = 2048  # updates per request that may wait for a reader; more of them end the call
 
@@ -137,6 +138,7 @@ class EngineClient:
         state: "ready" while requests are accepted; otherwise the reason for refusing them.
         running, waiting: requests with and without a row, in the engine's last message.
         self_tests: results of the engine's attention kernels by implementation; empty without a test.
+        summary: the settings and the start of the engine that serves or served last; None before the first one.
         ready: resolves when an engine serves for the first time; fails if none ever will.
         idle: set while no call is open.
     """
@@ -148,6 +150,7 @@ class EngineClient:
         self.running = 0
         self.waiting = 0
         self.self_tests: dict[str, str] = {}
+        self.summary: EngineSummary | None = None
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -222,6 +225,7 @@ class EngineClient:
         """Accept requests: the engine serves."""
         self._admission.num_rows = ready.num_rows
         self.self_tests = ready.self_tests
+        self.summary = ready.summary
         self._move("ready")
         if not self.ready.done():
             self.ready.set_result(ready)

@@ -110,6 +110,7 @@ def ready_message(built: Built, model: str) -> Ready:
         n_slots=kv.capacity,
         num_rows=kv.num_rows,
         self_tests={test.implementation: test.result for test in built.self_tests},
+        summary=built.summary,
     )
 
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from orca_jax.build.engine import build_engine
 from orca_jax.console import lasting_output
@@ -21,11 +22,13 @@ from orca_jax.errors import ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
+from orca_jax.progress import has_terminal
+from orca_jax.startup import StartTimes
 
 HEARTBEAT_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 1.0  # between the front end's end and a forced exit
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("orca_jax.link.process")  # `__name__` is "__main__"
 
 
 def main(argv: list[str]) -> int:
@@ -66,13 +69,19 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     if not isinstance(start, Start):
         return 0
     status.enter("loading")
-    built = build_engine(start.config, on_compile=lambda: status.enter("compiling"))
+    times = StartTimes(start.begun)
+    times.add("import", times.elapsed)
+    config = start.config
+    if config.progress and not has_terminal():
+        logger.info("loading and compiling %s", config.model)
+        config = replace(config, progress=False)
+    built = build_engine(config, on_compile=lambda: status.enter("compiling"), times=times)
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
     status.enter("serving")
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
-    send(ready_message(built, start.config.model))
+    send(ready_message(built, config.model))
     loop.run()
     return 0
 

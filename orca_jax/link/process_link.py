@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -21,6 +22,7 @@ class EngineLink(asyncio.Protocol):
 
     Args:
         take: called with every message except `Ready` and `Failed`, in the engine's order.
+        begun: begin of the start that the engine reports, in seconds of `time.monotonic`; None for the call of `start`.
 
     Attributes:
         ready: resolves when the engine serves; fails with EngineDeadError if it ends before.
@@ -28,11 +30,12 @@ class EngineLink(asyncio.Protocol):
         unheard: seconds of silence. The supervisor counts them; any byte resets them to 0.
     """
 
-    def __init__(self, take: Callable[[FromEngine], None]) -> None:
+    def __init__(self, take: Callable[[FromEngine], None], begun: float | None = None) -> None:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
         self.unheard = 0.0
         self._take = take
+        self._begun = begun
         self._frames = FrameReader()
         self._failure: Failed | None = None
         self._transport: asyncio.WriteTransport | None = None
@@ -41,6 +44,7 @@ class EngineLink(asyncio.Protocol):
 
     async def start(self, config: ServerConfig) -> None:
         """Start the process and send it the configuration of the engine."""
+        begun = time.monotonic() if self._begun is None else self._begun
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -52,7 +56,7 @@ class EngineLink(asyncio.Protocol):
             )
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self.send(Start(config.engine))
+        self.send(Start(config.engine, begun))
 
     def send(self, message: Message) -> None:
         """Send a message; discard it if the engine has ended."""

@@ -73,6 +73,7 @@ class Supervisor:
         config: settings of the engine and its time limits.
         client: uses the process.
         on_ready: awaited when a process is ready, before the client accepts requests.
+        begun: begin of the start that the first engine reports, in seconds of `time.monotonic`; None for its own.
         make_link: makes the link to a new process.
         sleep: waits between two processes.
     """
@@ -83,12 +84,14 @@ class Supervisor:
         client: EngineClient,
         on_ready: Callable[[Ready], Awaitable[None]],
         *,
-        make_link: Callable[[Callable[[FromEngine], None]], EngineLink] = EngineLink,
+        begun: float | None = None,
+        make_link: Callable[[Callable[[FromEngine], None], float | None], EngineLink] = EngineLink,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
         self._client = client
         self._on_ready = on_ready
+        self._begun = begun
         self._make_link = make_link
         self._sleep = sleep
         self._failures: deque[float] = deque()  # times of the last ends
@@ -112,7 +115,8 @@ class Supervisor:
     async def _run_one(self) -> EngineDeadError | ConfigError:
         """Run one process from its start to its end; return the reason of its end."""
         detector = HangDetector(self._config)
-        link = self._make_link(self._client.take)
+        link = self._make_link(self._client.take, self._begun)
+        self._begun = None  # a restart begins with its process
         self._client.attach(link, detector.hear)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:

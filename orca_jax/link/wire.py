@@ -12,6 +12,7 @@ import msgspec
 from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
+from orca_jax.startup import EngineSummary
 from orca_jax.step import ExecutorStats
 
 MAX_FRAME_BYTES = 256 * 2**20
@@ -28,6 +29,7 @@ class Start(Message, frozen=True):
     """Front end, the first message: build this engine."""
 
     config: EngineConfig
+    begun: float | None = None  # begin of the start on the system's monotonic clock; None: when the engine reads this
 
 
 class Submit(Message, frozen=True):
@@ -55,6 +57,7 @@ class Ready(Message, frozen=True):
     n_slots: int  # tokens in the KV cache that may be reserved at once, also by one request
     num_rows: int  # requests that can run at once
     self_tests: dict[str, str] = {}  # results of the attention kernels by implementation; empty if none were tested
+    summary: EngineSummary | None = None
 
 
 class Rejected(Message, frozen=True):

@@ -15,13 +15,13 @@ from jax.sharding import AxisType, Mesh
 
 from orca_jax.bundled import is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import has_safetensors, load_safetensors, with_true_head
+from orca_jax.model.weight_files import check_weights, has_safetensors
+from orca_jax.model.weights import load_safetensors, with_true_head
 from orca_jax.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,7 @@ def prepare_load(
     config = config or read_model_config(source)
     if load_format == "dummy" or (is_preset(str(source)) and load_format == "auto"):
         return Loading(config, dtype, None, seed)
-    if is_preset(str(source)):
-        raise ConfigError(
-            f"{source} has no weights in the format {load_format}; use auto or dummy", param="load_format"
-        )
+    check_weights(source, load_format)
     directory = Path(source)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)

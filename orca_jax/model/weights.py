@@ -6,7 +6,6 @@ Stacked parameters are assembled from the tensors of their layers.
 
 import json
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -22,22 +21,17 @@ from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 
 from orca_jax.config import DType, ModelConfig
-from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.errors import CheckpointError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.model.weight_files import INDEX, SINGLE, check_safetensors
 from orca_jax.progress import Progress
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
 MAX_INDEX_BYTES = 32 * 2**20  # the largest known ones have 15 MB
 MAX_HEADER_BYTES = 32 * 2**20  # of all files together
 MAX_TENSORS = 500_000  # of a checkpoint; the largest known ones have 150,000
 MAX_FILES = 4_000
-_VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
-_PART = re.compile(r"model-\d+-of-\d+\.safetensors")
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 HEAD = "lm_head.weight"
 _COMPARED = 2**22  # numbers of a table in memory at once
@@ -175,49 +169,10 @@ def _header_bytes(path: Path) -> int:
         return int.from_bytes(file.read(8), "little")
 
 
-def has_safetensors(directory: Path) -> bool:
-    """True if there is a file or an index that `load_safetensors` reads."""
-    return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
-
-
 def _file_names(directory: Path) -> Mapping[str, set[str]]:
     """The files to open, and the keys listed for each by the index. Like transformers, prefers the single file."""
-    if (directory / ADAPTER).exists():  # transformers would add it to the weights
-        raise ConfigError(
-            f"{directory} holds an adapter ({ADAPTER}), and adapters are not supported; merge it with "
-            f"merge_and_unload() of peft and save the result, or remove {ADAPTER} to serve the model without it",
-            param="model",
-        )
-    if (directory / SINGLE).is_file():
-        return {SINGLE: set()}
-    if (directory / INDEX).is_file():
-        return _read_index(directory)
-    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
-    if pickled:
-        raise ConfigError(
-            f"{directory} holds only pickled weights ({', '.join(pickled[:3])}), and loading them may run code; "
-            "convert them to safetensors",
-            param="model",
-        )
-    if orbax_root(directory) is not None:
-        message = f"{directory} has no safetensors, but an Orbax checkpoint; use --load-format auto"
-        raise ConfigError(message, param="load_format")
-    problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in {PARAMS}/"
-    raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
-
-
-def _other_weights(directory: Path) -> str:
-    """The advice for a directory without known weights, from the names of its files."""
-    names = sorted(path.name for pattern in ("*.safetensors*", "*.gguf") for path in directory.glob(pattern))
-    variants = [name for name in names if _VARIANT.fullmatch(name)]
-    if variants:
-        plain = _VARIANT.sub(r"model\2", variants[0])
-        return f"It has a variant: to serve it, rename {variants[0]} to {plain}"
-    if any(_PART.fullmatch(name) for name in names):
-        return f"It has parts of the weights without their list: download {INDEX} too"
-    if any(name.endswith(".gguf") for name in names):
-        return "It has GGUF weights, which are not supported: download the model with safetensors"
-    return "To download the weights: hf download ORG/NAME --include '*.safetensors*' --local-dir DIR"
+    check_safetensors(directory)
+    return {SINGLE: set()} if (directory / SINGLE).is_file() else _read_index(directory)
 
 
 def _read_index(directory: Path) -> Mapping[str, set[str]]:

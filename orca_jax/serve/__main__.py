@@ -1,8 +1,10 @@
 """`python -m orca_jax.serve`: an OpenAI-compatible server over one engine."""
 
 import sys
-
-from orca_jax.serve.server import main
+import time
 
 if __name__ == "__main__":
-    sys.exit(main())
+    begun = time.monotonic()  # the imports belong to the start
+    from orca_jax.serve.server import main
+
+    sys.exit(main(begun=begun))

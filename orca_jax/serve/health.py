@@ -21,15 +21,19 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 def health_routes(service: Service) -> list[Route]:
     """`/live`, `/ready`, `/health`, `/health_generate` and `/load`."""
 
+    def answer(body: dict[str, object]) -> Response:
+        return _json(body, 200 if service.is_ready else 503)
+
     async def live(request: Request) -> Response:
         return _json({"status": "live"})
 
+    async def health(request: Request) -> Response:
+        return answer(_health(service))
+
     async def ready(request: Request) -> Response:
-        client = service.client
-        body = {"status": _state(service), "running": client.running, "waiting": client.waiting}
-        if client.self_tests:
-            body["attention_self_test"] = client.self_tests
-        return _json(body, 200 if service.is_ready else 503)
+        summary = service.client.summary
+        details = {} if summary is None or not service.is_ready else {"engine": summary}
+        return answer({**_health(service), **details})
 
     async def generate(request: Request) -> Response:
         try:
@@ -44,10 +48,16 @@ def health_routes(service: Service) -> list[Route]:
     return [
         Route("/live", live, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
-        Route("/health", ready, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
         Route("/health_generate", generate, methods=["GET"]),
         Route("/load", load, methods=["GET"]),
     ]
+
+
+def _health(service: Service) -> dict[str, object]:
+    client = service.client
+    body: dict[str, object] = {"status": _state(service), "running": client.running, "waiting": client.waiting}
+    return {**body, "attention_self_test": client.self_tests} if client.self_tests else body
 
 
 def _state(service: Service) -> str:

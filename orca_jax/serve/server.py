@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import gc
-import shlex
 import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Generator, Sequence
 from functools import partial
 
-import msgspec
 import uvicorn
 
 from orca_jax.console import lasting_output
@@ -23,6 +22,7 @@ from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import Service, check_texts
 from orca_jax.serve.accept import Acceptor, connection_limit
+from orca_jax.serve.announcement import announcement
 from orca_jax.serve.app import create_app
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connection_class
@@ -42,17 +42,21 @@ DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health r
 RARE_COLLECTIONS = (100_000, 20, 20)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, begun: float | None = None) -> int:
     """Serve until a signal or the engine's end.
+
+    Args:
+        argv: the flags; None for those of this process.
+        begun: begin of the start in seconds of `time.monotonic`, for the reported times; None for now.
 
     Returns:
         0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong.
     """
     with lasting_output():
-        return _main(argv)
+        return _main(argv, time.monotonic() if begun is None else begun)
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def _main(argv: Sequence[str] | None, begun: float) -> int:
     try:
         config = parse_args(argv)
         configure_logging(config)
@@ -62,7 +66,7 @@ def _main(argv: Sequence[str] | None) -> int:
         connection_limit()  # raises if it is too low
         with listening(config) as listener:
             gc.set_threshold(*RARE_COLLECTIONS)
-            return asyncio.run(_serve(config, listener, context))
+            return asyncio.run(_serve(config, listener, context, begun))
     except ConfigError as error:
         print(f"error: {_flag_message(error)}", file=sys.stderr)
         return EXIT_CONFIG
@@ -118,8 +122,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> int:
-    return await _ServerRun(config, listener, context).run()
+async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float) -> int:
+    return await _ServerRun(config, listener, context, begun).run()
 
 
 class _ServerRun:
@@ -139,8 +143,11 @@ class _ServerRun:
     | HTTP server ended | raise its exception, or end with 0 | raise its exception, or end with 0 |
     """
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float
+    ) -> None:
         self._config = config
+        self._begun = begun
         self._listener = listener
         self._context = context
         self._tracing = start_tracing(config)
@@ -154,7 +161,7 @@ class _ServerRun:
         """Serve until an event of the table ends the run; return the exit code. Raises ConfigError."""
         signals = _Signals()
         server = _Server(self._uvicorn_config(), self._config, self._context)
-        supervisor = Supervisor(self._config, self._client, self._engine_ready)
+        supervisor = Supervisor(self._config, self._client, self._engine_ready, begun=self._begun)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
         engine = asyncio.create_task(supervisor.run())
         try:
@@ -205,7 +212,7 @@ class _ServerRun:
         await self._service.set_ready(ready)
         if not self._has_announced:
             self._has_announced = True
-            print(_announcement(self._config, self._listener), flush=True)
+            print(announcement(self._config, url_of(self._config, self._listener), ready.summary), flush=True)
 
     def _uvicorn_config(self) -> uvicorn.Config:
         config = self._config
@@ -231,17 +238,3 @@ def _flag_message(error: ConfigError) -> str:
     if error.param is None or error.message.startswith("--"):
         return error.message
     return f"--{error.param.replace('_', '-')}: {error.message}"
-
-
-def _announcement(config: ServerConfig, listener: socket.socket) -> str:
-    name, url = config.names[0], url_of(config, listener)
-    body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
-    data = shlex.quote(msgspec.json.encode(body).decode())
-    options = "" if config.uds is None else f" --unix-socket {shlex.quote(config.uds)}"
-    if config.ssl_certfile is not None:
-        options += f" --cacert {shlex.quote(config.ssl_certfile)}"
-    if config.api_key or config.api_key_file is not None:
-        options += " -H 'authorization: Bearer YOUR-KEY'"
-    return (
-        f"Serving {name} on {url}\ncurl -gN{options} {url}/v1/completions -H 'content-type: application/json' -d {data}"
-    )

@@ -1,19 +1,12 @@
-"""The metrics of `/metrics` and their names.
+"""The metrics of `/metrics` and their names. They belong to the event loop's thread."""
 
-`prometheus_client` renders the text. Counting is done here: the library's counters take a lock in every call and
-publish an additional `_created` series each. All metrics belong to the event loop's thread.
-"""
+from collections.abc import Iterable, Iterator
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
-
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from orca_jax.engine import HOST_PARTS
-
-PREFIX = "orca_jax_"
-Labels = tuple[str, ...]
+from orca_jax.startup import EngineSummary
+from orca_jax.telemetry.instruments import Counter, Gauge, Histogram, Instrument, Labels
 
 TOKEN_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 FIRST_TOKENS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -21,104 +14,8 @@ DURATIONS = (0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 2
 CALLS = (0.005, 0.05, 0.5, 5, 30, 120, 600)  # few bounds, since every route has a series for each
 
 ENGINE_STATES = ("loading", "compiling", "ready", "draining", "stopping", "hung", "dead")
+INFO_LABELS = ("device", "num_devices", "dtype", "kv_cache_dtype", "attention", "scheduler")
 END_REASONS = ("stop", "length", "tool_calls", "abort", "error", "timeout")
-
-
-class Instrument(Protocol):
-    """A metric with samples to publish."""
-
-    def family(self) -> Metric:
-        """The current samples."""
-        ...
-
-
-class Counter:
-    """A total that only grows, one for each combination of label values in use."""
-
-    def __init__(self, name: str, text: str, labels: Labels = (), known: Sequence[Labels] = ()) -> None:
-        self._name, self._text, self._labels = PREFIX + name, text, labels
-        self._values: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
-
-    def add(self, amount: float = 1, labels: Labels = ()) -> None:
-        """Add to the total; `labels` in the order of their names."""
-        self._values[labels] = self._values.get(labels, 0) + amount
-
-    def family(self) -> Metric:
-        """The current samples."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
-        return family
-
-
-class Gauge:
-    """A current value, one for each combination of label values in use."""
-
-    def __init__(self, name: str, text: str, labels: Labels = (), *, prefix: str = PREFIX) -> None:
-        self._name, self._text, self._labels = prefix + name, text, labels
-        self._values: dict[Labels, float] = {} if labels else {(): 0}
-
-    def set(self, value: float, labels: Labels = ()) -> None:
-        """Replace the value; `labels` in the order of their names."""
-        self._values[labels] = value
-
-    def clear(self) -> None:
-        """Remove the values of all labels."""
-        self._values.clear()
-
-    def family(self) -> Metric:
-        """The current samples."""
-        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
-        return family
-
-
-class Distribution:
-    """Counts of values between bounds. `observe` runs for every generated token."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value that occurred `times` times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def add_to(self, family: HistogramMetricFamily, labels: Labels) -> None:
-        """Publish the counts, cumulative as in Prometheus."""
-        below, buckets = 0, []
-        for bound, count in zip([*map(str, map(float, self._bounds)), "+Inf"], self._counts, strict=True):
-            below += count
-            buckets.append((bound, float(below)))
-        family.add_metric(labels, buckets, self._sum)
-
-
-class Histogram:
-    """Distributions, one for each combination of label values in use."""
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Labels = ()) -> None:
-        self._name, self._text, self._labels = PREFIX + name, text, labels
-        self._bounds = bounds
-        self._children: dict[Labels, Distribution] = {} if labels else {(): Distribution(bounds)}
-
-    def of(self, labels: Labels = ()) -> Distribution:
-        """The distribution of these label values."""
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = Distribution(self._bounds)
-        return child
-
-    def family(self) -> Metric:
-        """The current samples."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, child in self._children.items():
-            child.add_to(family, labels)
-        return family
 
 
 class RequestSeries:
@@ -170,6 +67,18 @@ class EngineSeries:
             "1 for the result of each attention implementation tested at the start of the engine.",
             ("implementation", "result"),
         )
+        self.info = Gauge("engine_info", "1, with resolved settings of the engine as labels.", INFO_LABELS)
+        self.token_budget = Gauge(
+            "token_budget", "Most tokens of one launch; with scheduler chunked, of one iteration."
+        )
+        self.start_seconds = Gauge(
+            "start_seconds", "Time in each phase of the engine's start; phases may overlap.", ("phase",)
+        )
+        self.start_total = Gauge(
+            "start_total_seconds",
+            "Time from the server's first statement until its engine was built; after a restart, from the new process.",
+        )
+        self.start_programs = Gauge("start_programs", "Programs of the engine by their source.", ("source",))
         self.restarts = Counter("engine_restarts_total", "Restarts of the engine.")
         # By the name of the total in `orca_jax.engine.totals`; those without a counter are not published.
         self.totals = {
@@ -196,6 +105,18 @@ class EngineSeries:
             ("part",),
             [(part,) for part in HOST_PARTS],
         )
+
+    def show(self, summary: EngineSummary) -> None:
+        """Set the gauges of resolved settings and of the start."""
+        start = summary.start
+        self.info.clear()
+        self.info.set(1, tuple(str(getattr(summary, label)) for label in INFO_LABELS))
+        self.token_budget.set(summary.token_budget)
+        self.start_total.set(start.total)
+        for phase, seconds in start.seconds.items():
+            self.start_seconds.set(seconds, (phase,))
+        self.start_programs.set(start.programs - start.from_cache, ("compiled",))
+        self.start_programs.set(start.from_cache, ("cache",))
 
 
 class HttpSeries:

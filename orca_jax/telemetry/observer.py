@@ -18,6 +18,7 @@ from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import EngineSummary
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics
 from orca_jax.telemetry.otel import RequestEnd, Tracing
 
@@ -47,6 +48,11 @@ class EngineView(Protocol):
     @property
     def self_tests(self) -> Mapping[str, str]:
         """Results of the attention kernels' self-test by implementation."""
+        ...
+
+    @property
+    def summary(self) -> EngineSummary | None:
+        """Settings and start of the last engine that was ready."""
         ...
 
 
@@ -225,6 +231,8 @@ class ServerObserver:
             engine.self_test.clear()
             for test in self._engine.self_tests.items():
                 engine.self_test.set(1, test)
+            if self._engine.summary is not None:
+                engine.show(self._engine.summary)
         elif beat is not None:
             state = "ready" if beat.phase == "serving" else beat.phase
             running, waiting = (stats.running, stats.waiting) if stats is not None else (0, 0)

@@ -7,6 +7,7 @@ Lines are encoded and written in groups, right after a submission, while the dev
 would find cold caches and take five times as long.
 """
 
+import errno
 import logging
 import os
 import secrets
@@ -104,24 +105,45 @@ Encode = Callable[[Sequence[object]], bytes]
 Sink = Callable[[bytes], None]
 
 
+def check_trace_file(path: str) -> None:
+    """Refuse a file that `TimelineFile` could not append to, without a change of the file or its directory.
+
+    Raises:
+        ConfigError: the file is not a regular file, or its directory is missing, or either is not writable.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe could block the engine
+        message = f"trace_file {path!r} is not a regular file; give the name of a file"
+        raise ConfigError(message, param="trace_file")
+    reason = None
+    if not os.path.isdir(folder):
+        reason = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        reason = errno.EACCES
+    if reason is not None:
+        raise _unwritable(path, os.strerror(reason))
+
+
+def _unwritable(path: str, reason: str | None) -> ConfigError:
+    message = f"trace_file {path!r} cannot be written: {reason}; give a file in a writable directory"
+    return ConfigError(message, param="trace_file")
+
+
 class TimelineFile:
     """Appends to a file. The file is open only during a write, so it needs no `close`.
 
     Raises:
-        ConfigError: the file cannot be written, or is not a regular file: a pipe could block the engine.
+        ConfigError: the file cannot be written, or is not a regular file.
     """
 
     def __init__(self, path: str) -> None:
+        check_trace_file(path)
         self._path = os.path.abspath(path)
-        if os.path.exists(self._path) and not os.path.isfile(self._path):
-            message = f"trace_file {path!r} is not a regular file; give the name of a file"
-            raise ConfigError(message, param="trace_file")
         try:
             with open(self._path, "ab"):
                 pass
         except OSError as error:
-            message = f"trace_file {path!r} cannot be written: {error.strerror}; give a file in a writable directory"
-            raise ConfigError(message, param="trace_file") from error
+            raise _unwritable(path, error.strerror) from error
 
     def __call__(self, data: bytes) -> None:
         """Append data. If the disk is full, the data are lost, and the engine continues."""

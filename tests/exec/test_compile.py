@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from orca_jax.exec.compile import compile_cache, compile_one, compiler_options
+from orca_jax.exec.compile import CompileCounter, compile_cache, compile_one, compiler_options
 
 
 def test_one_generation_of_tpus_and_all_gpus_have_options() -> None:
@@ -66,3 +66,15 @@ def test_a_read_only_cache_is_read(
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
         warnings.warn("Error writing persistent compilation cache entry for 'x'", stacklevel=1)
     assert "Permission denied" in caplog.text and entries
+
+
+def test_programs_from_the_cache_are_counted(tmp_path: Path) -> None:
+    x = jnp.ones(5)
+    found = []
+    for _ in range(2):
+        counter = CompileCounter()
+        with compile_cache(str(tmp_path)):
+            compile_one(jax.jit(lambda x: x * 7).lower(x), {})
+        found.append((counter.count, counter.from_cache))
+        counter.close()
+    assert found == [(1, 0), (1, 1)]

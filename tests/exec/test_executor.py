@@ -19,6 +19,8 @@ from orca_jax.exec.expected import context_factor
 from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.model.load import random_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from orca_jax.progress import Progress
+from orca_jax.startup import StartTimes
 from orca_jax.step import Member, RowSampling, StepPlan
 from tests.sampling import GREEDY, row_sampling
 
@@ -93,9 +95,13 @@ def test_one_sampler_is_enough_for_greedy_requests(executor: JaxExecutor, progra
     done: list[tuple[int, int]] = []
     decoder, mesh = decoder_on(1)
     config = replace(executor.config, buckets=(8,))
-    quick = JaxExecutor(decoder, MODEL, config, mesh, lambda *counts: done.append(counts), greedy_only=True)
+    times = StartTimes()
+    progress: Progress = lambda *counts: done.append(counts)  # noqa: E731
+    quick = JaxExecutor(decoder, MODEL, config, mesh, progress, greedy_only=True, times=times)
     assert {kind for kind, _ in quick.programs} == {"layers", "greedy"}
     assert done == [(0, 2), (1, 2), (2, 2)]
+    report = times.report()
+    assert report.programs == 2 and all(report.seconds[phase] > 0 for phase in ("trace", "compile", "warm_up"))
     assert generate(quick, PROMPT, 3) == generate(executor, PROMPT, 3)
     quick.close()
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from orca_jax.exec import program_store
 from orca_jax.exec.compile import CompileCounter, compile_all
 from orca_jax.exec.program_store import ProgramStore, digest_of
 from orca_jax.model.load import tensor_mesh
+from orca_jax.startup import StartTimes
 
 
 @pytest.fixture(autouse=True)
@@ -101,13 +103,17 @@ def test_stored_programs_are_not_traced(tmp_path: Path, mesh: Mesh) -> None:
         return jax.jit(lambda x: x * factor).lower(jnp.ones(3))
 
     def run() -> list[list[float]]:
+        before = list(traced)
         done: list[tuple[int, int]] = []
         programs = compile_all(
-            {("times", factor): lambda factor=factor: lower(factor) for factor in (2, 3)},
+            {("times", factor): partial(lower, factor) for factor in (2, 3)},
             {},
-            lambda *counts: done.append(counts),
             ProgramStore(str(tmp_path), mesh, "facts"),
+            lambda *counts: done.append(counts),
+            times := StartTimes(),
         )
+        report = times.report()
+        assert report.programs == 2 and report.from_cache == 2 - len(traced[len(before) :])
         assert done == [(0, 2), (1, 2), (2, 2)]
         return [programs["times", factor](jnp.ones(2 + 1)).tolist() for factor in (2, 3)]
 
@@ -122,4 +128,4 @@ def test_an_error_of_a_compilation_is_raised(tmp_path: Path, mesh: Mesh) -> None
         raise ValueError("cannot be traced")
 
     with pytest.raises(ValueError, match="cannot be traced"):
-        compile_all({("bad", 1): fail}, {}, lambda *_: None, ProgramStore(str(tmp_path), mesh, "facts"))
+        compile_all({("bad", 1): fail}, {}, ProgramStore(str(tmp_path), mesh, "facts"), lambda *_: None, StartTimes())

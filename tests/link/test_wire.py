@@ -45,11 +45,13 @@ from orca_jax.request import (
     Urgency,
 )
 from orca_jax.sim.toy import toy_generate
+from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.step import ExecutorStats
 
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [
     Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
+    Start(EngineConfig(), 12.5),
     Submit("r1", [1, 2, 3], SamplingParams(5, temperature=0.5, seed=-(2**63), stop_token_ids=(4,), ignore_eos=True)),
     Submit(
         "r2",
@@ -70,6 +72,9 @@ TO_ENGINE = [
 FROM_ENGINE = [
     Ready("", "byte", 257, 64, 1000, 8),
     Ready("", "byte", 257, 64, 1000, 8, {"gpu": "wrong", "triton": "ok"}),
+    Ready(
+        "", "byte", 257, 64, 1000, 8, {}, EngineSummary(64, 99, 1, 128, "orca", StartReport({"load": 0.5}, 2.5, 9, 8))
+    ),
     Rejected("r1", "no", "prompt"),
     Updates(
         [

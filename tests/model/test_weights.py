@@ -14,7 +14,7 @@ from orca_jax.model import weights
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import INDEX, SINGLE
+from orca_jax.model.weight_files import INDEX, SINGLE
 from tests.model.reference import REFERENCE, copy_of, logits, mesh_of
 
 GPT2, TIED = "gpt2-25-heads", "llama-25-heads"

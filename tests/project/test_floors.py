@@ -11,7 +11,7 @@ import pytest
 
 from tests.project.source import ROOT, SourceFile, python_files
 
-FACTS = frozenset({"checks", "errors", "config", "request", "step"})
+FACTS = frozenset({"checks", "errors", "config", "request", "startup", "step"})
 
 # The floors, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
@@ -20,6 +20,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "config": frozenset({"checks", "errors"}),
     "request": frozenset({"checks", "errors"}),
     "step": frozenset({"request"}),
+    "startup": frozenset(),
     "bundled": frozenset({"checks", "errors"}),
     "flags": FACTS,
     "logs": FACTS | {"server_config"},
@@ -40,7 +41,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "build": FACTS
     | {"bundled", "progress", "sched", "kernels", "text", "model", "exec", "ranker", "sim", "engine", "timeline"},
     "llm": FACTS | {"progress", "build", "engine", "text"},
-    "link": FACTS | {"bundled", "console", "server_config", "logs", "engine", "build"},
+    "link": FACTS | {"bundled", "console", "progress", "server_config", "logs", "engine", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},

@@ -22,12 +22,13 @@ VOCAB_SIZE = 257
 EOS = 256
 
 
-INFERRED = "tool calls are read as "  # logged at the start of a server with the demo's template
+# Logged at every start: progress without a terminal, the engine's line, and the format of tool calls of the demo.
+AT_START = ("loading and compiling ", "; ready after ", "tool calls are read as ")
 
 
 def unexpected(lines: Iterable[str]) -> Iterator[str]:
     """Lines of a server's standard error beside those of every start."""
-    return (line for line in lines if INFERRED not in line)
+    return (line for line in lines if not any(known in line for known in AT_START))
 
 
 @dataclass

@@ -14,10 +14,13 @@ from tests.serve.running import Server, running
 def test_a_server_that_works(idle_server: Server) -> None:
     get = idle_server.http.get
     assert (get("/live").status_code, get("/live").json()) == (200, {"status": "live"})
-    for path in ("/ready", "/health"):
+    engine = get("/ready").json()["engine"]
+    for path, details in (("/ready", {"engine": engine}), ("/health", {})):
         answer = get(path)
         assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
-        assert answer.json() == {"status": "ready", "running": 0, "waiting": 0}
+        assert answer.json() == {"status": "ready", "running": 0, "waiting": 0, **details}, "details need a key"
+    assert (engine["max_model_len"], engine["scheduler"], engine["device"]) == (8192, "chunked", "")
+    assert 0 < engine["start"]["seconds"]["import"] <= engine["start"]["total"]
     assert (get("/health_generate").status_code, get("/health_generate").json()) == (200, {"status": "ready"})
     assert get("/load").json() == {"server_load": 0}
     with idle_server.stream(["a", "b"], max_tokens=8000, ignore_eos=True) as events:

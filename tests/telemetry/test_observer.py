@@ -15,8 +15,10 @@ from orca_jax.engine import EngineStats
 from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.step import ExecutorStats
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Distribution
+from orca_jax.telemetry.instruments import Distribution
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES
 from orca_jax.telemetry.observer import ServerObserver
 
 STATS = EngineStats(
@@ -51,6 +53,7 @@ class PlayedClient:
     running: int = 0
     waiting: int = 0
     self_tests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    summary: EngineSummary | None = None
 
 
 def samples(observer: ServerObserver) -> dict[str, float]:
@@ -248,6 +251,31 @@ def test_results_of_the_attention_kernels_are_those_of_the_last_start() -> None:
     }
     client.self_tests = {"gpu": "ok"}
     assert found() == {"orca_jax_attention_self_test{implementation=gpu,result=ok}": 1}
+
+
+def test_settings_and_times_are_those_of_the_last_start() -> None:
+    client = PlayedClient()
+    observer = ServerObserver(ServerConfig())
+    observer.follow(client)
+    parts = ("engine_info", "token_budget", "orca_jax_start_")
+
+    def found() -> dict[str, float]:
+        return {key: value for key, value in samples(observer).items() if any(part in key for part in parts)}
+
+    assert found() == {"orca_jax_token_budget": 0, "orca_jax_start_total_seconds": 0}, "before the first start"
+    for dtype, seconds in (("bfloat16", 9.0), ("float32", 4.0)):
+        start = StartReport({"import": 1.5, "compile": seconds}, 8.0, 16, 12)
+        client.summary = EngineSummary(64, 1000, 15, 128, "chunked", start, "cpu", 2, dtype, dtype, "xla")
+    assert found() == {
+        "orca_jax_engine_info{attention=xla,device=cpu,dtype=float32,kv_cache_dtype=float32,num_devices=2,"
+        "scheduler=chunked}": 1,
+        "orca_jax_token_budget": 128,
+        "orca_jax_start_total_seconds": 8,
+        "orca_jax_start_seconds{phase=import}": 1.5,
+        "orca_jax_start_seconds{phase=compile}": 4,
+        "orca_jax_start_programs{source=compiled}": 4,
+        "orca_jax_start_programs{source=cache}": 12,
+    }
 
 
 def test_totals_go_on_over_restarts() -> None:

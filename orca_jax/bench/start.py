@@ -1,0 +1,194 @@
+"""Measure the start of a server, from the command to the first token, with an empty and a filled compile cache.
+
+Each start is `python -m orca_jax.serve` in a new process. Flags after `--` are passed to it. The time begins with the
+creation of the process, so unlike the times that the server reports it includes the start of Python. The system's file
+cache is as it was found: the first start may read Python's files from the disk.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from orca_jax.bench.install import measure_install
+from orca_jax.build.engine import TOY
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.reporting import hardware, print_table
+from orca_jax.sim.clock import CLOCK_PREFIX
+
+HELP = "time from the command of a server to its first token, cold and warm"
+POLL_SECONDS = 0.05  # between two calls of /health
+NAME = "measured"  # of the model in the API
+OWN_FLAGS = ("--model", "--host", "--port", "--uds", "--compile-cache", "--served-model-name", "--config")
+END_SECONDS = 30.0  # from SIGTERM to the end of a server
+
+
+@dataclass(frozen=True)
+class ServerStart:
+    """One start. Times are seconds since the creation of the process, except for those that the server reports."""
+
+    ready_s: float  # when /health answers with 200
+    first_token_s: float
+    load_average: float  # of the machine in the minute before
+    programs: int
+    from_cache: int
+    phases: dict[str, float]  # seconds in each phase, reported by the server
+    reported_s: float  # the server's own total
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
+    parser.add_argument("--model", default="demo", metavar="MODEL", help="model to serve (default: demo)")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="starts of each kind; the medians are reported (default: 1)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest time for a start (default: 1800)"
+    )
+    parser.add_argument(
+        "--install",
+        action="store_true",
+        help="also measure an installation of this source tree into a new environment, and its wheel; uses the network",
+    )
+    parser.add_argument("server_flags", nargs="*", metavar="-- FLAG", help="further flags of the server")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure all starts; print a table of medians and a line of JSON.
+
+    Raises:
+        ConfigError: a flag is wrong.
+        OrcaError: a server did not start.
+    """
+    if args.repeat < 1:
+        raise ConfigError("repeat must be at least 1", param="repeat")
+    given = {flag.partition("=")[0] for flag in args.server_flags}
+    for flag in OWN_FLAGS:
+        if flag in given:
+            raise ConfigError(f"{flag} is set by this benchmark; leave it out after --", param="server_flags")
+    install = measure_install() if args.install else {}
+    cold, warm, sizes = [], [], []
+    for _ in range(args.repeat):
+        with tempfile.TemporaryDirectory() as cache:
+            cold.append(measure_start(args.model, cache, args.server_flags, args.timeout))
+            sizes.append(size_of(Path(cache)))
+            warm.append(measure_start(args.model, cache, args.server_flags, args.timeout))
+    result = {"cold": medians(cold), "warm": medians(warm)}
+    for kind, figures in result.items():
+        print_table(f"{args.model}, {kind} start, medians of {args.repeat}", _flat(figures))
+    others = {"cache_bytes": statistics.median(sizes), **install}
+    print_table("installation and sizes" if install else "sizes", others)
+    config = {name: getattr(args, name) for name in ("model", "repeat", "install", "server_flags")}
+    starts = {"cold": [asdict(start) for start in cold], "warm": [asdict(start) for start in warm]}
+    print(json.dumps({**result, **others, "starts": starts, "hardware": hardware(), "config": config}))
+
+
+def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float) -> ServerStart:
+    """Start a server, generate a token, and end the server.
+
+    Raises:
+        OrcaError: the server ended, or was not ready in time.
+    """
+    port = _free_port()
+    own = ["--model", model, "--port", str(port), "--served-model-name", NAME]
+    if model != TOY and not model.startswith(CLOCK_PREFIX):  # these have no programs
+        own += ["--compile-cache", cache]
+    command = [sys.executable, "-m", "orca_jax.serve", *flags, *own]
+    load = os.getloadavg()[0]
+    # A file, not a pipe: a full pipe would stop the server.
+    with tempfile.TemporaryFile("w+") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+        begun = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, text=True) as process:
+            try:
+                _wait_until_ready(process, http, begun + timeout)
+                ready = time.monotonic()
+                _first_token(http)
+                first = time.monotonic()
+                start = http.get("/ready").json()["engine"]["start"]
+            except (httpx.HTTPError, LookupError, TimeoutError, ValueError) as error:
+                raise OrcaError(f"the server did not start: {error}; its log ends with: {_last_line(log)}") from None
+            finally:
+                _end(process)
+    return ServerStart(
+        ready_s=ready - begun,
+        first_token_s=first - begun,
+        load_average=load,
+        programs=start["programs"],
+        from_cache=start["from_cache"],
+        phases=start["seconds"],
+        reported_s=start["total"],
+    )
+
+
+def medians(starts: Sequence[ServerStart]) -> dict[str, Any]:
+    """Return the median of each figure."""
+    records = [asdict(start) for start in starts]
+    phases = [record.pop("phases") for record in records]
+    middle: dict[str, Any] = {name: statistics.median(record[name] for record in records) for name in records[0]}
+    return {**middle, "phases": {name: statistics.median(each[name] for each in phases) for name in phases[0]}}
+
+
+def size_of(directory: Path) -> int:
+    """Return the bytes of all files below a directory."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _wait_until_ready(process: "subprocess.Popen[str]", http: httpx.Client, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise TimeoutError(f"exit code {process.returncode}")
+        try:
+            if http.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass  # it does not listen yet
+        time.sleep(POLL_SECONDS)
+    raise TimeoutError("it was not ready in time; raise --timeout")
+
+
+def _first_token(http: httpx.Client) -> None:
+    """Read a stream of one token up to its first event."""
+    body = {"model": NAME, "prompt": "Once upon a time", "max_tokens": 1, "stream": True, "ignore_eos": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: ") and json.loads(line.removeprefix("data: "))["choices"]:
+                return
+    raise LookupError("a completion without a token")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _last_line(log: Any) -> str:
+    log.seek(0)
+    lines = log.read().strip().splitlines()
+    return lines[-1] if lines else "nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _flat(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures with those of the phases among them, for a table."""
+    phases = {f"{name}_s": seconds for name, seconds in figures["phases"].items()}
+    return {name: value for name, value in figures.items() if name != "phases"} | phases

@@ -1,0 +1,48 @@
+"""The summary of an engine, for its log, the front end and metrics."""
+
+from dataclasses import replace
+
+from orca_jax.config import ExecutorConfig
+from orca_jax.sched.kv import KVManager
+from orca_jax.startup import EngineSummary, StartReport
+from orca_jax.timeline.writer import TimelineHeader
+
+
+def summary_of(
+    header: TimelineHeader,
+    kv: KVManager,
+    start: StartReport,
+    resolved: ExecutorConfig | None = None,
+    device: str = "",
+    attention: str = "",
+) -> EngineSummary:
+    """Summarize an engine.
+
+    Args:
+        header: settings of the engine, and its largest launch.
+        kv: the KV cache.
+        start: times and programs of the start.
+        resolved: shapes and types of the executor; None without a device.
+        device: the kind of its devices.
+        attention: the name of the implementation.
+    """
+    longest = header.max_model_len
+    fitting = kv.num_pages // -(-longest // kv.page_size)
+    summary = EngineSummary(
+        max_model_len=longest,
+        kv_tokens=kv.capacity,
+        kv_requests=fitting if kv.n_slots is None else min(fitting, kv.n_slots // longest),
+        token_budget=header.budget,
+        scheduler=header.config.scheduler,
+        start=start,
+    )
+    if resolved is None:
+        return summary
+    return replace(
+        summary,
+        device=device,
+        num_devices=resolved.tensor_parallel_size,
+        dtype=resolved.dtype,
+        kv_cache_dtype=resolved.cache.dtype,
+        attention=attention,
+    )

@@ -1,0 +1,85 @@
+"""The files of weights in a model directory, known by their names. Checked before JAX is imported."""
+
+import re
+from pathlib import Path
+
+from orca_jax.bundled import is_preset
+from orca_jax.config import LoadFormat
+from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.model.orbax_files import PARAMS, orbax_root, read_tree
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+_VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
+_PART = re.compile(r"model-\d+-of-\d+\.safetensors")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def check_weights(source: str | Path, load_format: LoadFormat) -> None:
+    """Refuse a model without weights in this format. The values are not read.
+
+    Raises:
+        ConfigError: a preset has no files, or the weights are of an unknown kind.
+        CheckpointError: there are no weights.
+    """
+    if load_format == "dummy":
+        return
+    if is_preset(str(source)):
+        if load_format == "auto":
+            return
+        message = f"{source} has no weights in the format {load_format}; use auto or dummy"
+        raise ConfigError(message, param="load_format")
+    directory = Path(source)
+    if load_format == "orbax":
+        if orbax_root(directory) is None:
+            read_tree(directory / PARAMS)  # raises the error of a missing checkpoint
+    elif load_format == "safetensors" or orbax_root(directory) is None:
+        check_safetensors(directory)
+
+
+def has_safetensors(directory: Path) -> bool:
+    """True if there is a file or an index that `load_safetensors` reads."""
+    return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
+
+
+def check_safetensors(directory: Path) -> None:
+    """Refuse a directory without safetensors.
+
+    Raises:
+        ConfigError: it has other weights.
+        CheckpointError: it has no weights.
+    """
+    if (directory / ADAPTER).exists():  # transformers would add it to the weights
+        raise ConfigError(
+            f"{directory} holds an adapter ({ADAPTER}), and adapters are not supported; merge it with "
+            f"merge_and_unload() of peft and save the result, or remove {ADAPTER} to serve the model without it",
+            param="model",
+        )
+    if has_safetensors(directory):
+        return
+    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    if pickled:
+        raise ConfigError(
+            f"{directory} holds only pickled weights ({', '.join(pickled[:3])}), and loading them may run code; "
+            "convert them to safetensors",
+            param="model",
+        )
+    if orbax_root(directory) is not None:
+        message = f"{directory} has no safetensors, but an Orbax checkpoint; use --load-format auto"
+        raise ConfigError(message, param="load_format")
+    problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in {PARAMS}/"
+    raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
+
+
+def _other_weights(directory: Path) -> str:
+    """The advice for a directory without known weights, from the names of its files."""
+    names = sorted(path.name for pattern in ("*.safetensors*", "*.gguf") for path in directory.glob(pattern))
+    variants = [name for name in names if _VARIANT.fullmatch(name)]
+    if variants:
+        plain = _VARIANT.sub(r"model\2", variants[0])
+        return f"It has a variant: to serve it, rename {variants[0]} to {plain}"
+    if any(_PART.fullmatch(name) for name in names):
+        return f"It has parts of the weights without their list: download {INDEX} too"
+    if any(name.endswith(".gguf") for name in names):
+        return "It has GGUF weights, which are not supported: download the model with safetensors"
+    return "To download the weights: hf download ORG/NAME --include '*.safetensors*' --local-dir DIR"

@@ -1,0 +1,25 @@
+"""The text of a ready server on standard output."""
+
+import shlex
+
+import msgspec
+
+from orca_jax.server_config import ServerConfig
+from orca_jax.startup import EngineSummary
+
+
+def announcement(config: ServerConfig, url: str, summary: EngineSummary | None) -> str:
+    """Return the address, a call to try, and a line about the engine."""
+    name = config.names[0]
+    body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+    data = shlex.quote(msgspec.json.encode(body).decode())
+    options = "" if config.uds is None else f" --unix-socket {shlex.quote(config.uds)}"
+    if config.ssl_certfile is not None:
+        options += f" --cacert {shlex.quote(config.ssl_certfile)}"
+    if config.api_key or config.api_key_file is not None:
+        options += " -H 'authorization: Bearer YOUR-KEY'"
+    lines = [
+        f"Serving {name} on {url}",
+        f"curl -gN{options} {url}/v1/completions -H 'content-type: application/json' -d {data}",
+    ]
+    return "\n".join(lines if summary is None else [*lines, summary.line(config.engine.model)])

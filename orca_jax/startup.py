@@ -1,0 +1,128 @@
+"""The start of an engine: the seconds of each phase, and a summary of what was started."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+StartPhase = Literal["import", "load", "trace", "compile", "warm_up"]
+"""Start of Python and imports; devices and weights; tracing and lowering; XLA; the first run of each program."""
+START_PHASES: tuple[StartPhase, ...] = get_args(StartPhase)
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """The times of a start, in seconds.
+
+    Phases may overlap, and some work belongs to none. So their sum may be more or less than the total.
+    """
+
+    seconds: dict[StartPhase, float]  # all phases; 0 for one that did not occur
+    total: float
+    programs: int = 0  # compiled or read from the cache
+    from_cache: int = 0  # of these, read from the cache
+
+    def text(self) -> str:
+        """Return the total, and the phases of 50 ms or more, as `12.3 s (import 2.1, compile 8.0)`."""
+        parts = [f"{name.replace('_', '-')} {time:.1f}" for name, time in self.seconds.items() if time >= 0.05]
+        return f"{self.total:.1f} s" + (f" ({', '.join(parts)})" if parts else "")
+
+
+@dataclass(frozen=True)
+class EngineSummary:
+    """The settings of an engine after the resolution of every "auto", and its start.
+
+    An engine without a device has empty strings for its settings.
+    """
+
+    max_model_len: int
+    kv_tokens: int  # that fit into the KV cache
+    kv_requests: int  # of `max_model_len` tokens, that fit into the KV cache together
+    token_budget: int  # most tokens of one launch, and with a token budget of one iteration
+    scheduler: str
+    start: StartReport
+    device: str = ""  # kind, such as "cpu" or "NVIDIA H200"
+    num_devices: int = 0
+    dtype: str = ""
+    kv_cache_dtype: str = ""
+    attention: str = ""  # implementation
+
+    def line(self, model: str) -> str:
+        """Return the line of text about this engine for logs and terminals."""
+        start, place, programs = self.start, "without a device", ""
+        if self.device:
+            place = f"on {self.num_devices} x {self.device}, {self.dtype}, attention by {self.attention}"
+            programs = f"{start.programs} programs ({start.from_cache} from the cache)"
+        cache = " ".join(filter(None, (self.kv_cache_dtype, "KV cache")))
+        parts = (
+            f"{model} {place}",
+            f"context of {self.max_model_len:,} tokens",
+            f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests)",
+            f"scheduler {self.scheduler}, at most {self.token_budget:,} tokens at once",
+            programs,
+            f"ready after {start.text()}",
+        )
+        return "; ".join(filter(None, parts))
+
+
+class StartTimes:
+    """Measures the phases of a start. Any thread may call it.
+
+    A phase may run several times, and in several threads at once. Seconds in which it runs at least once count once.
+
+    Args:
+        begun: begin of the total, in seconds of `clock`; None for now. Other processes of this machine may have read
+            it: the monotonic clocks of Linux and macOS are those of the system.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, begun: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = clock() if begun is None else begun
+        self._lock = threading.Lock()
+        self._seconds = dict.fromkeys(START_PHASES, 0.0)
+        self._running = Counter[StartPhase]()
+        self._since: dict[StartPhase, float] = {}  # of running phases
+        self._programs = self._from_cache = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the begin of the total."""
+        return max(0.0, self._clock() - self._begun)
+
+    @contextmanager
+    def phase(self, name: StartPhase) -> Iterator[None]:
+        """Count the time of the block for a phase."""
+        with self._lock:
+            if not self._running[name]:
+                self._since[name] = self._clock()
+            self._running[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[name] -= 1
+                if not self._running[name]:
+                    self._seconds[name] += self._clock() - self._since.pop(name)
+
+    def add(self, name: StartPhase, seconds: float) -> None:
+        """Count time measured elsewhere for a phase, in addition to its blocks."""
+        with self._lock:
+            self._seconds[name] += seconds
+
+    def count(self, programs: int, from_cache: int) -> None:
+        """Add to the number of programs, and to the number of those read from the cache."""
+        with self._lock:
+            self._programs += programs
+            self._from_cache += from_cache
+
+    def report(self) -> StartReport:
+        """The times up to now, those of running phases included."""
+        with self._lock:
+            now = self._clock()
+            running = {name: now - since for name, since in self._since.items()}
+            seconds = {name: self._seconds[name] + running.get(name, 0.0) for name in START_PHASES}
+            return StartReport(seconds, max(0.0, now - self._begun), self._programs, self._from_cache)

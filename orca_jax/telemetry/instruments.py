@@ -1,0 +1,111 @@
+"""Counters, gauges and histograms of `/metrics`.
+
+`prometheus_client` renders the text. Counting is done here: the library's counters take a lock in every call and
+publish an additional `_created` series each.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+PREFIX = "orca_jax_"
+Labels = tuple[str, ...]
+
+
+class Instrument(Protocol):
+    """A metric with samples to publish."""
+
+    def family(self) -> Metric:
+        """The current samples."""
+        ...
+
+
+class Counter:
+    """A total that only grows, one for each combination of label values in use."""
+
+    def __init__(self, name: str, text: str, labels: Labels = (), known: Sequence[Labels] = ()) -> None:
+        self._name, self._text, self._labels = PREFIX + name, text, labels
+        self._values: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
+
+    def add(self, amount: float = 1, labels: Labels = ()) -> None:
+        """Add to the total; `labels` in the order of their names."""
+        self._values[labels] = self._values.get(labels, 0) + amount
+
+    def family(self) -> Metric:
+        """The current samples."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Gauge:
+    """A current value, one for each combination of label values in use."""
+
+    def __init__(self, name: str, text: str, labels: Labels = (), *, prefix: str = PREFIX) -> None:
+        self._name, self._text, self._labels = prefix + name, text, labels
+        self._values: dict[Labels, float] = {} if labels else {(): 0}
+
+    def set(self, value: float, labels: Labels = ()) -> None:
+        """Replace the value; `labels` in the order of their names."""
+        self._values[labels] = value
+
+    def clear(self) -> None:
+        """Remove the values of all labels."""
+        self._values.clear()
+
+    def family(self) -> Metric:
+        """The current samples."""
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Distribution:
+    """Counts of values between bounds. `observe` runs for every generated token."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value that occurred `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def add_to(self, family: HistogramMetricFamily, labels: Labels) -> None:
+        """Publish the counts, cumulative as in Prometheus."""
+        below, buckets = 0, []
+        for bound, count in zip([*map(str, map(float, self._bounds)), "+Inf"], self._counts, strict=True):
+            below += count
+            buckets.append((bound, float(below)))
+        family.add_metric(labels, buckets, self._sum)
+
+
+class Histogram:
+    """Distributions, one for each combination of label values in use."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Labels = ()) -> None:
+        self._name, self._text, self._labels = PREFIX + name, text, labels
+        self._bounds = bounds
+        self._children: dict[Labels, Distribution] = {} if labels else {(): Distribution(bounds)}
+
+    def of(self, labels: Labels = ()) -> Distribution:
+        """The distribution of these label values."""
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = Distribution(self._bounds)
+        return child
+
+    def family(self) -> Metric:
+        """The current samples."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, child in self._children.items():
+            child.add_to(family, labels)
+        return family
