@@ -87,7 +87,10 @@ class Built:
 
 
 def build_engine(
-    config: EngineConfig, on_compile: Callable[[], None] | None = None, times: StartTimes | None = None
+    config: EngineConfig,
+    on_compile: Callable[[], None] | None = None,
+    times: StartTimes | None = None,
+    announce: Callable[[str], None] = line_without_bars,
 ) -> Built:
     """Resolve every "auto", build an engine, and log a line about it.
 
@@ -95,16 +98,19 @@ def build_engine(
         config: the settings of the user.
         on_compile: called between loading and compiling.
         times: takes the phases of the start; None measures them from this call on.
+        announce: called with a line of text before loading, if `config.progress` is set.
 
     Raises:
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
-    built = _build(config, on_compile, times or StartTimes())
+    built = _build(config, on_compile, times or StartTimes(), announce)
     logger.info("%s", built.summary.line(config.model))
     return built
 
 
-def _build(config: EngineConfig, on_compile: Callable[[], None] | None, times: StartTimes) -> Built:
+def _build(
+    config: EngineConfig, on_compile: Callable[[], None] | None, times: StartTimes, announce: Callable[[str], None]
+) -> Built:
     check_settings(config)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
@@ -123,7 +129,7 @@ def _build(config: EngineConfig, on_compile: Callable[[], None] | None, times: S
     max_model_len = _max_model_len(config, model)
     check_weights(source, config.load_format)
     if config.progress:
-        line_without_bars(f"loading and compiling {config.model}")
+        announce(f"loading and compiling {config.model}")
     with times.phase("import"):
         from orca_jax.exec.ahead import CompiledAhead
         from orca_jax.exec.compile import compile_cache

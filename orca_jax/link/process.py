@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 
 from orca_jax.build.engine import build_engine
 from orca_jax.console import lasting_output
@@ -71,19 +70,23 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     status.enter("loading")
     times = StartTimes(start.begun)
     times.add("import", times.elapsed)
-    config = start.config
-    if config.progress and not has_terminal():
-        logger.info("loading and compiling %s", config.model)
-        config = replace(config, progress=False)
-    built = build_engine(config, on_compile=lambda: status.enter("compiling"), times=times)
+    built = build_engine(
+        start.config, on_compile=lambda: status.enter("compiling"), times=times, announce=_log_without_bars
+    )
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
     status.enter("serving")
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
-    send(ready_message(built, config.model))
+    send(ready_message(built, start.config.model))
     loop.run()
     return 0
+
+
+def _log_without_bars(text: str) -> None:
+    """Log progress in the format of the log, unless bars are drawn."""
+    if not has_terminal():
+        logger.info("%s", text)
 
 
 def _sender(connection: socket.socket) -> Send:
