@@ -131,7 +131,8 @@ class EngineConfig:
     num_pages: int | None = None
     gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
     kv_cache_dtype: DType | Literal["auto"] = "auto"
-    max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration
+    max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration (None: by measurement)
+    itl_target_ms: float | None = None  # chunked: time between tokens for which the budget is measured
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: AttentionName | None = None

@@ -41,7 +41,9 @@ HELP: Mapping[str, str] = {
     f"most 1 (default: {GPU_MEMORY_UTILIZATION})",
     "kv_cache_dtype": "type of the KV cache",
     "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration, at "
-    "least --max-num-seqs",
+    "least --max-num-seqs (default: by --itl-target-ms)",
+    "itl_target_ms": "chunked: most milliseconds between two tokens of a request; the token budget is the largest that "
+    "keeps it in a measurement at start (default: 250 on a CPU, 100 on accelerators)",
     "compile_cache": 'directory for compiled programs; "auto": in the user\'s cache, "none": no cache',
     "strict_compile": "raise an error on a compilation after start-up, instead of counting it",
     "attention_implementation": "attention kernel; default: the best one for the device",

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.engine import build_engine, default_tokens
+from orca_jax.build.budget import launch_sizes, token_budget
+from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import executor, layers
@@ -73,13 +74,44 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     built.close()
 
 
-def test_a_token_budget_leaves_half_of_itself_to_prompts() -> None:
-    def tokens(platform: str, **settings: Any) -> int:
-        return default_tokens(EngineConfig(**settings), platform)
+SECONDS = {32: 0.02, 64: 0.05, 128: 0.1, 256: 0.2, 512: 0.4, 1024: 0.8, 2048: 1.6}
 
-    assert tokens("cpu", scheduler="chunked") < tokens("cpu", scheduler="orca")
-    assert tokens("cpu", scheduler="chunked", max_num_seqs=300) == 600
-    assert tokens("tpu", scheduler="chunked") == tokens("tpu", scheduler="orca")
+
+@pytest.mark.parametrize(
+    ("platform", "settings", "budget"),
+    [
+        ("cpu", {}, 256),
+        ("cpu", {"itl_target_ms": 500.0}, 512),
+        ("cpu", {"itl_target_ms": 499.0}, 256),
+        ("cpu", {"itl_target_ms": 1.0}, 128),
+        ("cpu", {"itl_target_ms": 1.0, "max_num_seqs": 65}, 256),
+        ("cpu", {"max_num_batched_tokens": 100}, 100),
+        ("cpu", {"scheduler": "orca"}, 512),
+        ("tpu", {}, 512),
+        ("gpu", {"itl_target_ms": 1000.0}, 1024),
+        ("gpu", {"scheduler": "orca"}, 2048),
+    ],
+)
+def test_the_token_budget_is_the_largest_launch_within_the_target(
+    platform: str, settings: dict[str, Any], budget: int
+) -> None:
+    """A fifth of the target is left to the host and to longer contexts."""
+    assert token_budget(EngineConfig(**settings), platform, SECONDS) == budget
+
+
+def test_the_measured_budget_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        token_budget(EngineConfig(itl_target_ms=300.0), "cpu", {64: 0.05, 128: 0.1, 256: 0.2})
+    assert "token budget 256: launches of 128, 256 tokens take 100, 200 ms, and 300 ms" in caplog.text
+
+
+def test_few_launches_are_candidates_on_a_cpu() -> None:
+    """Each is compiled. Other schedulers have finer ones."""
+    assert [size for size in launch_sizes(EngineConfig(), "cpu") if size >= 128] == [128, 256, 512]
+    assert [size for size in launch_sizes(EngineConfig(max_num_seqs=300), "cpu") if size >= 512] == [512, 600]
+    assert launch_sizes(EngineConfig(max_num_batched_tokens=40), "cpu")[-1] == 40
+    assert {192, 384, 512} < set(launch_sizes(EngineConfig(scheduler="orca"), "cpu"))
+    assert {192, 384, 512, 2048} < set(launch_sizes(EngineConfig(), "gpu"))
 
 
 @pytest.mark.parametrize(("is_slow", "level"), [(False, "INFO"), (True, "WARNING")])

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import typing
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
-from orca_jax.build.engine import Built, build_engine, cache_directory, default_tokens
+from orca_jax.build.budget import launch_sizes, token_budget
+from orca_jax.build.engine import Built, build_engine, cache_directory
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
 from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
@@ -44,6 +46,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n_workers": 2}, "n_workers", "needs scheduler orca"),
     ({**BASELINE, "n_workers": 2}, "n_workers", "needs scheduler orca"),
     ({"n_slots": 100}, "n_slots", "num_pages"),
+    ({**ORCA, "itl_target_ms": 100.0}, "itl_target_ms", "needs scheduler chunked"),
+    ({"itl_target_ms": 100.0, "max_num_batched_tokens": 64}, "itl_target_ms", "leave one of them out"),
+    ({"itl_target_ms": 0.0}, "itl_target_ms", "a positive number of milliseconds"),
+    ({"itl_target_ms": inf}, "itl_target_ms", "a positive number of milliseconds"),
+    ({"itl_target_ms": 100.0}, "itl_target_ms", "no effect on preset:toy"),
     ({**ORCA, **MANY_STEPS}, "check_in_intervals", "needs scheduler chunked"),
     ({"check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
     ({"overlap": True, "check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
@@ -83,6 +90,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "gpu_memory_utilization": {},
     "kv_cache_dtype": {"kv_cache_dtype": "auto"},
     "max_num_batched_tokens": {"max_num_batched_tokens": 64},
+    "itl_target_ms": {},
     "compile_cache": {"compile_cache": None},
     "strict_compile": {"strict_compile": True},
     "attention_implementation": {},
@@ -130,7 +138,8 @@ def test_defaults_of_the_scheduler() -> None:
 def test_the_default_budget_never_caps_the_batch() -> None:
     for platform in ("cpu", "gpu", "tpu"):
         for rows in (1, 64, 5000):
-            assert default_tokens(EngineConfig(max_num_seqs=rows), platform) >= rows
+            config = EngineConfig(max_num_seqs=rows, itl_target_ms=0.001)
+            assert token_budget(config, platform, dict.fromkeys(launch_sizes(config, platform), 9.0)) >= rows
     budget = built_with(max_num_seqs=5000).timeline_header.budget
     assert budget >= 5000
 

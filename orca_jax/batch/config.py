@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import httpx
 
 from orca_jax.batch.output import old_path
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
+from orca_jax.build.settings import adapted, is_toy
 from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -25,6 +26,7 @@ from orca_jax.server_config import ServerConfig
 DESCRIPTION = "Answer a file of requests with an engine in this process or with an OpenAI-compatible server."
 REMOTE_CONCURRENCY = 64
 MAX_CONCURRENCY = 65_536
+ITL_TARGET_MS = 1000.0
 
 # A resumed run must have the same values of these. All other settings may change, such as memory limits.
 _MEANING = ("order", "base_url")
@@ -140,10 +142,20 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     of_model = {name: getattr(args, name) for name in _model_names()}
     of_model = {name: tuple(value) if isinstance(value, list) else value for name, value in of_model.items()}
     own = {field.name: getattr(args, field.name) for field in _own_fields()}
-    config = BatchConfig(args.input, args.output, server_config(engine_config_from_args(args), **of_model), **own)
+    engine = engine_config_from_args(args)
+    if args.base_url is None:
+        engine = for_throughput(engine)
+    config = BatchConfig(args.input, args.output, server_config(engine, **of_model), **own)
     check(config)
     _check_place(config, parser.given(argv))
     return config
+
+
+def for_throughput(engine: EngineConfig) -> EngineConfig:
+    """Settings with a later target for the time between tokens, since they are not read as they come."""
+    if engine.itl_target_ms is not None or is_toy(engine.model):
+        return engine
+    return adapted(replace(engine, itl_target_ms=ITL_TARGET_MS))  # without effect under other schedulers
 
 
 def server_config(engine: EngineConfig, **settings: Any) -> ServerConfig:

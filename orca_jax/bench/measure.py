@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from orca_jax.bench.feed import feed, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import TOY_BUDGET, Built, default_tokens
+from orca_jax.build.budget import token_budget
+from orca_jax.build.engine import TOY_BUDGET, Built
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine, totals
@@ -121,7 +122,7 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     engine = built.engine
     assert not engine.has_work, "requests are open"
     cache, largest, default = _shapes(built, config)
-    budget = config.max_num_batched_tokens or min(default, largest)
+    budget = config.max_num_batched_tokens or default
     if budget > largest:
         message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
         raise ConfigError(message, param="max_num_batched_tokens")
@@ -135,5 +136,9 @@ def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
         return CacheConfig(kv.num_pages, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET
     import jax
 
-    executor = built.executor_config
-    return executor.cache, executor.buckets[-1], default_tokens(config, jax.default_backend())
+    from orca_jax.exec.executor import JaxExecutor
+
+    executor = built.engine.executor
+    assert isinstance(executor, JaxExecutor)
+    default = token_budget(config, jax.default_backend(), executor.launch_seconds)
+    return executor.config.cache, executor.config.buckets[-1], default

@@ -27,7 +27,7 @@ HELP = "compare schedulers over a sweep of arrival rates"
 DEFAULT = ("request_level", "orca", "chunked")
 MAY_DIFFER = (
     "scheduler", "scheduling_policy", "overlap", "check_in_intervals", "enable_prefix_caching",
-    "max_num_batched_tokens", "n_slots",
+    "max_num_batched_tokens", "itl_target_ms", "n_slots",
 )  # fmt: skip
 COLUMNS = {
     "output_tokens_per_s": "tokens/s",

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from orca_jax.bench.install import measure_install
-from orca_jax.build.engine import TOY
+from orca_jax.build.settings import TOY
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 from orca_jax.sim.clock import CLOCK_PREFIX

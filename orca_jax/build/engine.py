@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
+from orca_jax.build.budget import launch_sizes, token_budget
 from orca_jax.build.devices import check_platform, claim_devices
-from orca_jax.build.scheduler import build_scheduling, num_rows
+from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import check_settings, check_toy, traits_of
+from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy
 from orca_jax.build.summary import summary_of
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import (
@@ -30,7 +31,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars, progress_bar
-from orca_jax.sim.clock import CLOCK_PREFIX, Clock, clock_latency
+from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
 from orca_jax.text.grammar import GrammarFactory
@@ -45,15 +46,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOY = "preset:toy"
 TOY_LATENCY = 0.001  # seconds per iteration of the toy, so that a busy one leaves processor time to other processes
 TOY_PAGE_SIZE = 16
 TOY_BUDGET = 2048
 
 _PAGE_SIZE = 128  # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
-_LARGEST_BUCKET = {"cpu": 512}  # the size at which a matrix product on a CPU reaches full speed
-_LARGEST_BUCKET_OF_ACCELERATORS = 2048
-_CPU_BUDGET = 128  # of `chunked`: four fifths of full speed, and a third of the inter-token latency
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def _build(
             config.n_workers,
             config.n_workers,
         )
-    if config.model == TOY or config.model.startswith(CLOCK_PREFIX):
+    if is_toy(config.model):
         return _build_toy(config, times)
     source = model_directory(config.model) or config.model
     model = read_model_config(source)
@@ -148,9 +145,7 @@ def _build(
     shapes = _unstacked(weights.shapes(mesh), platform)
     resolved = _resolve(config, model, max_model_len, devices, shapes)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
-    scheduler, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    header = _timeline_header(config, resolved.cache, max_model_len, resolved.buckets[-1], resolved.buckets)
-    observer = _observer(header)
+    _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     attention = _log_attention(model, resolved, mesh)
     with (
         compile_cache(resolved.compile_cache),
@@ -162,7 +157,10 @@ def _build(
             on_compile()
         compiling = progress_bar("Compiling", config.progress)
         executor = JaxExecutor(decoder, weights.config, resolved, mesh, compiling, ahead=ahead, times=times)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=observer)
+    budget = token_budget(config, platform, executor.launch_seconds)
+    scheduler = build_scheduler(config, resolved.cache, budget)
+    header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     device = mesh.devices.flat[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
     return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
@@ -238,7 +236,6 @@ def _resolve(
     config: EngineConfig, model: ModelConfig, max_model_len: int, devices: "list[jax.Device]", shapes: "Decoder"
 ) -> ExecutorConfig:
     """Choose shapes and devices. The size of the cache follows from the memory left by the model's `shapes`."""
-    from orca_jax.exec.buckets import default_buckets
     from orca_jax.exec.cache import free_memory, size_cache, weight_bytes, workspace_bytes
 
     platform = devices[0].platform
@@ -246,14 +243,14 @@ def _resolve(
     # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so the KV cache stays float32 there.
     cache_auto: DType = "float32" if platform == "cpu" else dtype
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    largest = config.max_num_batched_tokens or default_tokens(config, platform)
+    buckets = launch_sizes(config, platform)
     page_size = config.page_size or _PAGE_SIZE
     rows = num_rows(config)
     layout: PageLayout = "head_major" if platform == "cpu" else "packed"
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     else:
-        needed = weight_bytes(shapes) + workspace_bytes(model, largest, rows, max_model_len)
+        needed = weight_bytes(shapes) + workspace_bytes(model, buckets[-1], rows, max_model_len)
         memory = free_memory(devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, needed)
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
@@ -262,7 +259,7 @@ def _resolve(
     return ExecutorConfig(
         dtype=dtype,
         tensor_parallel_size=len(devices),
-        buckets=default_buckets(largest),
+        buckets=buckets,
         num_rows=rows,
         max_model_len=max_model_len,
         cache=cache,
@@ -301,15 +298,6 @@ def _timeline_header(
 def _observer(header: TimelineHeader) -> TimelineWriter | None:
     path = header.config.trace_file
     return None if path is None else TimelineWriter(header, msgspec.json.Encoder().encode_lines, TimelineFile(path))
-
-
-def default_tokens(config: EngineConfig, platform: str) -> int:
-    """Return the tokens of the largest launch; with a token budget, of an iteration, half of them left for prompts."""
-    has_budget = traits_of(config).has_token_budget
-    if has_budget and platform == "cpu":
-        return max(_CPU_BUDGET, 2 * config.max_num_seqs)
-    largest = _LARGEST_BUCKET.get(platform, _LARGEST_BUCKET_OF_ACCELERATORS)
-    return max(largest, 2 * config.max_num_seqs) if has_budget else largest
 
 
 def _build_toy(config: EngineConfig, times: StartTimes) -> Built:

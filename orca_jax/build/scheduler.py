@@ -37,7 +37,7 @@ def build_scheduling(
     check_settings(config)
     check_budget(config, budget)
     predictor = predictor or _predictor(config, model)
-    return _scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
+    return build_scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
 
 
 def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
@@ -80,11 +80,12 @@ def num_rows(config: EngineConfig) -> int:
     return config.max_num_seqs * config.n_workers
 
 
-def _scheduler(config: EngineConfig, cache: CacheConfig, largest_bucket: int) -> Scheduler:
+def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> Scheduler:
+    """The scheduler alone, for checked settings. The arguments are those of `build_scheduling`."""
     settings = SchedulerSettings(
         max_bs=config.max_num_seqs,
         n_workers=config.n_workers,
-        token_budget=largest_bucket,
+        token_budget=budget,
         ordering=ORDERINGS[config.scheduling_policy],
         overlap=overlaps(config),
         watermark=int(WATERMARK * cache.num_pages),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple
 
 from orca_jax.config import EngineConfig
@@ -17,6 +18,7 @@ from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler, Traits
+from orca_jax.sim.clock import CLOCK_PREFIX
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = {
     "orca": OrcaScheduler,
@@ -31,6 +33,7 @@ ORDERINGS: Mapping[str, type[Ordering]] = {
     "shortest": ShortestFirst,
 }
 PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
+TOY = "preset:toy"
 MAX_STEPS = 256  # with more of them a new request waits for seconds on most devices
 
 _AT_LEAST_ONE = (
@@ -95,6 +98,16 @@ NEEDS: tuple[Need, ...] = (
     _of_schedulers(
         "enable_prefix_caching", (None, False), lambda traits: traits.shares_prefixes, "has no prefix cache"
     ),
+    _of_schedulers("itl_target_ms", (None,), lambda traits: traits.has_token_budget, "has no token budget"),
+    Need(
+        "itl_target_ms",
+        (None,),
+        lambda config: config.max_num_batched_tokens is None,
+        lambda config: (
+            f"itl_target_ms has no effect with max_num_batched_tokens {config.max_num_batched_tokens}, which sets the "
+            "token budget itself; leave one of them out"
+        ),
+    ),
     Need(
         "check_in_intervals",
         (None,),
@@ -123,6 +136,7 @@ TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
     "gpu_memory_utilization": (None,),
     "attention_implementation": (None,),
     "compile_cache": ("auto", None),
+    "itl_target_ms": (None,),
 }
 """Settings of weights, devices and programs with their values for the toy model, which has none of the three."""
 
@@ -137,6 +151,11 @@ def check_settings(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    target = config.itl_target_ms
+    if target is not None and not 0 < target < inf:
+        raise ConfigError(
+            f"itl_target_ms must be a positive number of milliseconds, got {target}", param="itl_target_ms"
+        )
     share = config.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization")
@@ -160,6 +179,11 @@ def check_budget(config: EngineConfig, budget: int) -> None:
             "not hold a token of each request; raise it, or lower max_num_seqs"
         )
         raise ConfigError(message, param="max_num_batched_tokens")
+
+
+def is_toy(model: str) -> bool:
+    """Return True for the toy model and its clocks."""
+    return model == TOY or model.startswith(CLOCK_PREFIX)
 
 
 def check_toy(config: EngineConfig) -> None:

@@ -68,6 +68,9 @@ class JaxExecutor:
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
         times: takes the phases of the start and the number of programs.
+
+    Attributes:
+        launch_seconds: measured time of a launch of each bucket and its sampler.
     """
 
     def __init__(
@@ -109,7 +112,9 @@ class JaxExecutor:
             with compile_cache(config.compile_cache):
                 self.programs = shapes.compile(progress, times)
         with times.phase("warm_up"):
-            self._launch_seconds = self._warm_up().seconds(context_factor(model, config.max_model_len))
+            measured = self._warm_up()
+        self.launch_seconds = measured.seconds()
+        self._longest_seconds = measured.seconds(context_factor(model, config.max_model_len))
         self._idle.rest()
         self.stats.compiles = self._counter.count
 
@@ -190,7 +195,7 @@ class JaxExecutor:
         bucket = bucket_for(self.config.buckets, num_tokens)
         vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
         packed = time.perf_counter()
-        self._seconds_in_flight += self._launch_seconds[bucket]  # before the dispatch, which may wait for the device
+        self._seconds_in_flight += self._longest_seconds[bucket]  # before the dispatch, which may wait for the device
         hidden = self._run_layers(bucket, vector)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
@@ -209,7 +214,7 @@ class JaxExecutor:
         draws = pack_draws(kept, self._rows, draws_layout(bucket))
         limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
         packed = time.perf_counter()
-        self._seconds_in_flight += self._launch_seconds[bucket] * multi_step.num_steps
+        self._seconds_in_flight += self._longest_seconds[bucket] * multi_step.num_steps
         self._idle.begin()
         *state, many = self.programs["multi_step", bucket](
             self._weights, self._unembedding, *self._state, vector, draws, limits

@@ -1,7 +1,7 @@
 """The time that launches should take, measured at start: for the limit for a hung engine, and for the token budget."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import jax
 
@@ -45,8 +45,3 @@ def context_factor(model: ModelConfig, max_model_len: int) -> float:
     heads, kv_heads, embed = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.embed_dim
     parameters = 2 * embed * (heads + kv_heads) + (2 + model.gated_mlp) * embed * model.mlp_dim
     return 1 + 2 * heads * max_model_len / parameters  # two operations for each parameter, four for each head dim
-
-
-def budget_within(target: float, seconds: Mapping[int, float], candidates: Sequence[int]) -> int:
-    """The largest of `candidates` with a launch of at most `target` seconds; the smallest of them if none is."""
-    return max([bucket for bucket in candidates if seconds[bucket] <= target], default=min(candidates))

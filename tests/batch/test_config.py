@@ -101,3 +101,20 @@ def test_a_terminal_gets_a_bar() -> None:
 
 def test_times_are_short() -> None:
     assert [time_text(seconds) for seconds in (0, 59.6, 754, 3723)] == ["0:00", "1:00", "12:34", "1:02:03"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "target"),
+    [
+        (["--model", "demo"], 1000),
+        (["--model", "demo", "--itl-target-ms", "70"], 70),
+        (["--model", "demo", "--scheduler", "orca"], None),
+        (["--model", "demo", "--max-num-batched-tokens", "256"], None),
+        (["--model", "preset:toy"], None),
+    ],
+)
+def test_a_batch_has_a_late_target_for_tokens(tmp_path: Path, flags: list[str], target: float | None) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("one\n")
+    config = parse_args(["-i", str(source), "-o", str(tmp_path / "out.jsonl"), *flags])
+    assert config.server.engine.itl_target_ms == target

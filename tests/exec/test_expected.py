@@ -1,10 +1,10 @@
-"""Launches without requests, their times, and the token budget that follows from them."""
+"""Launches without requests, and their times."""
 
 import numpy as np
 import pytest
 
 from orca_jax.config import CacheConfig, ExecutorConfig
-from orca_jax.exec.expected import LaunchTimes, budget_within
+from orca_jax.exec.expected import LaunchTimes
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.probe import probe
 
@@ -38,14 +38,6 @@ def test_the_pages_exist_and_the_prompt_is_no_longer_than_a_context() -> None:
     view = probed(100, num_pages=5)
     assert view["query_len"][-1] == LENGTH and view["context_len"].max() == LENGTH
     assert view["page_table"].min() == 0 and view["page_table"].max() == 4
-
-
-@pytest.mark.parametrize(
-    ("target", "budget"), [(0.05, 128), (0.1, 128), (0.2, 256), (0.39, 256), (0.4, 512), (9.0, 512)]
-)
-def test_the_budget_is_the_largest_launch_within_the_target(target: float, budget: int) -> None:
-    seconds = {64: 0.05, 128: 0.1, 256: 0.2, 512: 0.4}
-    assert budget_within(target, seconds, (128, 256, 512)) == budget
 
 
 def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
