@@ -18,8 +18,8 @@ class RequestLevelScheduler:
       prompts follows one token per iteration, while shorter members already generate (section 6.2).
     - An ended member keeps its place and its cost: it repeats its last token, and the result is dropped.
     - No token is delivered before the whole batch has ended. Only aborted members leave at once.
-    - With `n_workers` above 1 the batch has up to `max_bs * n_workers` members, cut into `n_workers` microbatches
-      (Figure 8b). Each of them is one iteration, and they take turns in the pipeline.
+    - With `n_workers` above 1 the batch is cut into as many microbatches (Figure 8b). Each of them is one iteration,
+      and they take turns in the pipeline.
     """
 
     traits: ClassVar[Traits] = Traits(has_reservations=True)
@@ -45,7 +45,7 @@ class RequestLevelScheduler:
             return Selection(())
         members = self._next_microbatch()
         choices = [Choice(request, 1 if request.num_computed else self._shortest) for request in members]
-        held: Held = "rows" if len(self._batch) == self.max_bs * self.n_workers else "batch"
+        held: Held = "rows" if len(self._batch) == self.max_bs else "batch"
         return Selection(choices, held=held if len(pool) > len(self._batch) else None)
 
     def may_return(self, request: Request) -> bool:
@@ -56,7 +56,7 @@ class RequestLevelScheduler:
         reserved = kv.reserved_slots
         for request in pool:
             reserved += request.max_total
-            if len(self._batch) == self.max_bs * self.n_workers or reserved > kv.capacity:
+            if len(self._batch) == self.max_bs or reserved > kv.capacity:
                 break
             self._batch.append(request)
         self._open = list(self._batch)

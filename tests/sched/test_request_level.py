@@ -116,7 +116,7 @@ def test_an_ended_member_may_still_be_aborted() -> None:
 
 def test_figure_8_microbatches() -> None:
     """A batch of four, cut in two; both microbatches run until C has ended, and only then E begins."""
-    lab = lab_of(max_bs=2, n_workers=2)
+    lab = lab_of(max_bs=4, n_workers=2)
     for request_id, max_tokens in (("A", 1), ("B", 2), ("C", 3), ("D", 1), ("E", 1)):
         lab.add(request_id, 2, max_tokens)
     lab.run()
@@ -125,7 +125,7 @@ def test_figure_8_microbatches() -> None:
 
 
 def test_an_aborted_microbatch_leaves_the_others() -> None:
-    lab = lab_of(max_bs=1, n_workers=2)
+    lab = lab_of(max_bs=2, n_workers=2)
     lab.add("A", 2, 3)
     lab.add("B", 2, 3)
     lab.step()
