@@ -72,11 +72,6 @@ Wait = Callable[[Handle], bool]
 """Waits for the result of an iteration, and returns True; or returns False earlier, since requests were added."""
 
 
-def wait_for_result(handle: Handle) -> bool:
-    """The `Wait` of an engine without arrivals during a step: `Executor.collect` waits."""
-    return True
-
-
 class Engine:
     """Runs requests on an executor, one iteration at a time. Not thread-safe: one thread owns an engine.
 
@@ -143,27 +138,21 @@ class Engine:
 
     @property
     def progress(self) -> int:
-        """A counter that grows with each launch, set of allowed ids, and collected iteration.
+        """A count of launches, sets of allowed ids and collected iterations, also for other threads.
 
-        Arrivals do not count: they may continue while the device hangs. Another thread may read it.
+        Arrivals do not count: they may continue while the device hangs.
         """
         return self.executor.stats.launches + self._iterations + self.pool.num_sets
 
-    def step(self, wait: Wait = wait_for_result) -> list[RequestUpdate]:
+    def step(self, wait: Wait | None = None) -> list[RequestUpdate]:
         """One turn of Algorithm 1 (section 4.2); the numbers are its lines.
 
-        The algorithm waits for a batch only if `n_workers` of them are in flight. With room for another one, and no
-        request to run in it, `wait` decides. If it returns False, the turn ends without a result, and the next one
-        selects again.
-
-        Returns at most one update for each request. An exception of the executor passes through and ends the engine.
+        With room for another iteration and no request to run in it, `wait` may end the turn without a result. Returns
+        at most one update for each request. An exception of the executor passes through and ends the engine.
         """
-        while has_room := len(self._in_flight) < self.scheduler.n_workers:
-            plan = self._select()  # 4, 6, 7
-            if plan is None:
-                break
+        while (has_room := len(self._in_flight) < self.scheduler.n_workers) and (plan := self._select()):  # 4, 6, 7
             self._submit(plan)  # 5, 8
-        if self._in_flight and (not has_room or self._await(wait)):  # 9
+        if self._in_flight and (not has_room or wait is None or self._await(wait)):  # 9
             self._record(self._in_flight.popleft())  # 15, 10-13
         return self._deliver()  # 13, 14
 

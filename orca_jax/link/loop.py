@@ -13,7 +13,6 @@ from orca_jax.build.engine import Built
 from orca_jax.bundled import model_directory
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
-from orca_jax.link.result_waiter import ResultWaiter
 from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
 from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected, Start, Submit, ToEngine, Updates
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
@@ -77,10 +76,7 @@ class EngineStatus:
         self._source, self._thread = engine, threading.get_ident()
 
     def work(self, *, is_progress: bool = True) -> None:
-        """Note that the main thread has a message, an update to send, or another turn of work before it.
-
-        A message that arrives while a device computes is no progress of the device.
-        """
+        """Note that the main thread has work: a message (no progress while a device computes), an update, or a turn."""
         self._turns += is_progress
         self._has_work = True
 
@@ -146,7 +142,7 @@ class EngineLoop:
         self._compile = compiler
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
-        self._waiter = ResultWaiter(engine.executor.wait, lambda handle: inbox.put(ResultReady(handle)))
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
         self._awaited: Handle | None = None  # the last iteration given to the waiter
         self._received: deque[ToLoop] = deque()  # by `_wait`, and not taken yet
         status.sample(engine)
@@ -174,7 +170,7 @@ class EngineLoop:
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
-            self._waiter.close()
+            self._waiter.shutdown(wait=False, cancel_futures=True)
 
     def _wait(self, oldest: Handle) -> bool:
         """Wait for a result or a message, the first one to come; True if it is the result."""
@@ -182,14 +178,19 @@ class EngineLoop:
             return True
         if self._awaited is not oldest:
             self._awaited = oldest
-            self._waiter.watch(oldest)
-        while True:
-            message = self._inbox.get()
-            if not isinstance(message, ResultReady):
-                self._received.append(message)
-                return False
+            self._waiter.submit(self._report, oldest)
+        while isinstance(message := self._inbox.get(), ResultReady):
             if message.handle is oldest:  # else a result that a full pipeline has waited for itself
                 return True
+        self._received.append(message)
+        return False
+
+    def _report(self, handle: Handle) -> None:
+        """Wait for a result in a thread of its own, and report it to the main thread, also after a failure."""
+        try:
+            self._engine.executor.wait(handle)
+        finally:
+            self._inbox.put(ResultReady(handle))
 
     def _has_message(self) -> bool:
         return bool(self._received) or not self._inbox.empty()

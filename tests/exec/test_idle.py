@@ -66,7 +66,7 @@ def test_a_wait_of_another_thread_counts() -> None:
     watch = IdleWatch(clock)
     result = hand_over(watch, clock, 10)
     clock.now = 13
-    watch.wait(result, ready_at=10)
+    watch.wait(result, ready_at=10.0)
     hand_over(watch, clock, 20)
     assert watch.seconds == 3
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from orca_jax.config import SchedulerName
-from orca_jax.engine import Engine, Wait, wait_for_result
+from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -119,7 +119,7 @@ class Lab:
         self.prompt_logprobs: dict[str, list[tuple[TokenLogprobs, ...]]] = {}
         self.ends: dict[str, RequestUpdate] = {}
         self.returned: list[str] = []  # for each step, the requests that ended in it
-        self.wait: Wait = wait_for_result
+        self.wait: Wait | None = None
 
     def _tick(self) -> float:
         self.now += 1.0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from orca_jax.engine import Engine, Wait, wait_for_result
+from orca_jax.engine import Engine
 from orca_jax.request import RequestUpdate, SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -46,14 +46,13 @@ def play(
     def wait(handle: object) -> bool:
         return executor.wait_until(handle, coming[0][1].at if coming else math.inf)
 
-    chosen: Wait = wait_for_result if blocks else wait
     while coming or engine.has_work:
         if not engine.has_work:
             clock.now = max(clock.now, coming[0][1].at)
         while coming and coming[0][1].at <= clock.now:
             number, arrival = coming.pop(0)
             engine.add(str(number), [1] * arrival.num_prompt, SamplingParams(arrival.num_generated, ignore_eos=True))
-        for update in engine.step(chosen):
+        for update in engine.step(None if blocks else wait):
             if update.finish_reason is not None:
                 ends[int(update.request_id)] = update
     engine.pool.check_integrity()
