@@ -31,6 +31,7 @@ class EngineStats:
     scheduled_tokens: int  # sum of tokens over all plans
     schedule_seconds: float  # host time to select and plan, and to compute the allowed ids of constrained requests
     update_seconds: float  # host time to record results and deliver updates
+    wait_seconds: float  # for a result or an arrival, with room for another iteration
     waiting: int  # requests without a row
     running: int  # requests with a row
     in_flight: int  # iterations
@@ -60,10 +61,15 @@ class InFlight:
 def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
     """The totals since start of both, by field name, without the engine's state of the moment.
 
-    `iterations` are those that the engine has collected.
+    `iterations` are those that the engine has collected, and `wait_seconds` is the sum of both.
     """
     both = dataclasses.asdict(executor) | dataclasses.asdict(engine)
+    both["wait_seconds"] += executor.wait_seconds
     return {name: value for name, value in both.items() if name not in _STATE}
+
+
+Wait = Callable[[Handle], bool]
+"""Waits for the result of an iteration, and returns True; or returns False earlier, since requests were added."""
 
 
 class Engine:
@@ -96,7 +102,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._in_flight: deque[InFlight] = deque()
         self._iterations = self._scheduled_requests = self._scheduled_tokens = 0
-        self._schedule_seconds = self._update_seconds = 0.0
+        self._schedule_seconds = self._update_seconds = self._wait_seconds = 0.0
 
     def add(
         self,
@@ -132,22 +138,29 @@ class Engine:
 
     @property
     def progress(self) -> int:
-        """A counter that grows whenever something happens: an arrival, a launch, a set of allowed ids, an iteration.
+        """A count of launches, sets of allowed ids and collected iterations, also for other threads.
 
-        Another thread may read it.
+        Arrivals do not count: they may continue while the device hangs.
         """
-        return self.executor.stats.launches + self._iterations + self.pool.num_arrived + self.pool.num_sets
+        return self.executor.stats.launches + self._iterations + self.pool.num_sets
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self, wait: Wait | None = None) -> list[RequestUpdate]:
         """One turn of Algorithm 1 (section 4.2); the numbers are its lines.
 
-        Returns at most one update for each request. An exception of the executor passes through and ends the engine.
+        With room for another iteration and no request to run in it, `wait` may end the turn without a result. Returns
+        at most one update for each request. An exception of the executor passes through and ends the engine.
         """
-        while len(self._in_flight) < self.scheduler.n_workers and (plan := self._select()):  # 4, 6, 7
+        while (has_room := len(self._in_flight) < self.scheduler.n_workers) and (plan := self._select()):  # 4, 6, 7
             self._submit(plan)  # 5, 8
-        if self._in_flight:
-            self._record(self._in_flight.popleft())  # 15, 9-13
+        if self._in_flight and (not has_room or wait is None or self._await(wait)):  # 9
+            self._record(self._in_flight.popleft())  # 15, 10-13
         return self._deliver()  # 13, 14
+
+    def _await(self, wait: Wait) -> bool:
+        start = time.perf_counter()
+        is_ready = wait(self._in_flight[0].handle)
+        self._wait_seconds += time.perf_counter() - start
+        return is_ready
 
     def _select(self) -> StepPlan | None:
         """The next iteration, or None if no request can run."""
@@ -223,6 +236,7 @@ class Engine:
             scheduled_tokens=self._scheduled_tokens,
             schedule_seconds=self._schedule_seconds,
             update_seconds=self._update_seconds,
+            wait_seconds=self._wait_seconds,
             waiting=self.num_waiting,
             running=self.num_running,
             in_flight=len(self._in_flight),

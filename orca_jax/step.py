@@ -147,7 +147,7 @@ class ExecutorStats:
     compiles_while_serving: int = 0
     pack_seconds: float = 0.0
     dispatch_seconds: float = 0.0  # time to start device programs; synchronous on some backends
-    wait_seconds: float = 0.0
+    wait_seconds: float = 0.0  # in `collect`
     idle_seconds: float = 0.0  # upper bound of the device's time without work between `submit` and `rest`
 
 
@@ -175,6 +175,14 @@ class Executor(Protocol):
         Must follow `submit` of a constrained plan, before the next `submit` and before `collect` of this plan. The plan
         before it may be collected first. The layers are already running meanwhile.
         """
+        ...
+
+    def is_ready(self, handle: Handle) -> bool:
+        """True if `collect` would not wait for the device."""
+        ...
+
+    def wait(self, handle: Handle) -> None:
+        """Wait until `is_ready`, or until the iteration has failed; any thread may call it, once for a handle."""
         ...
 
     def collect(self, handle: Handle) -> StepResult:

@@ -47,6 +47,7 @@ class JaxHandle:
     launches: list[Launch]
     is_complete: bool  # False until `constrain` has started the samplers waiting for it
     expected: float = 0.0  # seconds, from measurements at start
+    ready_at: float | None = None  # the end of `JaxExecutor.wait`, if it was called
     many: ManyDrawn | None = None  # of a plan of many steps; it has no launches
     unreported: jax.Array | None = None  # with `many`, or if earlier plans left tokens of any row on the device
 
@@ -160,6 +161,17 @@ class JaxExecutor:
                 self._draw(launch, launch.masks(sets))
         handle.is_complete = True
 
+    def is_ready(self, handle: Handle) -> bool:
+        """True if the device has computed an iteration."""
+        assert isinstance(handle, JaxHandle), "a handle of another executor"
+        return handle.newest.is_ready()
+
+    def wait(self, handle: Handle) -> None:
+        """Wait for the device, in any thread, without reading the result."""
+        assert isinstance(handle, JaxHandle), "a handle of another executor"
+        handle.newest.block_until_ready()
+        handle.ready_at = time.perf_counter()
+
     def collect(self, handle: Handle) -> StepResult:
         """Wait for an iteration.
 
@@ -169,7 +181,7 @@ class JaxExecutor:
         assert isinstance(handle, JaxHandle), "a handle of another executor"
         assert handle.is_complete, "a constrained plan without a call of `constrain`"
         start = time.perf_counter()
-        self._idle.wait(handle.newest)
+        self._idle.wait(handle.newest, handle.ready_at)
         result = self._read(handle)
         self._num_in_flight -= 1
         self._seconds_in_flight = self._seconds_in_flight - handle.expected if self._num_in_flight else 0.0

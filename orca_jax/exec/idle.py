@@ -52,11 +52,16 @@ class IdleWatch:
         """Note the dispatch of a program. When `result` is ready, the program is done."""
         self._newest, self._busy_at = result, self._clock()
 
-    def wait(self, result: Pending) -> None:
-        """Block until `result` of any program is ready. If it was not ready before, the device was busy until now."""
+    def wait(self, result: Pending, ready_at: float | None = None) -> None:
+        """Block until `result` of any program is ready. If it was not ready before, the device was busy until now.
+
+        `ready_at` is the time at which another thread saw that it was ready.
+        """
         if not result.is_ready():
             result.block_until_ready()
             self._busy_at = self._clock()
+        elif ready_at is not None and self._busy_at is not None:
+            self._busy_at = max(self._busy_at, ready_at)
         self.look()
 
     def rest(self) -> None:

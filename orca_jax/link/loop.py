@@ -4,6 +4,7 @@ import dataclasses
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from orca_jax.errors import RequestError
 from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
 from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected, Start, Submit, ToEngine, Updates
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
-from orca_jax.step import ExecutorStats
+from orca_jax.step import ExecutorStats, Handle
 
 SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engine is busy
 COMPILE_THREADS = 2
@@ -32,8 +33,16 @@ class Compiled:
     result: Constraint | RequestError
 
 
-Inbox = queue.SimpleQueue[ToEngine | Compiled | None]
+@dataclass(frozen=True)
+class ResultReady:
+    """A message from the waiting thread to the main thread: a result that the main thread waits for, or has read."""
+
+    handle: Handle
+
+
+ToLoop = ToEngine | Compiled | ResultReady | None
 """None means that the front end has gone."""
+Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
 
 
@@ -66,9 +75,9 @@ class EngineStatus:
         """Note that the calling thread runs this engine from now on."""
         self._source, self._thread = engine, threading.get_ident()
 
-    def work(self) -> None:
-        """Note that the main thread has a message, an update to send, or another turn of work before it."""
-        self._turns += 1
+    def work(self, *, is_progress: bool = True) -> None:
+        """Note that the main thread has work: a message (no progress while a device computes), an update, or a turn."""
+        self._turns += is_progress
         self._has_work = True
 
     def rest(self) -> None:
@@ -119,7 +128,8 @@ class EngineLoop:
 
     Args:
         engine: owned by the thread that calls `run`.
-        inbox: messages of the front end and of the compiling threads.
+        inbox: messages of the front end, of the compiling threads and of the thread that waits for results. The
+            main thread waits here and nowhere else, unless the pipeline is full.
         send: sends a message to the front end; called by several threads.
         status: updated with the progress of the thread.
         compiler: makes a constraint of a grammar; called by several threads.
@@ -133,37 +143,69 @@ class EngineLoop:
         self._compile = compiler
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
+        self._awaited: Handle | None = None  # the last iteration given to the waiter
+        self._received: deque[ToLoop] = deque()  # by `_wait`, and not taken yet
         status.sample(engine)
 
     def run(self) -> None:
         """Step while there is work, otherwise wait for messages; return when the front end has gone."""
-        engine, inbox, status = self._engine, self._inbox, self._status
+        engine, status = self._engine, self._status
         status.watch(engine)
         try:
             while True:
-                while not (engine.has_work and inbox.empty()):
-                    if inbox.empty():
-                        status.sample(engine)  # the state of an idle engine, too
-                    status.rest()
-                    message = inbox.get()
+                while not engine.has_work or self._has_message():
+                    if not engine.has_work:
+                        if not self._has_message():
+                            status.sample(engine)  # the state of an idle engine, too
+                        status.rest()
+                    message = self._received.popleft() if self._received else self._inbox.get()
                     if message is None:
                         return
-                    status.work()
+                    status.work(is_progress=not self._is_computing())
                     self._take(message)
-                updates = engine.step()
+                updates = engine.step(self._wait)
                 status.end_step(engine)
                 if updates or not engine.has_work:  # a late-found end frees its row without an update
                     status.work()
                     self._send_updates(updates)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
+            self._waiter.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self, oldest: Handle) -> bool:
+        """Wait for a result or a message, the first one to come; True if it is the result."""
+        if self._engine.executor.is_ready(oldest):
+            return True
+        if self._awaited is not oldest:
+            self._awaited = oldest
+            self._waiter.submit(self._report, oldest)
+        while isinstance(message := self._inbox.get(), ResultReady):
+            if message.handle is oldest:  # else a result that a full pipeline has waited for itself
+                return True
+        self._received.append(message)
+        return False
+
+    def _report(self, handle: Handle) -> None:
+        """Wait for a result in a thread of its own, and report it to the main thread, also after a failure."""
+        try:
+            self._engine.executor.wait(handle)
+        finally:
+            self._inbox.put(ResultReady(handle))
+
+    def _has_message(self) -> bool:
+        return bool(self._received) or not self._inbox.empty()
+
+    def _is_computing(self) -> bool:
+        """True if the device still computes the iteration that the main thread waits for."""
+        return self._awaited is not None and not self._engine.executor.is_ready(self._awaited)
 
     def _send_updates(self, updates: list[RequestUpdate]) -> None:
         engine = self._engine
         waiting = engine.num_waiting + len(self._compiling)
         self._send(Updates(updates, running=engine.num_running, waiting=waiting))
 
-    def _take(self, message: ToEngine | Compiled) -> None:
+    def _take(self, message: ToEngine | Compiled | ResultReady) -> None:
         match message:
             case Submit(request_id, params=params) if params.structured is not None:
                 self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)
@@ -182,6 +224,8 @@ class EngineLoop:
                     self._engine.abort(request_id)
                 else:
                     future.cancel()
+            case ResultReady():
+                pass  # it has ended a wait, or the result was collected before
             case Start():
                 raise ValueError("the engine was started twice")
 

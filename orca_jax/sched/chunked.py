@@ -25,13 +25,20 @@ class ChunkedScheduler:
     all others, and it fits alone, or the pool would have refused it. While a running request lacks pages, no request
     is admitted; otherwise it could compete with newcomers for ever.
 
+    In a pipeline of `num_stages` devices the token drawn by plan j leaves the last stage when the first stage is free
+    for plan j + num_stages. So a request whose newest token is still on its way from plan j may be in plan k if
+    k - j >= num_stages. Chunks of a prompt draw nothing: they may be in consecutive plans. No plan draws tokens for
+    more than an equal share of the requests, so that every stage has work.
+
     Args:
-        max_bs: the largest number of running requests.
+        max_bs: the largest number of requests in an iteration. `max_bs * num_stages` of them may run.
         token_budget: tokens of an iteration, at least `max_bs`.
         ordering: the order of urgency.
-        depth: iterations in flight; 2 overlaps the host's work on one with the device's work on the other.
+        depth: iterations in flight, at most `num_stages + 1`. One more than stages overlaps the host's work on one
+            with the devices' work on the others.
         watermark: pages to keep free when a request is admitted beside others, for their next tokens.
         check_ins: makes plans of many steps when all members generate; needs a `depth` of 1.
+        num_stages: devices in the pipeline.
     """
 
     traits: ClassVar[Traits] = Traits(
@@ -47,13 +54,17 @@ class ChunkedScheduler:
         depth: int = 1,
         watermark: int = 0,
         check_ins: CheckIns | None = None,
+        num_stages: int = 1,
     ) -> None:
+        # With more in flight, allowed ids could depend on a token that no result of the next turn has.
+        assert depth <= num_stages + 1, f"{depth} iterations in flight on {num_stages} stages"
         self.max_bs = max_bs
         self.token_budget = token_budget
         self.ordering = ordering
         self.n_workers = depth
         self.watermark = watermark
         self.check_ins = check_ins
+        self.num_stages = num_stages
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
@@ -62,21 +73,24 @@ class ChunkedScheduler:
             settings.max_bs,
             settings.token_budget,
             settings.ordering(),
-            depth=2 if settings.overlap else 1,
+            depth=settings.num_stages + settings.overlap,
             watermark=settings.watermark,
             check_ins=CheckIns(intervals) if intervals else None,
+            num_stages=settings.num_stages,
         )
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Running requests first, increments before chunks of prompts; then newcomers, unless a request lacks pages."""
-        draft = _SelectionBuilder(kv, self.ordering, self.token_budget, kv.num_free_pages)
+        draft = _SelectionBuilder(
+            kv, self.ordering, self.token_budget, kv.num_free_pages, self.max_bs, self._share(pool)
+        )
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
-        left = [(request, request.num_left) for request in running]
+        left = [(request, request.num_left) for request in self._able(running, pool)]
         chunks = [(request, count) for request, count in left if count > 1]
         for request, count in [each for each in left if each[1] == 1] + chunks:
-            if draft.budget and request not in draft.preempted:
+            if draft.may_take(count) and request not in draft.preempted:
                 draft.resume(request, count, running)
-        num_rows = min(self.max_bs - len(pool.running), kv.num_free_rows)
+        num_rows = min(self.max_bs * self.num_stages - len(pool.running), kv.num_free_rows)
         admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows)
         num_waiting = len(pool) - len(pool.running) - admitted + len(draft.preempted)
         held = draft.held(num_rows - admitted) if num_waiting else None
@@ -86,6 +100,18 @@ class ChunkedScheduler:
     def may_return(self, request: Request) -> bool:
         """Always true: a token is delivered as soon as its iteration has returned."""
         return True
+
+    def _able(self, running: Sequence[Request], pool: RequestPool) -> Sequence[Request]:
+        """The running requests without a token on its way through the stages."""
+        if self.num_stages == 1:
+            return running
+        last = pool.num_plans - self.num_stages
+        return [request for request in running if not request.num_pending or request.drawn_in <= last]
+
+    def _share(self, pool: RequestPool) -> int:
+        """The requests that may run, divided by the stages."""
+        num_live = min(len(pool), self.max_bs * self.num_stages)
+        return -(-num_live // self.num_stages)
 
     def _stretch(self, selection: Selection, check_ins: CheckIns, pool: RequestPool) -> Selection:
         selection = check_ins.stretch(selection, pool.kv, len(pool) - len(pool.running))
@@ -106,12 +132,14 @@ class ChunkedScheduler:
             if admitted == num_rows or not draft.budget:
                 break
             found = pool.cached_pages(request)
+            left = request.num_tokens - len(found) * draft.kv.page_size
+            if not draft.may_take(left):
+                break
             num_pages = draft.kv.num_kept(found) + draft.kv.lacking(None, request.num_tokens) - len(found)
             is_alone = not pool.running and not draft.choices
             if num_pages + (0 if is_alone else self.watermark) > spare:
                 break  # and not `continue`, or a long request could wait for ever
-            size = min(request.num_tokens - len(found) * draft.kv.page_size, draft.budget)
-            draft.choose(request, size, num_pages)
+            draft.choose(request, left, min(left, draft.budget), num_pages)
             spare -= num_pages
             admitted += 1
         return admitted
@@ -125,13 +153,23 @@ class _SelectionBuilder:
     ordering: Ordering  # counts every choice
     budget: int  # tokens left
     free: int  # pages left
+    max_bs: int
+    most_draws: int  # requests with a token drawn
     taken: int = 0  # pages that the choices will take
+    num_draws: int = 0
     choices: list[Choice] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     is_short: bool = False  # a request could not get the pages for its tokens
 
-    def choose(self, request: Request, num_tokens: int, pages: int) -> None:
+    def may_take(self, num_left: int) -> bool:
+        """True if there is a place for a request with so many tokens left, or for a chunk of them."""
+        if not self.budget or len(self.choices) == self.max_bs:
+            return False
+        return self.num_draws < self.most_draws or num_left > self.budget
+
+    def choose(self, request: Request, num_left: int, num_tokens: int, pages: int) -> None:
         self.choices.append(Choice(request, num_tokens))
+        self.num_draws += num_tokens == num_left
         self.ordering.charge(request, num_tokens)
         self.budget -= num_tokens
         self.free -= pages
@@ -153,7 +191,7 @@ class _SelectionBuilder:
             self._preempt(victim)
             if victim is request:
                 return
-        self.choose(request, size, pages)
+        self.choose(request, num_left, size, pages)
 
     def held(self, num_free_rows: int) -> Held:
         """The reason for not admitting the first waiting request: no row, else a spent budget, else too few pages."""

@@ -24,13 +24,14 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     new_ids = {request.request_id for request in newcomers}
     steps = [1] * len(choices) if multi_step is None else [limit.most_steps for limit in multi_step.limits]
     members = [
-        _member(choice, pool, num_steps, choice.request.request_id in new_ids)
+        _member(choice, pool, iteration, num_steps, choice.request.request_id in new_ids)
         for choice, num_steps in zip(choices, steps, strict=True)
     ]
+    pool.num_plans = iteration + 1
     return StepPlan(iteration, tuple(members), multi_step)
 
 
-def _member(choice: Choice, pool: RequestPool, num_steps: int, is_new: bool) -> Member:
+def _member(choice: Choice, pool: RequestPool, iteration: int, num_steps: int, is_new: bool) -> Member:
     request, num_tokens = choice.request, choice.num_tokens
     row = request.row
     assert row is not None, f"{request.request_id} was not admitted"
@@ -46,7 +47,7 @@ def _member(choice: Choice, pool: RequestPool, num_steps: int, is_new: bool) -> 
     new_pages = pool.kv.allocate(row, end + num_steps - 1)
     if is_new and old_pages:  # from the prefix cache
         old_pages, new_pages = 0, tuple(pool.kv.pages_of(row))
-    pool.start(request, end, is_sampling)
+    pool.start(request, iteration, end, is_sampling)
     return Member(
         request_id=request.request_id,
         row=row,

@@ -47,6 +47,7 @@ class Request:
     row: int | None = None  # held from the first iteration to the end, or to a preemption
     in_flight: int = 0  # iterations submitted and not yet collected
     num_pending: int = 0  # tokens sampled by these: they are on the device only
+    drawn_in: int = -1  # the number of the last plan that samples a token of it
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     num_remembered: int = 0  # leading pages already in the prefix cache

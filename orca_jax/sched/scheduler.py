@@ -43,6 +43,7 @@ class SchedulerSettings(NamedTuple):
     overlap: bool
     watermark: int
     check_in_intervals: tuple[int, ...] | None
+    num_stages: int = 1  # of the pipeline; each has its own iteration
 
 
 class Traits(NamedTuple):

@@ -200,6 +200,16 @@ class ToyExecutor:
         self._draw(self._awaiting, allowed)
         self._awaiting = None
 
+    def is_ready(self, handle: Handle) -> bool:
+        """True if the latency of an iteration has passed."""
+        assert isinstance(handle, _ToyHandle), "a handle of another executor"
+        return handle.result is not None and time.perf_counter() >= handle.ready_at
+
+    def wait(self, handle: Handle) -> None:
+        """Sleep until the latency of an iteration has passed."""
+        assert isinstance(handle, _ToyHandle), "a handle of another executor"
+        time.sleep(max(0.0, handle.ready_at - time.perf_counter()))
+
     def collect(self, handle: Handle) -> StepResult:
         """Wait until the oldest iteration in flight is done."""
         assert self._in_flight, "nothing is in flight"

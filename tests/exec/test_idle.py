@@ -60,6 +60,17 @@ def test_a_device_with_more_to_do_is_not_idle() -> None:
     assert (clock.now, watch.seconds) == (30, 0)
 
 
+def test_a_wait_of_another_thread_counts() -> None:
+    """Done at 10, seen so at once by the other thread, and collected at 13."""
+    clock = Clock()
+    watch = IdleWatch(clock)
+    result = hand_over(watch, clock, 10)
+    clock.now = 13
+    watch.wait(result, ready_at=10.0)
+    hand_over(watch, clock, 20)
+    assert watch.seconds == 3
+
+
 @pytest.mark.parametrize(("looks_at", "most"), [(None, 7), (13, 4), (16, 7)])
 def test_without_waits_the_sum_is_a_bound(looks_at: float | None, most: float) -> None:
     """Done at 15, seen busy at 10 or 13, and used again at 17: 2 idle seconds."""

@@ -134,7 +134,7 @@ def test_a_hang_is_found_wherever_it_is(stuck: Hang, monkeypatch: pytest.MonkeyP
 def test_an_engine_that_turns_in_vain_is_found(stuck: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has work, and its steps do nothing."""
 
-    def step() -> list[object]:
+    def step(wait: object) -> list[object]:
         stuck.begun.set()
         if stuck.end.is_set():
             monkeypatch.undo()

@@ -89,7 +89,10 @@ FROM_ENGINE = [
     ),
     Heartbeat("compiling", 2.5),
     Heartbeat(
-        "serving", 0.0, EngineStats(1, 2, 3, 0.5, 0.25, 4, 5, 1, 6, 9, 8, 100, 90, 1000), ExecutorStats(iterations=7)
+        "serving",
+        0.0,
+        EngineStats(1, 2, 3, 0.5, 0.25, 0.75, 4, 5, 1, 6, 9, 8, 100, 90, 1000),
+        ExecutorStats(iterations=7),
     ),
     Failed("gone", "model", is_config=True),
 ]

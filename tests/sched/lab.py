@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from orca_jax.config import SchedulerName
-from orca_jax.engine import Engine
+from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -33,6 +33,7 @@ class Shape(NamedTuple):
     reuses_prefixes: bool = True
     ordering: Callable[[], Ordering] = FirstComeFirstServed
     intervals: tuple[int, int] | None = None  # of check-ins, with a depth of 1
+    stages: int = 1
 
 
 class RecordingScheduler:
@@ -85,7 +86,7 @@ class Lab:
     ) -> None:
         self.max_bs = max_bs
         self.n_slots = n_slots
-        rows = max_bs * n_workers
+        rows = max_bs * (n_workers if shape is None else shape.stages)
         if shape is None:
             num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
             self.kv = KVManager(num_pages, page_size, rows, n_slots)
@@ -99,6 +100,7 @@ class Lab:
                 depth=shape.depth,
                 watermark=shape.watermark,
                 check_ins=CheckIns(shape.intervals) if shape.intervals else None,
+                num_stages=shape.stages,
             )
         self.pool = RequestPool(
             self.kv,
@@ -117,6 +119,7 @@ class Lab:
         self.prompt_logprobs: dict[str, list[tuple[TokenLogprobs, ...]]] = {}
         self.ends: dict[str, RequestUpdate] = {}
         self.returned: list[str] = []  # for each step, the requests that ended in it
+        self.wait: Wait | None = None
 
     def _tick(self) -> float:
         self.now += 1.0
@@ -129,7 +132,7 @@ class Lab:
 
     def step(self) -> list[RequestUpdate]:
         """Run one step with all checks; an update after a request's last one fails."""
-        updates = self.engine.step()
+        updates = self.engine.step(self.wait)
         self.pool.check_integrity()
         for update in updates:
             assert update.request_id not in self.ends, "an update after the last one"

@@ -8,7 +8,7 @@ from orca_jax.build.settings import ORDERINGS
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.orderings.priority import Priority
 from tests.sched.lab import Lab, Shape, run_lab
-from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, serve
+from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, WAITS, serve
 
 ONE = Shape(depth=1, reuses_prefixes=False)
 
@@ -222,19 +222,35 @@ def test_suspect_pages_of_a_request_without_its_row_leave_the_prefix_cache(how: 
 SHAPES = st.builds(
     Shape,
     budget=st.integers(5, 24),
-    depth=st.integers(1, 2),
+    depth=st.integers(0, 1),  # more than stages
+    stages=st.integers(1, 4),
     watermark=st.integers(0, 3),
     num_pages=st.integers(26, 40),  # of one slot at least, so that the longest request fits alone
     reuses_prefixes=st.booleans(),
     ordering=st.sampled_from(list(ORDERINGS.values())),
     intervals=st.sampled_from([None, None, (1, 2), (2, 3)]),
-).map(lambda shape: shape._replace(depth=1) if shape.intervals else shape)
+).map(
+    lambda shape: (
+        shape._replace(depth=1, stages=1) if shape.intervals else shape._replace(depth=shape.stages + shape.depth)
+    )
+)
 MANY = settings(max_examples=200, deadline=None)
 
 
+def check_stages(lab: Lab, num_stages: int) -> None:
+    """Check that a token on the device has left the last stage when the first stage needs it."""
+    drawn: dict[tuple[str, int], int] = {}  # the plan that draws the token at a position of a request
+    for number, plan in enumerate(lab.executor.plans):
+        for member in plan.members:
+            if member.last_on_device:
+                assert number - drawn[member.request_id, member.start + member.num_tokens - 1] >= num_stages
+            if member.is_sampling:
+                drawn[member.request_id, member.start + member.num_tokens] = number
+
+
 @MANY
-@given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES)
-def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
+@given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES, waits=WAITS)
+def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, shape: Shape, waits) -> None:
     pages = -(-shape.num_pages // page_size)  # 1.0 to 1.5 times the largest need of one request
     lab = Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages))
     select = lab.scheduler.inner.select
@@ -246,7 +262,9 @@ def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, sha
         return selection
 
     lab.scheduler.inner.select = checked
+    lab.wait = lambda handle: next(waits)
     serve(lab, arrivals)
+    check_stages(lab, shape.stages)
     assert all(plan.num_tokens <= shape.budget for plan in lab.executor.plans)
     assert all(len(plan.members) <= max_bs for plan in lab.executor.plans)
 

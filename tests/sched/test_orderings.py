@@ -137,6 +137,7 @@ SHAPES = st.builds(
     Shape,
     budget=st.integers(5, 24),
     depth=st.integers(1, 2),
+    stages=st.just(1),
     watermark=st.integers(0, 3),
     num_pages=st.integers(26, 60),  # of one slot at least, so that the longest request fits alone
     reuses_prefixes=st.booleans(),

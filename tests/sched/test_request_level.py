@@ -1,9 +1,5 @@
 """Request-level scheduling by table: the costs of the paper's baseline."""
 
-import pytest
-
-from orca_jax.errors import ConfigError
-from orca_jax.sched.request_level import RequestLevelScheduler
 from tests.sched.lab import Lab
 
 
@@ -118,7 +114,22 @@ def test_an_ended_member_may_still_be_aborted() -> None:
     assert lab.batches == ["A2 B2", "B1", "B1"]
 
 
-def test_one_batch_at_a_time() -> None:
-    with pytest.raises(ConfigError, match="n_workers=2") as caught:
-        RequestLevelScheduler(4, n_workers=2)
-    assert caught.value.param == "n_workers"
+def test_figure_8_microbatches() -> None:
+    """A batch of four, cut in two; both microbatches run until C has ended, and only then E begins."""
+    lab = lab_of(max_bs=4, n_workers=2)
+    for request_id, max_tokens in (("A", 1), ("B", 2), ("C", 3), ("D", 1), ("E", 1)):
+        lab.add(request_id, 2, max_tokens)
+    lab.run()
+    assert lab.batches == ["A2 B2", "C2 D2", "A1- B1", "C1 D1-", "A1- B1-", "C1 D1-", "A1- B1-", "E2"]
+    assert [ended for ended in lab.returned if ended] == ["ABCD", "E"]
+
+
+def test_an_aborted_microbatch_leaves_the_others() -> None:
+    lab = lab_of(max_bs=2, n_workers=2)
+    lab.add("A", 2, 3)
+    lab.add("B", 2, 3)
+    lab.step()
+    lab.engine.abort("A")
+    lab.run()
+    assert lab.batches == ["A2", "B2", "B1", "B1"]
+    assert {end: lab.ends[end].finish_reason for end in lab.ends} == {"A": "abort", "B": "length"}

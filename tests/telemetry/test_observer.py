@@ -27,6 +27,7 @@ STATS = EngineStats(
     scheduled_tokens=0,
     schedule_seconds=0.0,
     update_seconds=0.0,
+    wait_seconds=0.0,
     waiting=0,
     running=0,
     in_flight=0,
