@@ -14,6 +14,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.exec import host
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.memory import usable_bytes
+from orca_jax.exec.untouched import untouched
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -91,9 +92,12 @@ def _rounded(number: int) -> int:
 
 
 def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:
-    """Allocate the pages, uninitialised: attention reads only written slots, and untouched memory costs nothing."""
+    """Allocate the pages. Attention reads only written slots, so their values have no meaning."""
     shapes = cache_shape(model, cache)
     sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
+    if mesh.devices.flat[0].platform == "cpu":
+        untouched_pages: KVPages = jax.tree.map(untouched, shapes, sharding)
+        return untouched_pages
     create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
     pages: KVPages = create()
     return pages

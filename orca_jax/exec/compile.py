@@ -43,6 +43,7 @@ class CompileCounter:
         self.from_cache = 0
         self._threads = threads
         self._lock = threading.Lock()
+        self._here = threading.local()
         monitoring.register_event_duration_secs_listener(self._on_event)
         monitoring.register_event_listener(self._on_cache_event)
 
@@ -54,8 +55,14 @@ class CompileCounter:
 
     def _on_cache_event(self, event: str, **_: str | int) -> None:
         if event == _CACHE_EVENT and self._counts_here():
+            self._here.count = self.from_cache_here + 1
             with self._lock:
                 self.from_cache += 1
+
+    @property
+    def from_cache_here(self) -> int:
+        """Programs fetched from the cache in this thread."""
+        return getattr(self._here, "count", 0)
 
     def _counts_here(self) -> bool:
         """True if the program of this thread, which JAX compiles in it, counts."""
@@ -176,8 +183,10 @@ def compile_all[K: tuple[str, int]](
 
     def compile_and_save(key: K, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         with times.phase("compile"):
+            num_before = counter.from_cache_here
             program = compile_one(lowered, options)
-            store.save(_file_name(key), program)
+            if counter.from_cache_here == num_before:  # XLA:CPU serializes a program from a cache without its functions
+                store.save(_file_name(key), program)
             return program
 
     counter = CompileCounter(_THREAD)

@@ -7,8 +7,6 @@ import jax
 
 from orca_jax.config import ModelConfig
 
-_REPEATS = 2  # the first run of a program may include work that no later run has
-
 
 class LaunchTimes:
     """Measures each program, with a batch as on a busy server."""
@@ -17,9 +15,12 @@ class LaunchTimes:
         self._of_bucket: dict[int, float] = {}
         self._of_sampler = 0.0  # of the slowest one
 
-    def measure_layers[T](self, bucket: int, run: Callable[[], T]) -> T:
-        """Run the layers of a bucket and wait for the result. The shortest time counts."""
-        for _ in range(_REPEATS):
+    def measure_layers[T](self, bucket: int, run: Callable[[], T], repeats: int) -> T:
+        """Run the layers of a bucket and wait for the result. The shortest time counts.
+
+        The first run may include work that no later run has.
+        """
+        for _ in range(repeats):
             start = time.perf_counter()
             result = jax.block_until_ready(run())
             taken = time.perf_counter() - start

@@ -16,6 +16,7 @@ import pickle
 import platform
 import tempfile
 import zlib
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -98,6 +99,16 @@ def _surroundings(mesh: Mesh) -> tuple[Any, ...]:
 def code_digest() -> str | None:
     """A digest of the source of this package, or None if there are no source files."""
     return digest_of(Path(__file__).parents[1])
+
+
+def of_this_code[F: Callable[..., Any]](function: F) -> F:
+    """Give a function a name for this code. JAX's cache, which knows programs by name too, then has none of other code.
+
+    A program from JAX's cache cannot be stored, so with those of earlier versions no later start would be quicker.
+    """
+    if (code := code_digest()) is not None:
+        function.__name__ = f"{function.__name__}_{code[:16]}"
+    return function
 
 
 def digest_of(folder: Path) -> str | None:

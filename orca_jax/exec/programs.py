@@ -11,16 +11,17 @@ from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import bucket_for, sampler_widths
-from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.cache import allocate_cache, allocate_history, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
 from orca_jax.exec.pack import Layout
-from orca_jax.exec.program_store import ProgramStore
+from orca_jax.exec.program_store import ProgramStore, of_this_code
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
@@ -118,7 +119,7 @@ class Programs:
     def _lower_layers(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
         layout = self.layouts[bucket]
         program = jax.jit(
-            make_forward(self._structure, self._model, self._config, layout, self._mesh),
+            of_this_code(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
             donate_argnums=(1, 2),
             out_shardings=(self._sharding_of(state.pages), self._replicated, self._replicated),
         )
@@ -128,7 +129,7 @@ class Programs:
     def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
         sampler = make(self._unembed, width, self._model.vocab_size, self._mesh)
-        program = jax.jit(sampler, donate_argnums=1, out_shardings=self._replicated)
+        program = jax.jit(of_this_code(sampler), donate_argnums=1, out_shardings=self._replicated)
         shape = self.widths[-1], self._model.embed_dim
         hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         draws = self._abstract((self.draws_layouts[width].size,))
@@ -141,7 +142,9 @@ class Programs:
     def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
         layout = self.layouts[bucket]
         program = jax.jit(
-            make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh),
+            of_this_code(
+                make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh)
+            ),
             donate_argnums=(2, 3, 4),
             out_shardings=(self._sharding_of(state.pages), *(self._replicated,) * 4),
         )
@@ -155,6 +158,17 @@ class Programs:
 
     def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
+
+
+def allocate_state(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> DeviceState:
+    """The state before the first launch, without waiting for the devices."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return DeviceState(
+        pages=allocate_cache(model, config.cache, mesh),
+        history=allocate_history(config.num_rows, config.max_model_len, mesh),
+        last_token=jax.device_put(np.zeros(config.num_rows, np.int32), replicated),
+        unreported=jax.device_put(np.zeros((config.num_rows, config.max_steps), np.int32), replicated),
+    )
 
 
 def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:

@@ -44,6 +44,6 @@ def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -
     clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 20.5])
     monkeypatch.setattr("orca_jax.exec.expected.time.perf_counter", lambda: next(clock))
     times = LaunchTimes()
-    assert times.measure_layers(8, lambda: 7) == 7
+    assert times.measure_layers(8, lambda: 7, 2) == 7
     times.measure_sampler(lambda: 0)
     assert times.seconds() == {8: 1.5} and times.seconds(2.0) == {8: 2.5}

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh
 
 from orca_jax.exec import program_store
-from orca_jax.exec.compile import CompileCounter, compile_all
-from orca_jax.exec.program_store import ProgramStore, digest_of
+from orca_jax.exec.compile import CompileCounter, compile_all, compile_cache
+from orca_jax.exec.program_store import ProgramStore, digest_of, of_this_code
 from orca_jax.model.load import tensor_mesh
 from orca_jax.startup import StartTimes
 
@@ -129,3 +129,35 @@ def test_an_error_of_a_compilation_is_raised(tmp_path: Path, mesh: Mesh) -> None
 
     with pytest.raises(ValueError, match="cannot be traced"):
         compile_all({("bad", 1): fail}, {}, ProgramStore(str(tmp_path), mesh, "facts"), lambda *_: None, StartTimes())
+
+
+def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path: Path, mesh: Mesh) -> None:
+    """XLA:CPU writes it without its functions, and it would fail at its first run."""
+    lower = {("times", 5): lambda: jax.jit(lambda x: jnp.sin(x) * 5).lower(jnp.ones(3))}
+    numbers = []
+    for attempt in ("first", "second"):
+        times = StartTimes()
+        store = ProgramStore(str(tmp_path / attempt), mesh, "facts")
+        (tmp_path / attempt).mkdir()
+        with compile_cache(str(tmp_path / "of jax")):
+            programs = compile_all(lower, {}, store, lambda *_: None, times)
+        assert programs["times", 5](jnp.zeros(3)).tolist() == [0, 0, 0]
+        numbers.append((times.report().from_cache, (tmp_path / attempt / "executables").exists()))
+    assert numbers == [(0, True), (1, False)]
+
+
+def test_the_cache_of_jax_has_no_programs_of_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hits(code: str | None) -> int:
+        monkeypatch.setattr(program_store, "code_digest", lambda: code)
+
+        def program(x: jax.Array) -> jax.Array:
+            return jnp.cos(x) * 11
+
+        lowered = jax.jit(of_this_code(program)).lower(jax.ShapeDtypeStruct((3,), jnp.float32))
+        counter = CompileCounter()
+        with compile_cache(str(tmp_path)):
+            lowered.compile()
+        counter.close()
+        return counter.from_cache
+
+    assert [hits(code) for code in ("one", "one", "two", None, None)] == [0, 1, 0, 0, 1]

@@ -1,0 +1,58 @@
+"""Memory of the KV cache on a CPU that is taken page by page, as it is used."""
+
+import gc
+import logging
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from orca_jax.exec import untouched as module
+from orca_jax.exec.untouched import untouched
+from orca_jax.model.load import tensor_mesh
+
+SHAPE = jax.ShapeDtypeStruct((64, 8, 2**18), jnp.float32)  # 512 MiB
+
+
+def sharding_over(devices: int) -> NamedSharding:
+    return NamedSharding(tensor_mesh(jax.devices()[:devices]), PartitionSpec(None, "tensor"))
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_memory_is_taken_at_the_first_use(devices: int) -> None:
+    sharding = sharding_over(devices)
+    write = jax.jit(lambda x, at: x.at[at].set(1), donate_argnums=0, out_shardings=sharding)
+    small = untouched(jax.ShapeDtypeStruct((2, 8, 4), jnp.float32), sharding)
+    write(small, 0).block_until_ready()  # what the first call of all needs
+    gc.collect()
+    before = resident()
+    array = untouched(SHAPE, sharding)
+    assert array.shape == SHAPE.shape and array.sharding.is_equivalent_to(sharding, 3)
+    array = write(array, 5).block_until_ready()
+    assert resident() - before < 2**27, "an eighth of the array was written"
+    assert array[5].sum() == 8 * 2**18
+    array.delete()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_any_type_can_be_written_and_read(dtype: str) -> None:
+    array = untouched(jax.ShapeDtypeStruct((4, 8, 16), jnp.dtype(dtype)), sharding_over(8))
+    assert array.at[:].set(jnp.dtype(dtype).type(3)).sum(dtype=jnp.float32) == 3 * 4 * 8 * 16
+
+
+def test_without_the_call_there_are_zeros(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "_TARGET", "a name without a registration")
+    monkeypatch.setattr(module, "_register", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        array = untouched(jax.ShapeDtypeStruct((4, 8, 16), jnp.float32), sharding_over(2))
+    assert not array.any() and array.sharding.is_equivalent_to(sharding_over(2), 3)
+    assert "takes all its memory at once" in caplog.text
