@@ -16,7 +16,6 @@ import pickle
 import platform
 import tempfile
 import zlib
-from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -101,14 +100,13 @@ def code_digest() -> str | None:
     return digest_of(Path(__file__).parents[1])
 
 
-def of_this_code[F: Callable[..., Any]](function: F) -> F:
-    """Give a function a name for this code. JAX's cache, which knows programs by name too, then has none of other code.
+def name_suffix() -> str:
+    """The end of the names of programs of this code. JAX's cache, which goes by names too, then has none of other code.
 
     A program from JAX's cache cannot be stored, so with those of earlier versions no later start would be quicker.
     """
-    if (code := code_digest()) is not None:
-        function.__name__ = f"{function.__name__}_{code[:16]}"
-    return function
+    code = code_digest()
+    return "" if code is None else f"_{code[:16]}"
 
 
 def digest_of(folder: Path) -> str | None:

@@ -21,7 +21,7 @@ from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
 from orca_jax.exec.pack import Layout
-from orca_jax.exec.program_store import ProgramStore, of_this_code
+from orca_jax.exec.program_store import ProgramStore, name_suffix
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
@@ -62,6 +62,7 @@ class Programs:
         self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False
     ) -> None:
         self._is_switched = decoder.is_switched
+        self._suffix = name_suffix()
         self._model = model
         self._config = config
         self._mesh = mesh
@@ -119,7 +120,7 @@ class Programs:
     def _lower_layers(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
         layout = self.layouts[bucket]
         program = jax.jit(
-            of_this_code(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
+            self._named(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
             donate_argnums=(1, 2),
             out_shardings=(self._sharding_of(state.pages), self._replicated, self._replicated),
         )
@@ -129,7 +130,7 @@ class Programs:
     def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
         sampler = make(self._unembed, width, self._model.vocab_size, self._mesh)
-        program = jax.jit(of_this_code(sampler), donate_argnums=1, out_shardings=self._replicated)
+        program = jax.jit(self._named(sampler), donate_argnums=1, out_shardings=self._replicated)
         shape = self.widths[-1], self._model.embed_dim
         hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         draws = self._abstract((self.draws_layouts[width].size,))
@@ -142,15 +143,18 @@ class Programs:
     def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
         layout = self.layouts[bucket]
         program = jax.jit(
-            of_this_code(
-                make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh)
-            ),
+            self._named(make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh)),
             donate_argnums=(2, 3, 4),
             out_shardings=(self._sharding_of(state.pages), *(self._replicated,) * 4),
         )
         sizes = layout.size, draws_layout(bucket).size, limits_layout(bucket).size
         vectors = [self._abstract((size,)) for size in sizes]
         return program.lower(self.weights, self.unembedding, *state, *vectors)
+
+    def _named[F: Callable[..., Any]](self, function: F) -> F:
+        """The function with a name for the code of this package, for JAX's cache (see `program_store`)."""
+        function.__name__ += self._suffix
+        return function
 
     def _sharding_of(self, pages: KVPages) -> KVPages:
         shardings: KVPages = jax.tree.map(lambda pool: pool.sharding, pages)
