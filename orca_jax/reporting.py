@@ -9,10 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
-MATRIX_FLAGS = (
-    "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
-    "amx_bf16", "amx_fp16", "asimd", "bf16", "i8mm", "sve",
-)  # fmt: skip
+from orca_jax.processor import cpu_flags, cpu_name
 
 
 class Picture(Protocol):
@@ -80,21 +77,3 @@ def hardware() -> dict[str, Any]:
         "jax": jax.__version__,
         "python": platform.python_version(),
     }
-
-
-def cpu_name() -> str:
-    """Return the name of the processor as the system reports it."""
-    return _cpu_field("model name") or platform.processor()
-
-
-def cpu_flags() -> list[str]:
-    """Return the extensions of the processor for matrix products, by Linux's names; empty on other systems."""
-    flags = _cpu_field("flags").split() or _cpu_field("Features").split()  # x86, Arm
-    return [flag for flag in MATRIX_FLAGS if flag in flags]
-
-
-def _cpu_field(name: str) -> str:
-    """The value of the first processor in `/proc/cpuinfo`; empty if there is none."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")

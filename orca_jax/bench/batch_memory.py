@@ -11,7 +11,8 @@ from pathlib import Path
 
 from orca_jax.build.settings import TOY
 from orca_jax.errors import ConfigError, EngineError
-from orca_jax.reporting import cpu_name, print_table
+from orca_jax.processor import cpu_name
+from orca_jax.reporting import print_table
 
 HELP = "peak memory of batch runs of different lengths"
 POLL_SECONDS = 0.1

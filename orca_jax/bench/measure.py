@@ -17,6 +17,7 @@ from orca_jax.engine import Engine, totals
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import percentile
 from orca_jax.request import RequestMetrics, SamplingParams
+from orca_jax.sched.chunked import ChunkedScheduler
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class PassResult:
     workload: Sequence[WorkloadRequest]
     metrics: Sequence[RequestMetrics]  # in the order of the workload
     token_times: Sequence[Sequence[float]]  # for each request, the delivery time of each token
-    figures: Mapping[str, float]  # counters of engine and executor, for this pass alone
+    figures: Mapping[str, float]  # counters of engine and executor, for this pass alone, and the token budget
 
     @property
     def gaps(self) -> list[float]:
@@ -58,6 +59,8 @@ def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, tempera
     wall = time.monotonic() - start
     after = totals(engine.stats, engine.executor.stats)
     figures = {name: after[name] - before[name] for name in after}
+    if isinstance(engine.scheduler, ChunkedScheduler):
+        figures["token_budget"] = engine.scheduler.token_budget
     return PassResult(wall, workload, [finished[name] for name in names], [times[name] for name in names], figures)
 
 
@@ -98,6 +101,7 @@ def summarize(run: PassResult) -> dict[str, float]:
         "median_itl_ms": 1e3 * statistics.median(gaps),
         "p99_itl_ms": 1e3 * percentile(gaps, 99),
         "iterations": figures["iterations"],
+        **{name: figures[name] for name in ("token_budget",) if name in figures},
         "mean_batch_size": figures["scheduled_requests"] / iterations,
         "padding_fraction": figures["padding_tokens"] / max(figures["padding_tokens"] + figures["tokens"], 1),
         "compiles_while_serving": figures["compiles_while_serving"],

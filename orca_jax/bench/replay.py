@@ -24,7 +24,8 @@ from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.flags import HELP as FLAG_HELP
 from orca_jax.flags import options_for
-from orca_jax.reporting import cpu_name, print_table, print_warning
+from orca_jax.processor import cpu_name
+from orca_jax.reporting import print_table, print_warning
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sim.cost import LinearCost

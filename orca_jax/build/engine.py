@@ -30,6 +30,7 @@ from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
+from orca_jax.processor import multiplies_bfloat16
 from orca_jax.progress import line_without_bars, progress_bar
 from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
@@ -240,8 +241,9 @@ def _resolve(
 
     platform = devices[0].platform
     dtype = _dtype(config, platform)
-    # XLA:CPU multiplies bfloat16 slowly inside the loops of attention, so the KV cache stays float32 there.
-    cache_auto: DType = "float32" if platform == "cpu" else dtype
+    # A CPU converts other types in each product of attention.
+    is_kept = platform != "cpu" or (dtype == "bfloat16" and multiplies_bfloat16())
+    cache_auto: DType = dtype if is_kept else "float32"
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     buckets = launch_sizes(config, platform)
     page_size = config.page_size or _PAGE_SIZE

@@ -108,8 +108,8 @@ class JaxExecutor:
                 self.programs = shapes.compile(progress, times)
         with times.phase("warm_up"):
             measured = self._warm_up()
-        self.launch_seconds = measured.seconds()
-        self._longest_seconds = measured.seconds(context_factor(model, config.max_model_len))
+        self.launch_seconds = measured.usual()
+        self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
         self._idle.rest()
         self.stats.compiles = self._counter.count
 
@@ -316,11 +316,13 @@ class JaxExecutor:
             view = shapes.draws_layouts[width].views(draws)
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
-                times.measure_sampler(partial(self._run_sampler, width, launch.hidden, draws, None, None))
+                run_plain = partial(self._run_sampler, width, launch.hidden, draws, None, None)
+                times.measure_sampler(run_plain, is_plain=True)
         for width in shapes.full_widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
-            times.measure_sampler(partial(self._run_sampler, width, launch.hidden, draws, extras, None))
+            run_full = partial(self._run_sampler, width, launch.hidden, draws, extras, None)
+            times.measure_sampler(run_full, is_plain=False)
         return times
 
     def _count_compiles(self) -> None:

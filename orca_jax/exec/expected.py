@@ -13,7 +13,7 @@ class LaunchTimes:
 
     def __init__(self) -> None:
         self._of_bucket: dict[int, float] = {}
-        self._of_sampler = 0.0  # of the slowest one
+        self._of_plain = self._of_slowest = 0.0  # samplers
 
     def measure_layers[T](self, bucket: int, run: Callable[[], T], repeats: int) -> T:
         """Run the layers of a bucket and wait for the result. The shortest time counts.
@@ -27,18 +27,25 @@ class LaunchTimes:
             self._of_bucket[bucket] = min(taken, self._of_bucket.get(bucket, taken))
         return result
 
-    def measure_sampler(self, run: Callable[[], object]) -> None:
+    def measure_sampler(self, run: Callable[[], object], *, is_plain: bool) -> None:
         """Run a sampler and wait for the result."""
         start = time.perf_counter()
         jax.block_until_ready(run())
-        self._of_sampler = max(self._of_sampler, time.perf_counter() - start)
+        taken = time.perf_counter() - start
+        self._of_slowest = max(self._of_slowest, taken)
+        if is_plain:
+            self._of_plain = max(self._of_plain, taken)
 
-    def seconds(self, context: float = 1.0) -> dict[int, float]:
-        """The expected seconds of a launch of each bucket.
+    def usual(self) -> dict[int, float]:
+        """The expected seconds of a launch of each bucket with a plain sampler."""
+        return {bucket: seconds + self._of_plain for bucket, seconds in self._of_bucket.items()}
 
-        `context` multiplies the times of the layers, since attention over long contexts takes longer than over none.
+    def longest(self, context: float) -> dict[int, float]:
+        """The expected seconds of a launch of each bucket with the slowest sampler.
+
+        `context` multiplies the times of the layers, since attention over long contexts takes longer.
         """
-        return {bucket: seconds * context + self._of_sampler for bucket, seconds in self._of_bucket.items()}
+        return {bucket: seconds * context + self._of_slowest for bucket, seconds in self._of_bucket.items()}
 
 
 def context_factor(model: ModelConfig, max_model_len: int) -> float:

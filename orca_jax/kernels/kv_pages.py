@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
 from orca_jax.config import PageLayout
@@ -135,12 +136,12 @@ def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) 
 
 
 def read_page(
-    pages: KVPages, page: Int[Array, ""], head_dim: int
+    pages: KVPages, page: Int[Array, ""], head_dim: int, dtype: DTypeLike = jnp.float32
 ) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
-    """K and V of one page in float32, for every layout and stored type."""
+    """K and V of one page in `dtype`, for every layout and stored type; quantised pages need float32."""
 
     def of_page(pool: Array) -> Array:
-        return lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(jnp.float32)
+        return lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(dtype)
 
     if isinstance(pages, HeadMajorPages):
         k, v = of_page(pages.k), of_page(pages.v)

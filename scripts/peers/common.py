@@ -17,7 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed in these environments
 
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args
-from orca_jax.reporting import cpu_name, print_table
+from orca_jax.processor import cpu_name
+from orca_jax.reporting import print_table
 
 __all__ = ["GPT2_124M", "Generate", "WorkloadRequest", "arguments", "report", "trace_of", "warm_up"]
 

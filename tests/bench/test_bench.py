@@ -88,7 +88,7 @@ def test_offline_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) 
     assert result["mean_batch_size"] * result["iterations"] == pytest.approx(outputs), (
         "one token per member and iteration"
     )
-    assert result["compiles_while_serving"] == 0
+    assert result["compiles_while_serving"] == 0 and result["token_budget"] == 2048
 
 
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,9 +41,10 @@ def test_the_pages_exist_and_the_prompt_is_no_longer_than_a_context() -> None:
 
 
 def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 20.5])
+    clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 20.5, 30.0, 32.0])
     monkeypatch.setattr("orca_jax.exec.expected.time.perf_counter", lambda: next(clock))
     times = LaunchTimes()
     assert times.measure_layers(8, lambda: 7, 2) == 7
-    times.measure_sampler(lambda: 0)
-    assert times.seconds() == {8: 1.5} and times.seconds(2.0) == {8: 2.5}
+    times.measure_sampler(lambda: 0, is_plain=True)
+    times.measure_sampler(lambda: 0, is_plain=False)
+    assert times.usual() == {8: 1.5} and times.longest(2.0) == {8: 4.0}

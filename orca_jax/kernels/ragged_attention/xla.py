@@ -18,9 +18,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, num_kv_heads, read_page
+from orca_jax.processor import multiplies_bfloat16
 
 _MAX_QUERY_BLOCK = 128
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
@@ -53,7 +55,8 @@ def ragged_attention_xla(
     num_requests = jnp.sum(query_len > 0)
 
     # A block may start at the last query and reach `block - 1` further.
-    grouped = (q.astype(jnp.float32) * scale).reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
+    scaled = (q.astype(jnp.float32) * scale).astype(_product_type(pages))
+    grouped = scaled.reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
     grouped = jnp.pad(grouped, ((0, block - 1), (0, 0), (0, 0), (0, 0)))
 
     def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
@@ -71,7 +74,7 @@ def ragged_attention_xla(
         num_blocks = _ceil_div(query_len[row], block)
         return lax.fori_loop(0, num_blocks, lambda i, out: attend(row, i * block, block, out), out)
 
-    out = jnp.zeros_like(grouped)
+    out = jnp.zeros(grouped.shape, jnp.float32)
     out = lax.fori_loop(0, num_increments, increment, out)
     if num_tokens > 1:
         out = lax.fori_loop(num_increments, num_requests, chunk, out)
@@ -96,7 +99,7 @@ def _attend_block(
     num_visible = jnp.minimum(first + size, context_len)
 
     def visit(index: jax.Array, state: _SoftmaxState) -> _SoftmaxState:
-        k, v = read_page(pages, page_list[index], head_dim)
+        k, v = read_page(pages, page_list[index], head_dim, heads.dtype)
         token = index * page_size + jnp.arange(page_size)
         scores = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
         if soft_cap is not None:
@@ -108,18 +111,24 @@ def _attend_block(
         top = jnp.maximum(state.top, scores.max(-1))
         weights = jnp.exp(scores - top[..., None])
         shrink = jnp.exp(state.top - top)
-        v = jnp.where(token < num_visible, v, 0.0)  # unwritten slots may hold NaN
-        weighted = jnp.einsum("kms,kds->kmd", weights, v, preferred_element_type=jnp.float32)
+        v = jnp.where(token < num_visible, v, jnp.zeros_like(v))  # unwritten slots may hold NaN
+        weighted = jnp.einsum("kms,kds->kmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return _SoftmaxState(
             top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
         )
 
     shape = heads.shape[:2]
-    empty = _SoftmaxState(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape))
+    empty = _SoftmaxState(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape, jnp.float32))
     first_page = 0 if sliding_window is None else jnp.maximum(first + 1 - sliding_window, 0) // page_size
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
     return out.transpose(2, 0, 1, 3)
+
+
+def _product_type(pages: KVPages) -> DTypeLike:
+    """The type of the products' operands: bfloat16 for such pages, if the processor multiplies it; else float32."""
+    is_narrow = pages.dtype == jnp.bfloat16 and multiplies_bfloat16()
+    return jnp.bfloat16 if is_narrow else jnp.float32
 
 
 def _ceil_div(a: jax.Array, b: int) -> jax.Array:
