@@ -12,7 +12,7 @@ import pytest
 
 from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
-from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention import ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
 PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
@@ -80,6 +80,19 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     actual = run(arrays, case, "xla").astype(np.float32)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "bfloat16" in case.name], ids=lambda case: case.name)
+def test_xla_multiplies_bfloat16_as_the_processor_does(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With operands of bfloat16 or float32, by the processor. Both are near the oracle, and they differ."""
+    arrays = make_arrays(case, seed=1)
+    used = int(arrays.query_len.sum())
+    found = []
+    for multiplies in (True, False):
+        monkeypatch.setattr(xla, "multiplies_bfloat16", lambda answer=multiplies: answer)
+        found.append(run(arrays, case, "xla").astype(np.float32)[:used])
+        np.testing.assert_allclose(found[-1], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    assert (found[0] != found[1]).any()
 
 
 GATHERED: list[tuple[PageLayout, Case]] = [("head_major", CASES[-3])] + [
