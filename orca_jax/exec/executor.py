@@ -31,6 +31,7 @@ from orca_jax.exec.results import Launch, read_many, read_results
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
+from orca_jax.exec.untouched import Populating
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
@@ -111,6 +112,8 @@ class JaxExecutor:
         self.launch_seconds = measured.usual()
         self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
         self._idle.rest()
+        is_on_cpu = mesh.devices.flat[0].platform == "cpu"
+        self._populating = Populating(jax.tree.leaves(self._state.pages)) if is_on_cpu else None
         self.stats.compiles = self._counter.count
 
     @property
@@ -190,6 +193,8 @@ class JaxExecutor:
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
         self._counter.close()
+        if self._populating is not None:
+            self._populating.stop()
         for array in (*jax.tree.leaves(self._state), *self._no_masks.values()):
             array.delete()
         self.programs = {}

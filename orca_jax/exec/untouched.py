@@ -1,12 +1,17 @@
 """Arrays on a CPU whose memory nothing has written: the system gives it at the first use of each part.
 
-`jnp.empty` writes zeros on a CPU. For the KV cache of GPT-2 these are 5 GB, which take seconds, and a process that
-serves a few short requests would hold them for ever. XLA leaves the result of a custom call to the call, and the one
-here does nothing. The structures are those of XLA's stable C interface (`xla/ffi/api/c_api.h`).
+`jnp.empty` writes zeros on a CPU. For the KV cache of GPT-2 these are 5 GB, which take seconds of a start. XLA leaves
+the result of a custom call to the call, and the one here does nothing. The structures are those of XLA's stable C
+interface (`xla/ffi/api/c_api.h`). A thread of low priority then asks for the memory, so that requests need not wait.
 """
 
 import ctypes
 import logging
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Sequence
 from functools import cache
 
 import jax
@@ -16,6 +21,9 @@ from jax.sharding import NamedSharding
 logger = logging.getLogger(__name__)
 
 _TARGET = "orca_jax_untouched"
+_POPULATE_WRITE = 23  # advice of Linux
+_AT_ONCE = 4 << 20  # bytes
+_LEAST_PRIORITY = 19
 _METADATA = 1  # type of the extension that asks a handler for its version
 
 
@@ -23,7 +31,7 @@ class _Extension(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p))
 
 
-class _Version(ctypes.Structure):
+class _ApiVersion(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_size_t),
         ("extension", ctypes.c_void_p),
@@ -33,11 +41,11 @@ class _Version(ctypes.Structure):
 
 
 class _Api(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("version", _Version))
+    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("version", _ApiVersion))
 
 
 class _Metadata(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("version", _Version))
+    _fields_ = (("size", ctypes.c_size_t), ("version", _ApiVersion))
 
 
 class _MetadataExtension(ctypes.Structure):
@@ -81,3 +89,36 @@ def untouched(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # another interface than that of XLA today
         logger.warning("the KV cache takes all its memory at once: %s", str(error).partition("\n")[0])
         return jax.jit(lambda: jnp.empty(shape.shape, shape.dtype), out_shardings=sharding)()
+
+
+class Populating:
+    """Asks the system for the memory of arrays, a little at a time, in a thread of low priority. Nothing is written.
+
+    The arrays may be donated meanwhile, as long as their memory stays in use. Systems other than Linux 5.14 or later
+    give memory at its first use, as they always do.
+    """
+
+    def __init__(self, arrays: Sequence[jax.Array]) -> None:
+        shards = [shard.data for array in arrays for shard in array.addressable_shards]
+        self._ranges = [(shard.unsafe_buffer_pointer(), shard.nbytes) for shard in shards]
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="populate", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop before the arrays are freed."""
+        self._is_stopped = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        if sys.platform != "linux":
+            return
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for start, size in self._ranges:
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            last = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
+            for address in range(first, last, _AT_ONCE):
+                if self._is_stopped or madvise(address, min(_AT_ONCE, last - address), _POPULATE_WRITE):
+                    return

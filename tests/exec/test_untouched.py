@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orca_jax.exec import untouched as module
-from orca_jax.exec.untouched import untouched
+from orca_jax.exec.untouched import Populating, untouched
 from orca_jax.model.load import tensor_mesh
 
 SHAPE = jax.ShapeDtypeStruct((64, 8, 2**18), jnp.float32)  # 512 MiB
@@ -40,6 +40,29 @@ def test_memory_is_taken_at_the_first_use(devices: int) -> None:
     array = write(array, 5).block_until_ready()
     assert resident() - before < 2**27, "an eighth of the array was written"
     assert array[5].sum() == 8 * 2**18
+    array.delete()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
+def test_memory_can_be_taken_without_a_use() -> None:
+    sharding = sharding_over(2)
+    array = untouched(SHAPE, sharding).at[3].set(7.0)
+    before = resident()
+    fresh = untouched(SHAPE, sharding)
+    populating = Populating([fresh])
+    populating._thread.join(60)
+    populating.stop()
+    assert not populating._thread.is_alive() and resident() - before > 2**28, "or the kernel is older than 5.14"
+    assert array[3].sum() == 7 * 8 * 2**18, "values stay"
+    array.delete()
+    fresh.delete()
+
+
+def test_it_ends_when_it_is_stopped() -> None:
+    array = untouched(SHAPE, sharding_over(1))
+    populating = Populating([array])
+    populating.stop()
+    assert not populating._thread.is_alive()
     array.delete()
 
 
