@@ -114,7 +114,8 @@ class JaxExecutor:
         self._idle.rest()
         is_on_cpu = mesh.devices.flat[0].platform == "cpu"
         self._populating = Populating(jax.tree.leaves(self._state.pages)) if is_on_cpu else None
-        self.stats.compiles = self._counter.count
+        self.stats.compiles = len(self.programs)
+        self._num_before = self._counter.count  # before the first plan
 
     @property
     def expected_seconds(self) -> float:
@@ -331,7 +332,7 @@ class JaxExecutor:
         return times
 
     def _count_compiles(self) -> None:
-        late = self._counter.count - self.stats.compiles
+        late = self._counter.count - self._num_before
         if late > self.stats.compiles_while_serving:
             self.stats.compiles_while_serving = late
             if self.config.strict_compile:

@@ -71,9 +71,10 @@ class ProgramStore:
         try:
             data = zlib.compress(pickle.dumps(serialize_executable.serialize(program)), level=1)
             self._folder.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                file.write(data)
-            os.replace(file.name, self._path(self._folder, name))
+            with tempfile.TemporaryDirectory(dir=self._folder, prefix=".part-") as folder:
+                beside = Path(folder) / name
+                beside.write_bytes(data)
+                beside.replace(self._path(self._folder, name))
         except Exception as error:
             logger.debug("the program %s is not stored: %s", name, _first_line(error))
 
