@@ -147,7 +147,7 @@ def build_until_loaded(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(engine, "has_accelerator_support", lambda platforms: True)
     monkeypatch.setattr(engine, "try_implementations", try_them)
-    monkeypatch.setattr(engine, "_load", load)
+    monkeypatch.setattr(engine, "claim_devices", load)
     monkeypatch.setattr(memory, "has_jax_started", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False, **settings))
@@ -171,7 +171,7 @@ def test_a_process_that_has_started_jax_is_not_tested(
 ) -> None:
     jax.devices()
     monkeypatch.setattr(engine, "has_accelerator_support", lambda platforms: True)
-    monkeypatch.setattr(engine, "_load", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(engine, "claim_devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False))
     assert "JAX has started" in caplog.text

@@ -181,7 +181,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
             "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
         )
         return config, ()
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    dtype = _dtype(config, "gpu")
     chips = config.tensor_parallel_size or 1
     trial = Trial(
         num_heads=max(1, model.num_heads // chips),
