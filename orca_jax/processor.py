@@ -19,8 +19,13 @@ def cpu_name() -> str:
 
 def cpu_flags() -> list[str]:
     """Return the extensions of the processor for matrix products, by Linux's names; empty on other systems."""
-    flags = _cpu_field("flags").split() or _cpu_field("Features").split()  # x86, Arm
+    flags = all_cpu_flags()
     return [flag for flag in MATRIX_FLAGS if flag in flags]
+
+
+def all_cpu_flags() -> list[str]:
+    """Return all extensions of the processor, by Linux's names; empty on other systems."""
+    return _cpu_field("flags").split() or _cpu_field("Features").split()  # x86, Arm
 
 
 def _cpu_field(name: str) -> str:

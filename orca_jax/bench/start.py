@@ -22,10 +22,9 @@ from typing import Any
 import httpx
 
 from orca_jax.bench.install import measure_install
-from orca_jax.build.settings import TOY
+from orca_jax.build.settings import is_toy
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
-from orca_jax.sim.clock import CLOCK_PREFIX
 
 HELP = "time from the command of a server to its first token, cold and warm"
 POLL_SECONDS = 0.05  # between two calls of /health
@@ -102,7 +101,7 @@ def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float) 
     """
     port = _free_port()
     own = ["--model", model, "--port", str(port), "--served-model-name", NAME]
-    if model != TOY and not model.startswith(CLOCK_PREFIX):  # these have no programs
+    if not is_toy(model):  # toys have no programs
         own += ["--compile-cache", cache]
     command = [sys.executable, "-m", "orca_jax.serve", *flags, *own]
     load = os.getloadavg()[0]

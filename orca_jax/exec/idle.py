@@ -55,7 +55,7 @@ class IdleWatch:
     def wait(self, result: Pending, ready_at: float | None = None) -> None:
         """Block until `result` of any program is ready. If it was not ready before, the device was busy until now.
 
-        `ready_at` is the time at which another thread saw that it was ready.
+        `ready_at` is the time of its readiness, as another thread saw it.
         """
         if not result.is_ready():
             result.block_until_ready()

@@ -25,6 +25,8 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
+from orca_jax.processor import all_cpu_flags, cpu_name
+
 logger = logging.getLogger(__name__)
 
 _FOLDER = "executables"  # in the directory of JAX's cache
@@ -88,7 +90,9 @@ def _surroundings(mesh: Mesh) -> tuple[Any, ...]:
     device = mesh.devices.flat[0]
     return (
         [version(library) for library in ("jax", "jaxlib", "flax")] + [platform.python_version()],
-        (device.platform, device.device_kind, device.client.platform_version, _processor()),
+        (device.platform, device.device_kind, device.client.platform_version),
+        # XLA:CPU compiles for the instructions of this processor.
+        (platform.machine(), cpu_name(), all_cpu_flags()),
         (mesh.axis_names, mesh.devices.shape, [each.id for each in mesh.devices.flat]),
         [os.environ.get(name) for name in _VARIABLES],
         sorted((name, repr(value)) for name, value in settings.items()),
@@ -121,19 +125,6 @@ def digest_of(folder: Path) -> str | None:
         digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
-
-
-@cache
-def _processor() -> str:
-    """The processor and its instructions: XLA:CPU compiles for those of the machine."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    wanted = {
-        line.split(":")[0].strip(): line for line in lines if line.startswith(("model name", "flags", "Features"))
-    }
-    return repr((platform.machine(), platform.processor(), sorted(wanted.values())))
 
 
 def _first_line(error: Exception) -> str:

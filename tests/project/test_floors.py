@@ -33,7 +33,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "kernels": FACTS | {"processor"},
     "text": FACTS | {"bundled"},
     "model": FACTS | {"bundled", "progress", "kernels"},
-    "exec": FACTS | {"progress", "model", "kernels"},
+    "exec": FACTS | {"processor", "progress", "model", "kernels"},
     "ranker": FACTS | {"bundled"},
     "sim": FACTS,
     "observer": FACTS | {"sched"},
