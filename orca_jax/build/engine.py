@@ -144,20 +144,21 @@ def _build(
         source, dtype=_dtype(config, platform), load_format=config.load_format, seed=config.seed, config=model
     )
     shapes = _unstacked(weights.shapes(mesh), platform)
-    resolved = _resolve(config, model, max_model_len, devices, shapes)
+    held = shapes.config  # of the mesh: it may hold more key/value heads than the model has
+    resolved = _resolve(config, held, max_model_len, devices, shapes)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    attention = _log_attention(model, resolved, mesh)
+    attention = _log_attention(held, resolved, mesh)
     with (
         compile_cache(resolved.compile_cache),
-        CompiledAhead(Programs(shapes, weights.config, resolved, mesh), times) as ahead,
+        CompiledAhead(Programs(shapes, held, resolved, mesh), times) as ahead,
     ):
         with times.phase("load"):
             decoder = _unstacked(weights.load(mesh, progress_bar("Loading", config.progress)), platform)
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", config.progress)
-        executor = JaxExecutor(decoder, weights.config, resolved, mesh, compiling, ahead=ahead, times=times)
+        executor = JaxExecutor(decoder, held, resolved, mesh, compiling, ahead=ahead, times=times)
     budget = token_budget(config, platform, executor.launch_seconds)
     scheduler = build_scheduler(config, resolved.cache, budget)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
@@ -175,6 +176,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         return config, ()
     from orca_jax.exec.memory import has_jax_started
     from orca_jax.kernels.ragged_attention.self_test import Trial
+    from orca_jax.model.sharding import check_divisible, on_shards
 
     if has_jax_started():
         logger.info(
@@ -183,10 +185,12 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         return config, ()
     dtype = _dtype(config, "gpu")
     chips = config.tensor_parallel_size or 1
+    check_divisible(model, chips)
+    held = on_shards(model, chips)
     trial = Trial(
-        num_heads=max(1, model.num_heads // chips),
-        num_kv_heads=max(1, model.num_kv_heads // chips),
-        head_dim=model.head_dim,
+        num_heads=held.num_heads // chips,
+        num_kv_heads=held.num_kv_heads // chips,
+        head_dim=held.head_dim,
         page_size=config.page_size or _PAGE_SIZE,
         dtype=dtype,
         page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,

@@ -18,7 +18,14 @@ from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
-from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
+from orca_jax.model.sharding import (
+    TENSOR_AXIS,
+    check_divisible,
+    on_shards,
+    padded_vocab,
+    param_shardings,
+    tensor_parallel_size,
+)
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
 from orca_jax.model.weights import load_safetensors, with_true_head
@@ -33,9 +40,9 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 
 
 def decoder_builder(config: ModelConfig, dtype: DType, shards: int, seed: int = 0) -> Callable[[], Decoder]:
-    """A function to trace that creates the decoder with random values."""
-    rows = padded_vocab(config, shards)
-    return lambda: Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows)
+    """A function to trace that creates the decoder with random values, for a mesh of `shards` devices."""
+    rows, held = padded_vocab(config, shards), on_shards(config, shards)
+    return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows)
 
 
 def abstract_decoder(config: ModelConfig, dtype: DType, mesh: Mesh) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
@@ -93,7 +100,8 @@ class Loading:
         if self._read is None:
             return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed)
         structure, shapes = abstract_decoder(self.config, self._dtype, mesh)
-        decoder: Decoder = nnx.merge(structure, self._read(self.config, shapes, progress))
+        held = on_shards(self.config, tensor_parallel_size(mesh))
+        decoder: Decoder = nnx.merge(structure, self._read(held, shapes, progress))
         return decoder
 
 
