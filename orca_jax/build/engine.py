@@ -256,7 +256,8 @@ def _resolve(
     if config.num_pages is not None:
         cache = CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     else:
-        needed = weight_bytes(shapes) + workspace_bytes(model, buckets[-1], rows, max_model_len)
+        workspace = workspace_bytes(model, buckets[-1], rows, max_model_len, len(devices))
+        needed = weight_bytes(shapes) + workspace
         memory = free_memory(devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, needed)
         cache = size_cache(
             model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
