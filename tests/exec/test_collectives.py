@@ -68,7 +68,7 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
         decoder.unstack(switched=form == "switched")
     cache = CacheConfig(num_pages=100, page_size=8, dtype="float32")
     config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None, max_steps=4)
-    programs = Programs(decoder, decoder.config, config, mesh)
+    programs = Programs(decoder, config, mesh)
     return collectives(programs._lower()[name]().compile())
 
 
