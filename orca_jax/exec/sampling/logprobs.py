@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.exec.sampling.shards import VocabularyShards
+from orca_jax.exec.sampling.draw import VocabularyShards
 from orca_jax.request import MAX_LOGPROBS, TokenLogprobs
 
 

@@ -17,11 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.layers import Weights
 from orca_jax.exec.sampling.adjust import Context, change_logits
-from orca_jax.exec.sampling.draw import Kind, choose, sample
+from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
 from orca_jax.exec.sampling.fields import Extras, SamplingParameters
 from orca_jax.exec.sampling.logprobs import TopLogprobs, no_scores, score
 from orca_jax.exec.sampling.pack import Draws, draws_layout, extras_layout, unpack_draws
-from orca_jax.exec.sampling.shards import VocabularyShards
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
 

@@ -14,10 +14,9 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.adjust import Context, Extras, change_logits
-from orca_jax.exec.sampling.draw import SamplingParameters, sample
+from orca_jax.exec.sampling.draw import SamplingParameters, VocabularyShards, sample
 from orca_jax.exec.sampling.pack import pack_masks
 from orca_jax.exec.sampling.programs import Drawn, sample_full
-from orca_jax.exec.sampling.shards import VocabularyShards
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.request import MAX_LOGIT_BIAS
