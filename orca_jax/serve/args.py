@@ -13,7 +13,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import ALIASES, FlagParser, add_engine_args, add_field_args, engine_config_from_args, flag_of
 from orca_jax.request import MAX_LOGPROBS
-from orca_jax.server_config import ServerConfig
+from orca_jax.server_config import ServerConfig, endpoint_fault
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
@@ -55,6 +55,7 @@ def check(config: ServerConfig) -> None:
         _require(False, "allow_credentials", "needs --allowed-origins with origins other than '*'")
     has_keys = bool(config.api_key) or config.api_key_file is not None
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
+    _check_kv_events(config)
     endpoint = config.otlp_traces_endpoint
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
     _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
@@ -96,6 +97,16 @@ def _check_numbers(config: ServerConfig) -> None:
         _require(value >= least, name, f"must be at least {least}, got {value}")
     holds = 0 <= config.max_logprobs <= MAX_LOGPROBS
     _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.max_logprobs}")
+
+
+def _check_kv_events(config: ServerConfig) -> None:
+    for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+        endpoint = getattr(config, name)
+        if endpoint is not None:
+            fault = endpoint_fault(endpoint, allows_remote=config.kv_events_allow_remote)
+            _require(fault is None, name, fault or "")
+    for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote"):
+        _require(config.kv_events_endpoint is not None or not getattr(config, name), name, "needs --kv-events-endpoint")
 
 
 def _require(holds: bool, param: str, what: str) -> None:
