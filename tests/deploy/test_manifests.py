@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from orca_jax.config import EngineConfig
+from orca_jax.deploy.ray_serve import RayConfig
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import ServerConfig
 from tests.project.source import ROOT
@@ -101,3 +102,16 @@ def test_a_server_over_several_hosts() -> None:
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
     selector = service["spec"]["selector"].items()
     assert selector <= leader["metadata"]["labels"].items() and not selector <= worker["metadata"]["labels"].items()
+
+
+def test_flags_of_the_page_exist() -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    of_replicas = {field.name for field in dataclasses.fields(RayConfig)}
+    named = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)", text)}
+    others = {"gpus", "device", "privileged"}  # of docker
+    assert named - others <= FLAGS | of_replicas
+    assert of_replicas - {"replica_cpus"} <= named
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
+    for path in re.findall(r"deploy/[\w./-]+", text):
+        assert (ROOT / path.rstrip(".")).exists(), path
