@@ -203,7 +203,9 @@ def _run(config: ServerConfig, settings: RayConfig) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ENGINE_DIED
     finally:
-        serve.shutdown() if is_own else serve.delete(APPLICATION)
+        serve.delete(APPLICATION)  # open calls end, and the proxy still carries their answers
+        if is_own:
+            serve.shutdown()
         ray.shutdown()
     return 0
 

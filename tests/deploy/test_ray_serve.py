@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any, TextIO
 
 import httpx
 import psutil
@@ -43,10 +45,13 @@ class Cluster:
                     found.append(child)
         return found
 
-    def starts(self, num_calls: int) -> set[float]:
+    def starts(self, num_calls: int, **headers: str) -> set[float]:
         """The times of the starts of the ready engines that answer these calls."""
-        bodies = [self.http.get("/ready").json() for _ in range(num_calls)]
+        bodies = self.bodies(num_calls, **headers)
         return {body["engine"]["start"]["total"] for body in bodies if "engine" in body}
+
+    def bodies(self, num_calls: int, **headers: str) -> list[Any]:
+        return [self.http.get("/ready", headers=headers).json() for _ in range(num_calls)]
 
 
 def free_port() -> int:
@@ -56,13 +61,15 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    flags = ("--model", MODEL, "--replicas", "2", "--port", str(free_port()), "--no-log-requests")
+@contextlib.contextmanager
+def started(*flags: str) -> Iterator[Cluster]:
+    """Run the command until its replicas answer; afterwards check that none of its processes is left."""
+    common = ("--model", MODEL, "--port", str(free_port()), "--no-log-requests", "--max-num-seqs", "4")
+    log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "orca_jax.deploy.ray_serve", *flags, "--max-num-seqs", "4"],
+        [sys.executable, "-m", "orca_jax.deploy.ray_serve", *common, *flags],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         text=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
@@ -72,19 +79,31 @@ def cluster() -> Iterator[Cluster]:
         assert process.stdout is not None
         found = re.search(r"https?://\S+$", process.stdout.readline().strip())
         killer.cancel()
-        assert found, "the replicas did not start"
-        started = Cluster(process, found[0])
+        assert found, f"the replicas did not start: {last_lines(log)}"
+        cluster = Cluster(process, found[0])
         family = psutil.Process(process.pid).children(recursive=True)
-        yield started
+        yield cluster
         process.terminate()
         assert process.wait(60) == 0
         _, left = psutil.wait_procs(family, timeout=20)
         assert not left, "processes are left"
-        started.http.close()
+        cluster.http.close()
     finally:
         killer.cancel()
         process.kill()
         process.communicate()
+        log.close()
+
+
+def last_lines(log: TextIO) -> str:
+    log.seek(0)
+    return "".join(log.readlines()[-20:])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with started("--replicas", "2") as running:
+        yield running
 
 
 def test_the_application_is_the_servers(cluster: Cluster) -> None:
@@ -104,9 +123,9 @@ def test_both_replicas_answer(cluster: Cluster) -> None:
     assert len(cluster.starts(20)) == 2, "all calls went to one replica"
 
 
-def outcome(http: httpx.Client, is_stream: bool) -> str:
+def outcome(http: httpx.Client, is_stream: bool, num_tokens: int = TOKENS) -> str:
     """Make one call: "whole" if its answer has all tokens, "error" if it ends with one. Anything else fails."""
-    body = {**BODY, "stream": is_stream, "return_token_ids": True}
+    body = {**BODY, "stream": is_stream, "return_token_ids": True, "max_tokens": num_tokens}
     try:
         if not is_stream:
             answer = http.post("/v1/completions", json=body)
@@ -125,7 +144,7 @@ def outcome(http: httpx.Client, is_stream: bool) -> str:
         assert "error" in last, f"a stream ended without [DONE] and without an error: {lines[-1:]}"
         return "error"
     ids = [i for line in lines[:-1] for i in json.loads(line[6:])["choices"][0]["token_ids"]]
-    assert len(ids) == TOKENS, "a stream has lost tokens"
+    assert len(ids) == num_tokens, "a stream has lost tokens"
     return "whole"
 
 
@@ -169,3 +188,32 @@ def test_a_replica_dies_under_load(cluster: Cluster, victim: str) -> None:
     assert late["error"] == 0, f"calls still fail after the recovery: {late}"
     assert kinds["whole"] > 8 * CALLERS
     assert kinds["error"] < kinds["whole"], kinds
+
+
+def test_replicas_follow_the_calls_and_sessions_stay() -> None:
+    """The end is orderly, too: an open stream is finished."""
+    last: list[str] = []
+    with started("--max-replicas", "2", "--target-ongoing-requests", "1", "--routing", "session") as cluster:
+        assert len(cluster.engines()) == 1
+        stop = threading.Event()
+        callers = [threading.Thread(target=keep_calling, args=(cluster.http, stop)) for _ in range(CALLERS)]
+        for caller in callers:
+            caller.start()
+        try:
+            wait_until(lambda: len(cluster.starts(8)) == 2, 120)
+        finally:
+            stop.set()
+            for caller in callers:
+                caller.join(60)
+        for session in "abcd":
+            assert len(cluster.starts(6, **{"x-session-id": session})) == 1
+        stream = threading.Thread(target=lambda: last.append(outcome(cluster.http, is_stream=True, num_tokens=1500)))
+        stream.start()
+        wait_until(lambda: any(body["running"] for body in cluster.bodies(4)))
+    stream.join(10)
+    assert last == ["whole"]
+
+
+def keep_calling(http: httpx.Client, stop: threading.Event) -> None:
+    while not stop.is_set():
+        http.post("/v1/completions", json={**BODY, "max_tokens": 400})
