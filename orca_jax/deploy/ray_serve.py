@@ -96,7 +96,9 @@ def app(args: Mapping[str, Any]) -> "Application":
     Raises:
         ConfigError: a setting is wrong.
     """
-    return application(*read_settings(list(flags_of(args))))
+    words = {"true": True, "false": False}  # the command line of `serve run` has strings only
+    values = {name: words.get(value, value) if isinstance(value, str) else value for name, value in args.items()}
+    return application(*read_settings(list(flags_of(values))))
 
 
 def read_settings(argv: Sequence[str] | None) -> tuple[ServerConfig, RayConfig]:

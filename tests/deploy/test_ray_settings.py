@@ -81,3 +81,11 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(ray_serve, "configure_logging", lambda config: None)
     assert main(["--model", "preset:toy"]) == 2
     assert "pip install 'orca-jax[ray]'" in capsys.readouterr().err
+
+
+def test_words_of_serve_run_are_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(ray_serve, "application", lambda *settings: seen.append(settings))
+    ray_serve.app({"model": "preset:toy", "replicas": "2", "log_requests": "false", "max_num_seqs": 8})
+    ((config, settings),) = seen
+    assert (config.log_requests, config.engine.max_num_seqs, settings.replicas) == (False, 8, 2)
