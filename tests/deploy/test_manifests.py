@@ -35,7 +35,9 @@ def check_pod(pod: dict[str, Any]) -> dict[str, Any]:
     """Check a pod with a server; return its container."""
     (container,) = pod["containers"]
     assert {name: container[f"{name}Probe"]["httpGet"]["path"] for name in PROBES} == PROBES
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    first = pod.get("initContainers", [])
+    mounted = {mount["name"] for one in (container, *first) for mount in one["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
     assert pod["securityContext"]["runAsNonRoot"]
     assert isinstance(container, dict)
     return container
@@ -98,6 +100,7 @@ def test_a_server_over_several_hosts() -> None:
     config = parsed(container, **SET_BY_LWS)
     (other,) = worker["spec"]["containers"]
     assert parsed(other, **SET_BY_LWS) == config
+    assert config.cluster_key_file == leader["spec"]["initContainers"][0]["command"][-1]  # type: ignore[attr-defined]
     assert leader["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout + 5
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
     selector = service["spec"]["selector"].items()
