@@ -58,6 +58,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "reporting",
         "sched",
         "text",
+        "model",
         "exec",
         "ranker",
         "sim",
