@@ -67,6 +67,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "timeline",
     }
     | {"build", "batch"},
+    "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
     "__init__": FACTS | {"llm"},
 }

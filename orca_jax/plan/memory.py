@@ -1,0 +1,165 @@
+"""Memory of each device for one way of splitting a model, by the engine's own arithmetic, without any device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+
+from orca_jax.build.budget import largest_launch
+from orca_jax.config import DType, EngineConfig, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
+from orca_jax.model.load import abstract_decoder
+from orca_jax.model.sharding import TENSOR_AXIS
+from orca_jax.model.stages import Span, spans
+from orca_jax.plan.accelerators import Accelerator
+
+PAGE_SIZE = 128  # tokens, the engine's default
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The wishes of the user. None is chosen: most rows, and the longest requests."""
+
+    dtype: DType
+    kv_cache_dtype: DType
+    utilization: float  # share of an accelerator's memory
+    context: int | None = None  # tokens of a request on average
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A copy of the model on `tensor * stages` devices."""
+
+    tensor: int
+    stages: int
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of a copy."""
+        return self.tensor * self.stages
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on each device of a stage."""
+
+    span: Span
+    weights: int
+    workspace: int  # for programs, beside weights and cache
+    cache: int  # of the pages in use; 0 if the model does not fit
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The memory of a split, and the requests for which it suffices.
+
+    Attributes:
+        split: the way of splitting.
+        stages: memory of each stage.
+        rows: `--max-num-seqs`.
+        max_model_len: tokens of the longest request.
+        context: tokens of a request on average.
+        num_pages: pages of the KV cache.
+        shortage: bytes lacking on a device; 0 if the model fits.
+    """
+
+    split: Split
+    stages: tuple[StageMemory, ...]
+    rows: int
+    max_model_len: int
+    context: int
+    num_pages: int
+    shortage: int = 0
+
+    @property
+    def cache_tokens(self) -> int:
+        """The tokens for which the KV cache has room."""
+        return self.num_pages * PAGE_SIZE
+
+
+def fit(model: ModelConfig, split: Split, kind: Accelerator, wanted: Demand) -> Capacity:
+    """Return the most rows and the longest requests that fit, or the shortage with the fewest and shortest ones.
+
+    The longest requests come first: a shorter `max_model_len` is chosen only if a single row does not fit.
+    """
+    last = None
+    for length in _lengths(model, wanted):
+        context = min(wanted.context or min(1024, max(1, length // 2)), length)
+        for rows in _row_counts(wanted):
+            last = _fit(model, split, kind, wanted, rows, length, context)
+            is_enough = wanted.max_num_seqs is not None or last.cache_tokens >= rows * context
+            if not last.shortage and (is_enough or rows == 1):
+                return last
+    assert last is not None
+    return last
+
+
+def cache_memory(kind: Accelerator, needed: int, utilization: float) -> int:
+    """Bytes for the KV cache on a device: the rest beside weights and workspace, as `exec/cache.free_memory`."""
+    if kind.platform == "cpu":
+        return int((kind.memory - needed) * min(utilization, CPU_SHARE))
+    return int(kind.memory * utilization) - needed
+
+
+def _lengths(model: ModelConfig, wanted: Demand) -> Sequence[int]:
+    if wanted.max_model_len is not None:
+        return [wanted.max_model_len]
+    lengths = [model.max_positions]
+    while lengths[-1] > 1024:
+        lengths.append(max(1024, lengths[-1] // 2))
+    return lengths
+
+
+def _row_counts(wanted: Demand) -> Sequence[int]:
+    return [2**power for power in range(8, -1, -1)] if wanted.max_num_seqs is None else [wanted.max_num_seqs]
+
+
+def _fit(
+    model: ModelConfig, split: Split, kind: Accelerator, wanted: Demand, rows: int, length: int, context: int
+) -> Capacity:
+    largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
+    workspace = workspace_bytes(model, largest, rows, length)
+    page = page_bytes(model, PAGE_SIZE, wanted.kv_cache_dtype)
+    parts = [(span, stage_weights(model, wanted.dtype, split.tensor, span)) for span in spans(model, split.stages)]
+    free = [cache_memory(kind, weights + workspace, wanted.utilization) for _, weights in parts]
+    # A page takes its layers' share on each device; the fullest stage decides, for all have the same pages.
+    shares = [page * span.size / model.num_layers / split.tensor for span, _ in parts]
+    fitting = min(int(room / share) for room, share in zip(free, shares, strict=True))
+    try:
+        cache = size_cache(
+            model,
+            page_size=PAGE_SIZE,
+            dtype=wanted.kv_cache_dtype,
+            memory=fitting * page,
+            num_rows=rows,
+            max_model_len=length,
+        )
+        pages, shortage = cache.num_pages, 0
+    except ConfigError:
+        least = -(-length // PAGE_SIZE) + rows
+        pages = 0
+        shortage = max(int(least * share) - room for room, share in zip(free, shares, strict=True))
+    stages = [
+        StageMemory(span, weights, workspace, int(pages * share))
+        for (span, weights), share in zip(parts, shares, strict=True)
+    ]
+    return Capacity(split, tuple(stages), rows, length, context, pages, shortage)
+
+
+def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: Span) -> int:
+    """Bytes of the weights of a stage on each device."""
+    layers = span.num_layers
+    start = 0 if span.is_first else layers - span.size if span.is_last else 1  # middle stages differ in size alone
+    return _traced_weights(model, dtype, tensor, Span(start, start + span.size, layers))
+
+
+@cache
+def _traced_weights(model: ModelConfig, dtype: DType, tensor: int, span: Span) -> int:
+    """The same, from shapes: the decoder is traced on a mesh without devices."""
+    mesh = AbstractMesh((tensor,), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
+    return weight_bytes(nnx.merge(*abstract_decoder(model, dtype, mesh, span)))
