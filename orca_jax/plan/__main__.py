@@ -81,6 +81,11 @@ def parser() -> FlagParser:
             metavar="X",
             help=f"assumed share of the peak rate (default: {value})",
         )
+    made.add_argument(
+        "--compile",
+        action="store_true",
+        help="TPUs: compile the programs of the best split with libtpu, and print their memory; takes a minute",
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return made
 
@@ -106,12 +111,15 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     _check(args, model)
     devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
     # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
+    from orca_jax.plan.compiled import compiled_memory, topology_of
     from orca_jax.plan.memory import Demand
     from orca_jax.plan.options import choose, options
 
+    if args.compile:
+        topology_of(devices, 1)  # refused before the table is printed
     default: DType = "float32" if devices.kind.platform == "cpu" else "bfloat16"
     dtype: DType = default if args.dtype == "auto" else args.dtype
-    wanted = Demand(
+    demand = Demand(
         dtype=dtype,
         kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
         utilization=args.gpu_memory_utilization,
@@ -120,18 +128,22 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         max_model_len=args.max_model_len,
     )
     shares = PeakShares(*(getattr(args, f"{name}_share") for name in PeakShares._fields))
-    found = options(model, devices, wanted, args.prompt, shares)
+    found = options(model, devices, demand, args.prompt, shares)
     chosen = choose(found, args.itl_target_ms)
-    from orca_jax.plan.report import described, print_plan
+    from orca_jax.plan.report import described, print_compiled, print_plan
 
     flags = [f"--dtype={args.dtype}"] * (args.dtype != "auto")
     print_plan(args.model, devices, found, chosen, flags)
+    compiled = compiled_memory(args.model, devices, chosen.memory, demand) if args.compile and chosen else None
+    if compiled is not None and chosen is not None:
+        print_compiled(compiled, chosen)
     report = {
         "model": {"name": args.model, **asdict(model)},
         "devices": {"name": devices.name, "number": devices.number, **devices.kind._asdict()},
-        "wanted": {**asdict(wanted), "prompt": args.prompt, "shares": shares._asdict()},
+        "demand": {**asdict(demand), "prompt": args.prompt, "shares": shares._asdict()},
         "options": [described(option) for option in found],
         "chosen": described(chosen) if chosen else None,
+        "compiled": compiled,
     }
     return report, chosen is not None
 

@@ -21,7 +21,7 @@ PAGE_SIZE = 128  # tokens, the engine's default
 
 @dataclass(frozen=True)
 class Demand:
-    """The wishes of the user. None is chosen: most rows, and the longest requests."""
+    """The settings of the user. None is chosen: most rows, and the longest requests."""
 
     dtype: DType
     kv_cache_dtype: DType
@@ -82,17 +82,17 @@ class Capacity:
         return self.num_pages * PAGE_SIZE
 
 
-def fit(model: ModelConfig, split: Split, kind: Accelerator, wanted: Demand) -> Capacity:
+def fit(model: ModelConfig, split: Split, kind: Accelerator, demand: Demand) -> Capacity:
     """Return the most rows and the longest requests that fit, or the shortage with the fewest and shortest ones.
 
     The longest requests come first: a shorter `max_model_len` is chosen only if a single row does not fit.
     """
     last = None
-    for length in _lengths(model, wanted):
-        context = min(wanted.context or min(1024, max(1, length // 2)), length)
-        for rows in _row_counts(wanted):
-            last = _fit(model, split, kind, wanted, rows, length, context)
-            is_enough = wanted.max_num_seqs is not None or last.cache_tokens >= rows * context
+    for length in _lengths(model, demand):
+        context = min(demand.context or min(1024, max(1, length // 2)), length)
+        for rows in _row_counts(demand):
+            last = _fit(model, split, kind, demand, rows, length, context)
+            is_enough = demand.max_num_seqs is not None or last.cache_tokens >= rows * context
             if not last.shortage and (is_enough or rows == 1):
                 return last
     assert last is not None
@@ -106,27 +106,27 @@ def cache_memory(kind: Accelerator, needed: int, utilization: float) -> int:
     return int(kind.memory * utilization) - needed
 
 
-def _lengths(model: ModelConfig, wanted: Demand) -> Sequence[int]:
-    if wanted.max_model_len is not None:
-        return [wanted.max_model_len]
+def _lengths(model: ModelConfig, demand: Demand) -> Sequence[int]:
+    if demand.max_model_len is not None:
+        return [demand.max_model_len]
     lengths = [model.max_positions]
     while lengths[-1] > 1024:
         lengths.append(max(1024, lengths[-1] // 2))
     return lengths
 
 
-def _row_counts(wanted: Demand) -> Sequence[int]:
-    return [2**power for power in range(8, -1, -1)] if wanted.max_num_seqs is None else [wanted.max_num_seqs]
+def _row_counts(demand: Demand) -> Sequence[int]:
+    return [2**power for power in range(8, -1, -1)] if demand.max_num_seqs is None else [demand.max_num_seqs]
 
 
 def _fit(
-    model: ModelConfig, split: Split, kind: Accelerator, wanted: Demand, rows: int, length: int, context: int
+    model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
     workspace = workspace_bytes(model, largest, rows, length)
-    page = page_bytes(model, PAGE_SIZE, wanted.kv_cache_dtype)
-    parts = [(span, stage_weights(model, wanted.dtype, split.tensor, span)) for span in spans(model, split.stages)]
-    free = [cache_memory(kind, weights + workspace, wanted.utilization) for _, weights in parts]
+    page = page_bytes(model, PAGE_SIZE, demand.kv_cache_dtype)
+    parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
+    free = [cache_memory(kind, weights + workspace, demand.utilization) for _, weights in parts]
     # A page takes its layers' share on each device; the fullest stage decides, for all have the same pages.
     shares = [page * span.size / model.num_layers / split.tensor for span, _ in parts]
     fitting = min(int(room / share) for room, share in zip(free, shares, strict=True))
@@ -134,7 +134,7 @@ def _fit(
         cache = size_cache(
             model,
             page_size=PAGE_SIZE,
-            dtype=wanted.kv_cache_dtype,
+            dtype=demand.kv_cache_dtype,
             memory=fitting * page,
             num_rows=rows,
             max_model_len=length,

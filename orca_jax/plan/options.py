@@ -57,9 +57,9 @@ def splits(model: ModelConfig, devices: Devices) -> list[Split]:
     ]
 
 
-def options(model: ModelConfig, devices: Devices, wanted: Demand, prompt: int, shares: PeakShares) -> list[Option]:
+def options(model: ModelConfig, devices: Devices, demand: Demand, prompt: int, shares: PeakShares) -> list[Option]:
     """Return every way to use the devices."""
-    return [_option(model, devices, split, wanted, prompt, shares) for split in splits(model, devices)]
+    return [_option(model, devices, split, demand, prompt, shares) for split in splits(model, devices)]
 
 
 def choose(found: Sequence[Option], target_ms: float) -> Option | None:
@@ -79,10 +79,10 @@ def choose(found: Sequence[Option], target_ms: float) -> Option | None:
 
 
 def _option(
-    model: ModelConfig, devices: Devices, split: Split, wanted: Demand, prompt: int, shares: PeakShares
+    model: ModelConfig, devices: Devices, split: Split, demand: Demand, prompt: int, shares: PeakShares
 ) -> Option:
-    memory = fit(model, split, devices.kind, wanted)
+    memory = fit(model, split, devices.kind, demand)
     is_timed = not memory.shortage and devices.kind.flops > 0
-    times = expected_times(model, memory, devices.kind, wanted, prompt, shares) if is_timed else None
+    times = expected_times(model, memory, devices.kind, demand, prompt, shares) if is_timed else None
     nodes = -(-split.num_devices // devices.kind.per_host)
     return Option(memory, devices.number // split.num_devices, nodes, times)

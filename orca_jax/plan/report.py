@@ -1,6 +1,6 @@
 """The report of a plan: a table for people, and values for JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orca_jax.plan.accelerators import GIB, Devices
@@ -37,6 +37,18 @@ def print_plan(
         size = "one device" if split.num_devices == 1 else f"{split.num_devices} devices"
         print(f"the model fits {size}: start {chosen.replicas} replicas, each with a server of its own")
     print(" ".join(["python -m orca_jax.serve --model", model, *flags, *chosen.flags()]))
+
+
+def print_compiled(compiled: Mapping[str, int], chosen: Option) -> None:
+    """Print the memory of the compiled programs beside the estimate."""
+    needed = max(compiled["temporary"], compiled["sampler"])
+    reserved = max(stage.workspace for stage in chosen.memory.stages)
+    print(
+        f"compiled: the arguments of the layers have {compiled['arguments'] / GIB:.2f} GiB on a device, and the "
+        f"programs need {needed / GIB:.2f} GiB besides, of {reserved / GIB:.2f} GiB of workspace"
+    )
+    if needed > reserved:
+        print("warning: the programs need more than the workspace; lower --gpu-memory-utilization by the difference")
 
 
 def described(option: Option) -> dict[str, Any]:
@@ -92,6 +104,6 @@ def _shortage(option: Option) -> str:
     memory = option.memory
     stages = f"{memory.split.stages} stages or fewer" if memory.split.stages > 1 else "1 stage"
     return (
-        f"tensor {memory.split.tensor}, {stages}: does not fit; a device lacks {memory.shortage / GIB:.1f} GiB for "
-        f"{memory.rows} rows and a request of {memory.max_model_len:,} tokens"
+        f"tensor {memory.split.tensor}, {stages}: does not fit; a device lacks {memory.shortage / GIB:.1f} GiB for a "
+        f"request of {memory.max_model_len:,} tokens beside {memory.rows} row{'s' * (memory.rows > 1)}"
     )

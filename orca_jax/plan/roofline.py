@@ -43,7 +43,7 @@ class Times(NamedTuple):
 
 
 def expected_times(
-    model: ModelConfig, fit: Capacity, kind: Accelerator, wanted: Demand, prompt: int, shares: PeakShares
+    model: ModelConfig, fit: Capacity, kind: Accelerator, demand: Demand, prompt: int, shares: PeakShares
 ) -> Times:
     """Times with all rows at the mean context, and of a prompt.
 
@@ -52,7 +52,7 @@ def expected_times(
     """
 
     def seconds(work: IterationWork) -> list[float]:
-        return [stage_seconds(model, stage, fit.split, kind, wanted, work, shares) for stage in fit.stages]
+        return [stage_seconds(model, stage, fit.split, kind, demand, work, shares) for stage in fit.stages]
 
     batch = fit.rows / fit.split.stages
     once = IterationWork(batch, batch * fit.context, batch * fit.context, batch)
@@ -67,7 +67,7 @@ def stage_seconds(
     stage: StageMemory,
     split: Split,
     kind: Accelerator,
-    wanted: Demand,
+    demand: Demand,
     work: IterationWork,
     shares: PeakShares,
 ) -> float:
@@ -77,12 +77,12 @@ def stage_seconds(
         kind.flops * shares.flops,
         kind.link * shares.link,
     )
-    span, itemsize = stage.span, np.dtype(wanted.dtype).itemsize
+    span, itemsize = stage.span, np.dtype(demand.dtype).itemsize
     table = padded_vocab(model, split.tensor) * model.embed_dim * itemsize // split.tensor
     tables = span.is_first + (span.is_last and not (span.is_first and model.tied_embeddings))
     layers = stage.weights - tables * table
     products = max(layers / bandwidth, 2 * work.tokens * layers / itemsize / flops)
-    slot = 2 * model.num_kv_heads * model.head_dim * np.dtype(wanted.kv_cache_dtype).itemsize
+    slot = 2 * model.num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
     scores = 4 * model.num_heads * model.head_dim
     attention = span.size / split.tensor * max(slot * work.read / bandwidth, scores * work.pairs / flops)
     unembedding = max(table / bandwidth, 2 * work.sampled * table / itemsize / flops) if span.is_last else 0.0

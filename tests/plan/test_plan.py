@@ -29,7 +29,7 @@ TINY_NUMBERS = 2 * TINY_LAYER + 512 * 64 + 1024 * 64 + 2 * 64  # and the tables,
 PAGE = 128 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, heads, head dim, bytes
 ROWS, LENGTH = 4, 1024
 WORKSPACE = 4 * 2048 * (8 * 64 + 3 * 256 + 4 * 64) + 10 * 4 * 64 * 512 + 4 * ROWS * LENGTH
-WANTED = Demand("float32", "float32", 1.0, context=512, max_num_seqs=ROWS, max_model_len=LENGTH)
+DEMAND = Demand("float32", "float32", 1.0, context=512, max_num_seqs=ROWS, max_model_len=LENGTH)
 EXACT = PeakShares(1.0, 1.0, 1.0)
 
 
@@ -61,16 +61,16 @@ def test_weights_are_those_of_the_engine(model: str, tensor: int, stages: int) -
 def test_the_border_of_fitting() -> None:
     least = LENGTH // 128 + ROWS  # a request of full length, and a partly filled page of each row
     enough = 4 * TINY_NUMBERS + WORKSPACE + least * PAGE
-    found = fit(TINY, Split(1, 1), device(enough), WANTED)
+    found = fit(TINY, Split(1, 1), device(enough), DEMAND)
     (stage,) = found.stages
     assert (found.shortage, found.num_pages, found.cache_tokens) == (0, least, 128 * least)
     assert (stage.weights, stage.workspace, stage.cache) == (4 * TINY_NUMBERS, WORKSPACE, least * PAGE)
-    lacking = fit(TINY, Split(1, 1), device(enough - 1), WANTED)
+    lacking = fit(TINY, Split(1, 1), device(enough - 1), DEMAND)
     assert (lacking.shortage, lacking.num_pages, lacking.stages[0].cache) == (1, 0, 0)
 
 
 def test_more_memory_is_not_filled_with_useless_pages() -> None:
-    found = fit(TINY, Split(1, 1), device(10 * GIB), WANTED)
+    found = fit(TINY, Split(1, 1), device(10 * GIB), DEMAND)
     assert found.num_pages == ROWS * (LENGTH + 127) // 128 + 1
 
 
@@ -78,14 +78,14 @@ def test_the_fullest_stage_decides() -> None:
     """Both stages have one layer. The first has the positions as well, so it has less memory for pages."""
     first = 4 * (TINY_LAYER + 512 * 64 + 1024 * 64)
     least = LENGTH // 128 + ROWS
-    found = fit(TINY, Split(1, 2), device(first + WORKSPACE + least * PAGE // 2), WANTED)
+    found = fit(TINY, Split(1, 2), device(first + WORKSPACE + least * PAGE // 2), DEMAND)
     assert (found.shortage, found.num_pages) == (0, least)
     assert [stage.cache for stage in found.stages] == [least * PAGE // 2] * 2
-    assert fit(TINY, Split(1, 2), device(first + WORKSPACE + least * PAGE // 2 - 1), WANTED).shortage == 1
+    assert fit(TINY, Split(1, 2), device(first + WORKSPACE + least * PAGE // 2 - 1), DEMAND).shortage == 1
 
 
 def test_rows_and_length_are_chosen_by_memory() -> None:
-    free = replace(WANTED, max_num_seqs=None, max_model_len=None)
+    free = replace(DEMAND, max_num_seqs=None, max_model_len=None)
     assert fit(TINY, Split(1, 1), device(10 * GIB), free).rows == 256
     small = fit(TINY, Split(1, 1), device(4 * TINY_NUMBERS + WORKSPACE + 40 * PAGE), free)
     # Eight rows of 512 tokens take 32 pages, and 16 rows more than there are.
@@ -100,20 +100,20 @@ def test_times_by_hand() -> None:
     """With slow memory each part takes its bytes by the bandwidth, and with slow arithmetic its operations."""
     table, layers = 512 * 64, TINY_NUMBERS - 512 * 64
     slot = 2 * 2 * 2 * 32 * 4
-    memory = fit(TINY, Split(1, 1), device(10 * GIB), WANTED)
-    times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), WANTED, 100, EXACT)
+    memory = fit(TINY, Split(1, 1), device(10 * GIB), DEMAND)
+    times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), DEMAND, 100, EXACT)
     interval = (4 * (layers + table) + ROWS * 512 * slot) / 1e9
     assert times.token_seconds == pytest.approx(interval)
     assert times.tokens_per_second == pytest.approx(ROWS / interval)
-    times = expected_times(TINY, memory, device(10 * GIB, flops=1e9, bandwidth=1e18), WANTED, 100, EXACT)
+    times = expected_times(TINY, memory, device(10 * GIB, flops=1e9, bandwidth=1e18), DEMAND, 100, EXACT)
     pairs = 100 * 101 / 2
     assert times.prompt_seconds == pytest.approx((2 * 100 * layers + 2 * 4 * 2 * 32 * pairs + 2 * table) / 1e9)
 
 
 def test_stages_share_the_rows() -> None:
     """Two batches of two rows follow each other through two stages; the slower stage sets the pace."""
-    memory = fit(TINY, Split(1, 2), device(10 * GIB), WANTED)
-    times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), WANTED, 100, EXACT)
+    memory = fit(TINY, Split(1, 2), device(10 * GIB), DEMAND)
+    times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), DEMAND, 100, EXACT)
     slot = 2 * 2 * 32 * 4
     last = (4 * (TINY_LAYER + 2 * 64 + 512 * 64) + 2 * 512 * slot) / 1e9
     first = (4 * (TINY_LAYER + 1024 * 64) + 2 * 512 * slot) / 1e9
@@ -121,10 +121,10 @@ def test_stages_share_the_rows() -> None:
 
 
 def test_sums_over_devices_take_time() -> None:
-    memory = fit(TINY, Split(2, 1), device(10 * GIB), WANTED)
+    memory = fit(TINY, Split(2, 1), device(10 * GIB), DEMAND)
     fast = device(10 * GIB, flops=1e30, bandwidth=1e30)
     sent = 2 * 1 / 2 * ROWS * 64 * 4
-    times = expected_times(TINY, memory, fast, WANTED, 100, EXACT)
+    times = expected_times(TINY, memory, fast, DEMAND, 100, EXACT)
     assert times.token_seconds == pytest.approx(4 * (sent / 1e9 + ALL_REDUCE_SECONDS))
 
 
@@ -220,7 +220,7 @@ def test_a_model_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
 def test_this_machine_has_memory_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "preset:gpt2-tiny", "--devices", "cpu", "--max-num-seqs", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["wanted"]["dtype"] == "float32"
+    assert found["demand"]["dtype"] == "float32"
     assert found["chosen"]["times"] is None
     assert np.prod([found["chosen"]["pipeline_parallel_size"], found["chosen"]["nnodes"]]) == 1
 
