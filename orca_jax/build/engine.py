@@ -13,7 +13,7 @@ from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy
+from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers
 from orca_jax.build.summary import summary_of
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
@@ -93,12 +93,21 @@ def _build(
     check_settings(config)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
-    if config.n_workers > 1:
+    workers, num_stages = num_workers(config), config.pipeline_parallel_size
+    if workers > 1 and num_stages == 1:
         logger.warning(
             "n_workers is %d, but the model has one pipeline stage: the batches take turns on it, so only the time of "
             "the host is hidden, and each token waits for %d iterations; 1 is faster if the device is busy",
-            config.n_workers,
-            config.n_workers,
+            workers,
+            workers,
+        )
+    if workers < num_stages:
+        logger.warning(
+            "n_workers is %d, but the pipeline has %d stages: at least %d of them have no work at any time; leave "
+            "n_workers out",
+            workers,
+            num_stages,
+            num_stages - workers,
         )
     if is_toy(config.model):
         return _build_toy(config, times)
@@ -123,6 +132,7 @@ def _build(
         load_format=config.load_format,
         seed=config.seed,
         devices=devices,
+        num_stages=num_stages,
     )
     resolved = resolve(config, model, max_model_len, placed)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
@@ -212,7 +222,14 @@ def _build_toy(config: EngineConfig, times: StartTimes) -> Built:
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
     executor = ToyExecutor(
-        TOY_MODEL.vocab_size, num_pages, page_size, rows, latency=latency, override=override, check_pages=False
+        TOY_MODEL.vocab_size,
+        num_pages,
+        page_size,
+        rows,
+        latency=latency,
+        num_stages=config.pipeline_parallel_size,
+        override=override,
+        check_pages=False,
     )
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.stages import Span
+from orca_jax.model.stages import LayerSpan
 
 Init = Literal["normal", "zeros", "ones"]
 
@@ -34,12 +34,12 @@ class Maker:
         span: the layers on the leading axis, or None for parameters outside the blocks.
     """
 
-    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs, span: Span | None = None) -> None:
+    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs, span: LayerSpan | None = None) -> None:
         self.dtype = dtype
         self.rngs = rngs
         self.span = span
 
-    def stacked(self, span: Span) -> "Maker":
+    def stacked(self, span: LayerSpan) -> "Maker":
         """A maker of parameters with a leading axis for the layers of `span`."""
         return Maker(self.dtype, self.rngs, span)
 

@@ -20,7 +20,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.parameters import Wanted
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
-from orca_jax.model.stages import Span, whole
+from orca_jax.model.stages import LayerSpan, whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
 from orca_jax.model.weights import load_safetensors, with_true_head
@@ -35,7 +35,7 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 
 
 def decoder_builder(
-    config: ModelConfig, dtype: DType, shards: int, seed: int = 0, span: Span | None = None
+    config: ModelConfig, dtype: DType, shards: int, seed: int = 0, span: LayerSpan | None = None
 ) -> Callable[[], Decoder]:
     """A function to trace that creates the decoder, or one stage of it, with random values."""
     rows = padded_vocab(config, shards)
@@ -43,7 +43,7 @@ def decoder_builder(
 
 
 def abstract_decoder(
-    config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, span: Span | None = None
+    config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, span: LayerSpan | None = None
 ) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     """The structure of the decoder or of one stage, and a tree with a sharded shape in place of each parameter.
 
@@ -62,7 +62,7 @@ def abstract_decoder(
 
 
 def random_decoder(
-    config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int = 0, span: Span | None = None
+    config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int = 0, span: LayerSpan | None = None
 ) -> Decoder:
     """A decoder or one stage with random weights, created shard by shard.
 
@@ -93,12 +93,14 @@ class Loading:
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
 
-    def shapes(self, mesh: Mesh, span: Span | None = None) -> Decoder:
+    def shapes(self, mesh: Mesh, span: LayerSpan | None = None) -> Decoder:
         """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
         decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self._dtype, mesh, span))
         return decoder
 
-    def load(self, mesh: Mesh, progress: Progress = lambda loaded, total: None, span: Span | None = None) -> Decoder:
+    def load(
+        self, mesh: Mesh, progress: Progress = lambda loaded, total: None, span: LayerSpan | None = None
+    ) -> Decoder:
         """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does."""
         if self._read is None:
             return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)

@@ -6,7 +6,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 
 
-class Span(NamedTuple):
+class LayerSpan(NamedTuple):
     """The layers `start` to `stop` of a model of `num_layers`, as one stage has them.
 
     The first stage has the embedding as well, and the last one has the final norm and the unembedding.
@@ -37,12 +37,12 @@ class Span(NamedTuple):
         return self.is_first and self.is_last
 
 
-def whole(config: ModelConfig) -> Span:
+def whole(config: ModelConfig) -> LayerSpan:
     """All layers in one stage."""
-    return Span(0, config.num_layers, config.num_layers)
+    return LayerSpan(0, config.num_layers, config.num_layers)
 
 
-def spans(config: ModelConfig, stages: int) -> tuple[Span, ...]:
+def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:
     """Spread the layers over stages, with a difference of one layer at most.
 
     The stages in the middle get the extra layers, since the first and the last one have the vocabulary.
@@ -60,4 +60,4 @@ def spans(config: ModelConfig, stages: int) -> tuple[Span, ...]:
     extra = (stages - layers % stages) // 2  # the first stage with one more layer
     sizes = [layers // stages + (extra <= stage < extra + layers % stages) for stage in range(stages)]
     starts = [sum(sizes[:stage]) for stage in range(stages)]
-    return tuple(Span(start, start + size, layers) for start, size in zip(starts, sizes, strict=True))
+    return tuple(LayerSpan(start, start + size, layers) for start, size in zip(starts, sizes, strict=True))

@@ -14,7 +14,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.rope import Rotation
-from orca_jax.model.stages import Span, whole
+from orca_jax.model.stages import LayerSpan, whole
 
 
 class Block(nnx.Module):
@@ -66,10 +66,12 @@ class Decoder(nnx.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int, span: Span | None = None
+        self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int, span: LayerSpan | None = None
     ) -> None:
         self.config = config
         self.span = span = span or whole(config)
+        self.num_layers = span.size
+        self.is_first = span.is_first
         make, tied = Maker(dtype, rngs), config.tied_embeddings
 
         def table(rows: int, axis: str, used: int | None, *, is_read: bool) -> Table | None:
@@ -109,7 +111,7 @@ class Decoder(nnx.Module):
         Returns:
             Hidden vectors, after the final norm in the last stage, and the cache.
         """
-        x = self._embed(inputs, positions) if self.span.is_first else inputs
+        x = self._embed(inputs, positions) if self.is_first else inputs
         rope = self.config.rope
         rotation = None if rope is None else Rotation(rope, self.config.head_dim, positions)
         if isinstance(self.blocks, Block):
@@ -141,7 +143,7 @@ class Decoder(nnx.Module):
             block: Block = nnx.merge(structure, parameters)
             return block(x, rotation, partial(attend, index), cache), None
 
-        index = jnp.arange(self.span.size, dtype=jnp.int32)
+        index = jnp.arange(self.num_layers, dtype=jnp.int32)
         (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
         return x, cache
 
@@ -160,7 +162,7 @@ class Decoder(nnx.Module):
         waiting = list(nnx.to_flat_state(stacked))
         self.blocks = nnx.List([])
         del stacked  # so that each stack is freed as soon as its slices are there
-        layers: list[list[Any]] = [[] for _ in range(self.span.size)]
+        layers: list[list[Any]] = [[] for _ in range(self.num_layers)]
         while waiting:
             path, variable = waiting.pop()
             stack, axes = variable.get_value(), variable.get_metadata("axes")

@@ -7,13 +7,13 @@ environment only: `python -m orca_jax.plan.compiled JSON` prints a JSON object.
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 from orca_jax.build.budget import largest_launch
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.stages import LayerSpan
 from orca_jax.plan.accelerators import Devices
 from orca_jax.plan.memory import PAGE_SIZE, Capacity, Demand
 
@@ -49,11 +49,11 @@ def topology_of(devices: Devices, tensor: int) -> str:
 
 
 def compiled_memory(model: str, devices: Devices, capacity: Capacity, demand: Demand) -> dict[str, int]:
-    """Compile the layers of the largest stage and a sampler; return bytes on one device.
+    """Compile the programs of the fullest stage; return bytes on one device.
 
     Returns:
         `arguments`, with weights and KV cache, and `temporary` of the layers, and `sampler`, the temporary ones of a
-        greedy sampler as wide as all rows.
+        greedy sampler as wide as all rows; 0 if the stage has no sampler.
 
     Raises:
         ConfigError: the devices are not TPUs.
@@ -63,8 +63,10 @@ def compiled_memory(model: str, devices: Devices, capacity: Capacity, demand: De
         "model": model,
         "topology": topology_of(devices, capacity.split.tensor),
         "tensor": capacity.split.tensor,
-        "layers": max(stage.span.size for stage in capacity.stages),
-        "rows": capacity.rows,
+        "span": max(capacity.stages, key=lambda stage: stage.weights + stage.cache).span,
+        "stages": capacity.split.stages,
+        "max_num_seqs": capacity.rows,
+        "num_rows": capacity.num_rows,
         "max_model_len": capacity.max_model_len,
         "num_pages": capacity.num_pages,
         "dtype": demand.dtype,
@@ -89,20 +91,28 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
 
     topology = topologies.get_topology_desc(topology_name=job["topology"], platform="tpu")
     mesh = tensor_mesh(list(topology.devices[: job["tensor"]]))
-    model = replace(read_model_config(job["model"]), num_layers=job["layers"])
-    tokens = largest_launch(EngineConfig(max_num_seqs=job["rows"]), "tpu")
+    model = read_model_config(job["model"])
+    tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
     cache = CacheConfig(job["num_pages"], PAGE_SIZE, job["kv_cache_dtype"], "packed")
-    config = ExecutorConfig(job["dtype"], job["tensor"], (tokens,), job["rows"], job["max_model_len"], cache)
-    shapes = Loading(model, job["dtype"], None, 0).shapes(mesh)
+    config = ExecutorConfig(
+        dtype=job["dtype"],
+        tensor_parallel_size=job["tensor"],
+        buckets=(tokens,),
+        num_rows=job["num_rows"],
+        max_model_len=job["max_model_len"],
+        cache=cache,
+        pipeline_parallel_size=job["stages"],
+    )
+    shapes = Loading(model, job["dtype"], None, 0).shapes(mesh, LayerSpan(*job["span"]))
     programs = Programs(shapes, model, config, mesh, greedy_only=True)
-    memory = {
-        name: program.memory_analysis()
-        for (name, _), program in programs.compile(lambda *_: None, StartTimes()).items()
-    }
+    memory: dict[str, Any] = {}
+    for (name, _), program in programs.compile(lambda *_: None, StartTimes()).items():
+        memory[name] = program.memory_analysis()
+        assert memory[name] is not None, "libtpu reports the memory of programs"
     return {
         "arguments": memory["layers"].argument_size_in_bytes,
         "temporary": memory["layers"].temp_size_in_bytes,
-        "sampler": memory["greedy"].temp_size_in_bytes,
+        "sampler": memory["greedy"].temp_size_in_bytes if programs.is_last else 0,
     }
 
 

@@ -1,7 +1,7 @@
 """Memory of each device for one way of splitting a model, by the engine's own arithmetic, without any device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from flax import nnx
@@ -13,7 +13,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
 from orca_jax.model.load import abstract_decoder
 from orca_jax.model.sharding import TENSOR_AXIS
-from orca_jax.model.stages import Span, spans
+from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.plan.accelerators import Accelerator
 
 PAGE_SIZE = 128  # tokens, the engine's default
@@ -48,7 +48,7 @@ class Split:
 class StageMemory:
     """Bytes on each device of a stage."""
 
-    span: Span
+    span: LayerSpan
     weights: int
     workspace: int  # for programs, beside weights and cache
     cache: int  # of the pages in use; 0 if the model does not fit
@@ -61,7 +61,7 @@ class Capacity:
     Attributes:
         split: the way of splitting.
         stages: memory of each stage.
-        rows: `--max-num-seqs`.
+        rows: `--max-num-seqs`, of one of the batches that follow each other through the stages.
         max_model_len: tokens of the longest request.
         context: tokens of a request on average.
         num_pages: pages of the KV cache.
@@ -75,6 +75,11 @@ class Capacity:
     context: int
     num_pages: int
     shortage: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """The most running requests: a batch for each stage."""
+        return self.rows * self.split.stages
 
     @property
     def cache_tokens(self) -> int:
@@ -92,7 +97,7 @@ def fit(model: ModelConfig, split: Split, kind: Accelerator, demand: Demand) -> 
         context = min(demand.context or min(1024, max(1, length // 2)), length)
         for rows in _row_counts(demand):
             last = _fit(model, split, kind, demand, rows, length, context)
-            is_enough = demand.max_num_seqs is not None or last.cache_tokens >= rows * context
+            is_enough = demand.max_num_seqs is not None or last.cache_tokens >= last.num_rows * context
             if not last.shortage and (is_enough or rows == 1):
                 return last
     assert last is not None
@@ -122,44 +127,41 @@ def _row_counts(demand: Demand) -> Sequence[int]:
 def _fit(
     model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
+    num_rows = rows * split.stages
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
-    workspace = workspace_bytes(model, largest, rows, length)
-    page = page_bytes(model, PAGE_SIZE, demand.kv_cache_dtype)
+    workspace = workspace_bytes(model, largest, num_rows, length)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
-    free = [cache_memory(kind, weights + workspace, demand.utilization) for _, weights in parts]
-    # A page takes its layers' share on each device; the fullest stage decides, for all have the same pages.
-    shares = [page * span.size / model.num_layers / split.tensor for span, _ in parts]
-    fitting = min(int(room / share) for room, share in zip(free, shares, strict=True))
+    # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
+    room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
+    most_layers = replace(model, num_layers=max(span.size for span, _ in parts))
     try:
         cache = size_cache(
-            model,
+            most_layers,
             page_size=PAGE_SIZE,
             dtype=demand.kv_cache_dtype,
-            memory=fitting * page,
-            num_rows=rows,
+            memory=room * split.tensor,
+            num_rows=num_rows,
             max_model_len=length,
         )
         pages, shortage = cache.num_pages, 0
     except ConfigError:
-        least = -(-length // PAGE_SIZE) + rows
+        least = -(-length // PAGE_SIZE) + num_rows
         pages = 0
-        shortage = max(int(least * share) - room for room, share in zip(free, shares, strict=True))
-    stages = [
-        StageMemory(span, weights, workspace, int(pages * share))
-        for (span, weights), share in zip(parts, shares, strict=True)
-    ]
+        shortage = least * page_bytes(most_layers, PAGE_SIZE, demand.kv_cache_dtype) // split.tensor - room
+    layer = page_bytes(replace(model, num_layers=1), PAGE_SIZE, demand.kv_cache_dtype) // split.tensor
+    stages = [StageMemory(span, weights, workspace, pages * span.size * layer) for span, weights in parts]
     return Capacity(split, tuple(stages), rows, length, context, pages, shortage)
 
 
-def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: Span) -> int:
+def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:
     """Bytes of the weights of a stage on each device."""
     layers = span.num_layers
     start = 0 if span.is_first else layers - span.size if span.is_last else 1  # middle stages differ in size alone
-    return _traced_weights(model, dtype, tensor, Span(start, start + span.size, layers))
+    return _traced_weights(model, dtype, tensor, LayerSpan(start, start + span.size, layers))
 
 
 @cache
-def _traced_weights(model: ModelConfig, dtype: DType, tensor: int, span: Span) -> int:
+def _traced_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:
     """The same, from shapes: the decoder is traced on a mesh without devices."""
     mesh = AbstractMesh((tensor,), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
     return weight_bytes(nnx.merge(*abstract_decoder(model, dtype, mesh, span)))

@@ -62,6 +62,7 @@ def described(option: Option) -> dict[str, Any]:
         "fits": option.fits,
         "shortage_bytes": memory.shortage,
         "max_num_seqs": memory.rows,
+        "num_rows": memory.num_rows,
         "max_model_len": memory.max_model_len,
         "context": memory.context,
         "num_pages": memory.num_pages,
@@ -105,5 +106,5 @@ def _shortage(option: Option) -> str:
     stages = f"{memory.split.stages} stages or fewer" if memory.split.stages > 1 else "1 stage"
     return (
         f"tensor {memory.split.tensor}, {stages}: does not fit; a device lacks {memory.shortage / GIB:.1f} GiB for a "
-        f"request of {memory.max_model_len:,} tokens beside {memory.rows} row{'s' * (memory.rows > 1)}"
+        f"request of {memory.max_model_len:,} tokens beside {memory.num_rows} row{'s' * (memory.num_rows > 1)}"
     )

@@ -47,19 +47,17 @@ def expected_times(
 ) -> Times:
     """Times with all rows at the mean context, and of a prompt.
 
-    With several stages the rows form as many batches, which follow each other through the pipeline: the slowest stage
-    sets the pace.
+    With several stages as many batches follow each other through the pipeline: the slowest stage sets the pace.
     """
 
     def seconds(work: IterationWork) -> list[float]:
         return [stage_seconds(model, stage, fit.split, kind, demand, work, shares) for stage in fit.stages]
 
-    batch = fit.rows / fit.split.stages
-    once = IterationWork(batch, batch * fit.context, batch * fit.context, batch)
+    once = IterationWork(fit.rows, fit.rows * fit.context, fit.rows * fit.context, fit.rows)
     interval = fit.split.stages * max(seconds(once))
     length = min(prompt, fit.max_model_len)
     first = sum(seconds(IterationWork(length, length, length * (length + 1) / 2, 1)))
-    return Times(interval, fit.rows / interval, first)
+    return Times(interval, fit.num_rows / interval, first)
 
 
 def stage_seconds(

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from orca_jax.config import ModelConfig
+from orca_jax.build.executor import place_model
+from orca_jax.build.resolve import resolve
+from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import weight_bytes
 from orca_jax.model.describe import read_model_config
@@ -77,11 +79,27 @@ def test_more_memory_is_not_filled_with_useless_pages() -> None:
 def test_the_fullest_stage_decides() -> None:
     """Both stages have one layer. The first has the positions as well, so it has less memory for pages."""
     first = 4 * (TINY_LAYER + 512 * 64 + 1024 * 64)
-    least = LENGTH // 128 + ROWS
-    found = fit(TINY, Split(1, 2), device(first + WORKSPACE + least * PAGE // 2), DEMAND)
+    least = LENGTH // 128 + 2 * ROWS  # each stage has a batch
+    workspace = WORKSPACE + 4 * ROWS * LENGTH  # a longer history
+    found = fit(TINY, Split(1, 2), device(first + workspace + least * PAGE // 2), DEMAND)
     assert (found.shortage, found.num_pages) == (0, least)
     assert [stage.cache for stage in found.stages] == [least * PAGE // 2] * 2
-    assert fit(TINY, Split(1, 2), device(first + WORKSPACE + least * PAGE // 2 - 1), DEMAND).shortage == 1
+    assert fit(TINY, Split(1, 2), device(first + workspace + least * PAGE // 2 - 1), DEMAND).shortage == 1
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (2, 2)])
+def test_pages_are_those_of_the_engine(tensor: int, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, memory = tensor * stages, 3 * GIB // 100
+    monkeypatch.setattr("orca_jax.exec.host.free_memory", lambda: memory)
+    config = EngineConfig(max_num_seqs=16, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    devices = jax.devices()[:number]
+    placed = place_model(
+        "preset:gpt2-tiny", TINY, dtype="float32", load_format="auto", seed=0, devices=devices, num_stages=stages
+    )
+    cache = resolve(config, TINY, LENGTH, placed).cache
+    kind = Accelerator("cpu", memory / number, 0, 0, 0, number, "this machine")
+    planned = fit(TINY, Split(tensor, stages), kind, replace(DEMAND, max_num_seqs=16, utilization=0.9))
+    assert (planned.shortage, planned.num_pages) == (0, cache.num_pages)
 
 
 def test_rows_and_length_are_chosen_by_memory() -> None:
@@ -110,14 +128,15 @@ def test_times_by_hand() -> None:
     assert times.prompt_seconds == pytest.approx((2 * 100 * layers + 2 * 4 * 2 * 32 * pairs + 2 * table) / 1e9)
 
 
-def test_stages_share_the_rows() -> None:
-    """Two batches of two rows follow each other through two stages; the slower stage sets the pace."""
+def test_the_slower_stage_sets_the_pace() -> None:
+    """Two batches follow each other through two stages."""
     memory = fit(TINY, Split(1, 2), device(10 * GIB), DEMAND)
     times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), DEMAND, 100, EXACT)
     slot = 2 * 2 * 32 * 4
-    last = (4 * (TINY_LAYER + 2 * 64 + 512 * 64) + 2 * 512 * slot) / 1e9
-    first = (4 * (TINY_LAYER + 1024 * 64) + 2 * 512 * slot) / 1e9
+    last = (4 * (TINY_LAYER + 2 * 64 + 512 * 64) + ROWS * 512 * slot) / 1e9
+    first = (4 * (TINY_LAYER + 1024 * 64) + ROWS * 512 * slot) / 1e9
     assert times.token_seconds == pytest.approx(2 * max(first, last))
+    assert times.tokens_per_second == pytest.approx(2 * ROWS / times.token_seconds)
 
 
 def test_sums_over_devices_take_time() -> None:
