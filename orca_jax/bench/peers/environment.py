@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca_jax.bench.peers.registry import TORCH_INDEX, Peer
+from orca_jax.bench.peers.registry import TORCH, TORCH_INDEX, Peer
 from orca_jax.errors import ConfigError, OrcaError
 
+_INCOMPLETE = ".orca-jax-incomplete"  # a file in an environment until all packages are there
 _TREE = Path(__file__).parents[3]
 
 
@@ -34,7 +35,9 @@ def prepare_environment(peer: Peer, folder: Path) -> Path:
         ConfigError: the folder is not an environment, or no suitable Python is installed.
         OrcaError: the packages cannot be installed.
     """
-    python = folder / "bin" / "python"
+    python, incomplete = folder / "bin" / "python", folder / _INCOMPLETE
+    if incomplete.exists():  # an earlier run was killed
+        shutil.rmtree(folder)
     if python.exists():
         return python.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -45,13 +48,18 @@ def prepare_environment(peer: Peer, folder: Path) -> Path:
         wanted = " or ".join(peer.pythons)
         message = f"{wanted} is not on the PATH, and the packages of this peer need it; install it"
         raise ConfigError(message, param="environment")
-    print(f"installing {', '.join(peer.packages)} into {folder}", file=sys.stderr)
+    print(f"installing {', '.join((TORCH, *peer.packages))} into {folder}", file=sys.stderr)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        incomplete.touch()
         _run([base, "-m", "venv", str(folder)])
-        _run([*pip, "install", "--extra-index-url", TORCH_INDEX, *peer.packages])
+        # PyTorch alone comes from the other index; all other packages, and its own requirements, from the usual one.
+        _run([*pip, "install", "--no-deps", "--extra-index-url", TORCH_INDEX, TORCH])
+        _run([*pip, "install", TORCH, *peer.packages])
         if peer.unwanted:
             _run([*pip, "uninstall", "--yes", *peer.unwanted])
+        incomplete.unlink()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

