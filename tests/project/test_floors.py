@@ -59,6 +59,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "reporting",
         "sched",
         "text",
+        "model",
         "exec",
         "ranker",
         "sim",
@@ -67,6 +68,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "timeline",
     }
     | {"build", "batch"},
+    "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
     "__init__": FACTS | {"llm"},
 }
