@@ -129,7 +129,7 @@ def _fit(
 ) -> Capacity:
     num_rows = rows * split.stages
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
-    workspace = workspace_bytes(model, largest, num_rows, length)
+    workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
     # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
