@@ -64,9 +64,14 @@ def on_shards(config: ModelConfig, shards: int) -> ModelConfig:
     return replace(config, num_kv_heads=config.num_kv_heads * copies, kv_copies=config.kv_copies * copies)
 
 
+def can_share(config: ModelConfig, shards: int) -> bool:
+    """True if `shards` devices can share the model."""
+    return not _uneven(config, shards)
+
+
 def most_shards(config: ModelConfig, most: int) -> int:
     """The largest number of devices, up to `most`, that can share the model."""
-    return max(n for n in range(1, most + 1) if not _uneven(config, n))
+    return max(n for n in range(1, most + 1) if can_share(config, n))
 
 
 def check_divisible(config: ModelConfig, shards: int) -> None:
@@ -77,7 +82,7 @@ def check_divisible(config: ModelConfig, shards: int) -> None:
     """
     uneven = _uneven(config, shards)
     if uneven:
-        fitting = [n for n in range(1, config.num_heads + 1) if not _uneven(config, n)]
+        fitting = [n for n in range(1, config.num_heads + 1) if can_share(config, n)]
         raise ConfigError(
             f"tensor_parallel_size {shards} {' and '.join(uneven)}; use one of {fitting}", param="tensor_parallel_size"
         )
