@@ -1,180 +1,127 @@
-"""Measure the server with many streaming clients: tokens per second, front-end time per token, and token age.
+"""Measure a server with streaming clients.
 
-The model is `preset:clock-<ms>`, and its text holds the time of its generation (`sim/clock.py`). The front end has a
-core of its own; engine and clients share the others. The age of a token at the client includes the rest of the engine's
-loop over the batch, the socket between the processes, the front end, HTTP, and the queue of the client. So it is an
-upper bound of the delay by the front end. If the pace is faster than the front end, ages grow: such a pass measures
-throughput, and a slower one measures latency.
+With --base-url alone it is an open loop against any OpenAI-compatible server: requests arrive at their times, drawn at
+random or read from a trace. Without it, the benchmark starts servers of its own and measures them in a closed loop of
+--clients streams; with --base-url, --clients or --tokens select this loop for a running server.
 """
 
 import argparse
-import asyncio
-import contextlib
-import json
-import os
-import re
-import resource
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-from orca_jax.bench.online.processes import children, cores, cpu_seconds, pin
-from orca_jax.bench.online.streams import Stream, read_stream, run_streams
-from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.reporting import hardware, percentile, print_table
-from orca_jax.sim.clock import CLOCK_PREFIX
+from orca_jax.bench.online import closed_loop, open_loop
+from orca_jax.bench.online.settings import DEFAULT_REQUESTS, KEY_VARIABLE, LIMITS
+from orca_jax.bench.workload.generate import add_workload_args
+from orca_jax.errors import ConfigError
+from orca_jax.flags import flag_of
 
-HELP = "many streaming clients against the server"
-PACES = (1, 100)  # milliseconds per iteration
-SAMPLE_SECONDS = 0.1  # between samples of processor time
-PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: a multiple of the groups of the clock
+HELP = "streaming clients against any server: arrivals at a rate or from a trace"
 
-
-@dataclass(frozen=True)
-class Target:
-    """A server. `front_end` and `engine` are process ids, or 0 for a server started elsewhere."""
-
-    url: str
-    model: str
-    front_end: int = 0
-    engine: int = 0
-
-
-@dataclass
-class Clocks:
-    """Samples of the processor seconds used by front end, engine and clients."""
-
-    target: Target
-    samples: list[tuple[float, float, float, float]] = field(default_factory=list)
-
-    def look(self) -> None:
-        """Take one sample."""
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        used = (cpu_seconds(self.target.front_end), cpu_seconds(self.target.engine), own.ru_utime + own.ru_stime)
-        self.samples.append((time.monotonic(), *used))
-
-    async def keep_looking(self) -> None:
-        """Take samples until cancelled."""
-        while True:
-            self.look()
-            await asyncio.sleep(SAMPLE_SECONDS)
+CLOSED = ("clients", "tokens")
+OWN_SERVER = ("pace", "server_flags")
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this benchmark."""
-    parser.add_argument("--clients", type=int, default=1000, metavar="N", help="concurrent streams (default: 1000)")
-    parser.add_argument("--tokens", type=int, default=400, metavar="N", help="tokens of every stream (default: 400)")
-    parser.add_argument(
-        "--pace", type=int, nargs="+", metavar="MS",
-        help="milliseconds per iteration; one pass for each (default: 1 100)",
-    )  # fmt: skip
-    parser.add_argument("--base-url", metavar="URL", help="measure a running server in one pass; needs --model")
-    parser.add_argument("--model", metavar="NAME", help="model name at --base-url")
-    parser.add_argument(
-        "--server-flags", nargs=argparse.REMAINDER, default=[], help="all further flags are passed to the server"
+    """Add the flags of both loops."""
+    parser.add_argument("--base-url", metavar="URL", help="a running server, with or without /v1")
+    parser.add_argument("--model", metavar="NAME", help="model name at --base-url (default: its only model)")
+    before = set(parser._actions)
+    _add_requests(parser)
+    _add_arrivals(parser)
+    add_workload_args(parser)
+    parser.set_defaults(num_requests=None)
+    _add_outputs(parser)
+    parser.set_defaults(open_flags={action.dest: action.default for action in parser._actions if action not in before})
+    group = parser.add_argument_group("closed loop")
+    group.add_argument("--clients", type=int, metavar="N", help=f"concurrent streams (default: {closed_loop.CLIENTS})")
+    group.add_argument(
+        "--tokens", type=int, metavar="N", help=f"tokens of every stream (default: {closed_loop.TOKENS})"
     )
+    group.add_argument(
+        "--pace", type=int, nargs="+", metavar="MS",
+        help="milliseconds per iteration of servers of this benchmark; one pass for each (default: 1 100)",
+    )  # fmt: skip
+    group.add_argument(
+        "--server-flags", nargs=argparse.REMAINDER, default=[],
+        help="all further flags are passed to the servers of this benchmark",
+    )  # fmt: skip
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("open loop: requests")
+    group.add_argument(
+        "--endpoint", choices=("completions", "chat"), default="completions",
+        help="route of the requests (default: completions)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prompts", choices=("auto", "ids", "text"), default="auto",
+        help="prompts as token ids, or as text of about the same length (default: auto, ids if the server takes them)",
+    )  # fmt: skip
+    group.add_argument(
+        "--vocab-size", type=int, default=256, metavar="N", help="prompts have token ids below N (default: 256)"
+    )
+    group.add_argument(
+        "--max-model-len", type=int, metavar="N",
+        help="limit for requests of trace files (default: that of the server, if it reports one)",
+    )  # fmt: skip
+    group.add_argument("--api-key", metavar="KEY", help=f"bearer token (default: that of {KEY_VARIABLE})")
+    group.add_argument("--extra-body", metavar="JSON", help="further fields of every request, as a JSON object")
+    group.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS",
+        help="limit for one request, which then counts as failed (default: 600)",
+    )  # fmt: skip
+
+
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("open loop: arrivals")
+    group.add_argument(
+        "--request-rate", type=float, nargs="+", metavar="X",
+        help="requests per second, one pass for each; inf: all at once (default: the times of a trace file, else inf)",
+    )  # fmt: skip
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="X",
+        help="shape of the gamma distribution of gaps; 1: Poisson, below 1: bursts (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--duration", type=float, metavar="SECONDS",
+        help=f"last arrival of a pass; with --num-requests, the smaller load (default: {DEFAULT_REQUESTS} requests)",
+    )  # fmt: skip
+    group.add_argument(
+        "--warmup-requests", type=int, metavar="N",
+        help="first requests of a pass without a part in its figures (default: a tenth)",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of prompts and arrivals (default: 0)")
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("open loop: results")
+    group.add_argument(
+        "--goodput", nargs="+", metavar="NAME:MS",
+        help=f"limits in milliseconds for requests to count as good; names: {', '.join(LIMITS)}",
+    )  # fmt: skip
+    group.add_argument("--save", metavar="FILE", help="also write the line of JSON to a file")
+    group.add_argument("--plot", metavar="FILE", help="draw latencies over throughput (needs the extra plot)")
+    group.add_argument("--write-trace", metavar="FILE", help="write the requests as a trace file of Mooncake's format")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run every pass; print a table for each and a line of JSON."""
-    if args.clients < 1 or args.tokens < 16:
-        raise ConfigError("clients must be at least 1, and tokens at least 16", param="clients")
-    if (args.base_url is None) != (args.model is None):
-        raise ConfigError("base_url and model must be given together", param="base_url")
-    if args.base_url is not None and (args.pace or args.server_flags):
-        name = "pace" if args.pace else "server_flags"
-        raise ConfigError(f"{name} is for the servers of this benchmark; leave it out with --base-url", param=name)
-    args.pace = args.pace or list(PACES)
-    passes = []
-    if args.base_url is not None:
-        passes.append(_measure(Target(args.base_url.rstrip("/"), args.model), args))
-    for pace in () if args.base_url is not None else args.pace:
-        with _serving(f"{CLOCK_PREFIX}{pace}", args) as target:
-            passes.append(_measure(target, args))
-    config = {name: getattr(args, name) for name in ("clients", "tokens", "pace", "base_url", "server_flags")}
-    print(json.dumps({"passes": passes, "hardware": hardware(), "config": config}))
-
-
-def _measure(target: Target, args: argparse.Namespace) -> dict[str, float | str]:
-    bodies: list[dict[str, object]] = [
-        {
-            "model": target.model, "prompt": PROMPT, "max_tokens": args.tokens,
-            "stream": True, "temperature": 0, "ignore_eos": True,
-        }
-        for _ in range(args.clients)
-    ]  # fmt: skip
-    clocks = Clocks(target)
-
-    async def load() -> list[list[tuple[float, bytes]]]:
-        looking = asyncio.create_task(clocks.keep_looking())
-        try:
-            return await run_streams(target.url, bodies)
-        finally:
-            looking.cancel()
-
-    streams = [read_stream(arrivals) for arrivals in asyncio.run(load())]
-    clocks.look()
-    if any(stream.finish_reason != "length" for stream in streams):
-        raise OrcaError("a stream ended before its last token")
-    result = summarize(streams, clocks)
-    print_table(f"{target.model}, {args.clients} streams of {args.tokens} tokens", result)
-    return {"model": target.model, **result}
-
-
-def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
-    """Compute the figures of the steady part, from the begin of the last stream to the end of the first one.
+    """Run the loop that the flags select.
 
     Raises:
-        OrcaError: the steady part is too short.
+        ConfigError: a flag is wrong, or has no effect in this loop; `param` names it.
     """
-    start = max(stream.times[0] for stream in streams)
-    end = min(stream.times[-1] for stream in streams)
-    steady = [sample for sample in clocks.samples if start <= sample[0] <= end]
-    if len(steady) < 2:
-        raise OrcaError("the streams did not overlap for long enough; raise --tokens or --pace")
-    start, end = steady[0][0], steady[-1][0]
-    tokens = sum(len(t) for s in streams for at, t in zip(s.times, s.texts, strict=True) if start < at <= end)
-    reads = sum(len({at for at in stream.times if start < at <= end}) for stream in streams)
-    ages = [1e3 * age for stream in streams for at, age in stream.ages() if start < at <= end]
-    front_end, engine, client = (after - before for before, after in zip(steady[0][1:], steady[-1][1:], strict=True))
-    result = {
-        "tokens_per_s": tokens / (end - start),
-        "reads_per_s": reads / (end - start),  # fewer than tokens if the front end joins several
-        "clients_us_per_token": 1e6 * client / tokens,
-        "steady_s": end - start,
-    }
-    if front_end:
-        result["tokens_per_s_of_front_end_time"] = tokens / front_end
-        result["front_end_us_per_token"] = 1e6 * front_end / tokens
-        result["front_end_busy"] = front_end / (end - start)
-        result["engine_us_per_token"] = 1e6 * engine / tokens
-    if ages:
-        result["p50_age_ms"] = percentile(ages, 50)
-        result["p99_age_ms"] = percentile(ages, 99)
-    return result
+    is_closed = args.base_url is None or _given(args, CLOSED) is not None
+    if args.base_url is not None and (name := _given(args, OWN_SERVER)):
+        raise ConfigError(f"{name} is for the servers of this benchmark; leave it out with --base-url", param=name)
+    if not is_closed:
+        open_loop.run(args)
+        return
+    changed = [name for name, default in args.open_flags.items() if getattr(args, name) != default]
+    if changed:
+        reason = "needs --base-url" if args.base_url is None else "is for the open loop; leave out --clients, --tokens"
+        raise ConfigError(f"{changed[0]} ({flag_of(changed[0])}) {reason}", param=changed[0])
+    closed_loop.run(args)
 
 
-@contextlib.contextmanager
-def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
-    """Start a server on a free port, with the front end alone on the first core."""
-    flags = ["--model", model, "--port", "0", "--max-num-seqs", str(args.clients), "--max-model-len", "4096"]
-    command = [sys.executable, "-m", "orca_jax.serve", *flags, *args.server_flags]
-    allowed = set(cores())
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            found = re.search(r"http://\S+", process.stdout.readline())
-            if found is None:
-                raise OrcaError(f"the server did not start; run it alone to see the error: {' '.join(command)}")
-            engine = max(children(process.pid), key=cpu_seconds, default=0)
-            first, *others = cores()
-            if others and engine:
-                pin(process.pid, {first})
-                pin(engine, set(others))
-                pin(os.getpid(), set(others))
-            yield Target(found[0], model, process.pid, engine)
-        finally:
-            pin(os.getpid(), allowed)
-            process.terminate()
+def _given(args: argparse.Namespace, names: Iterable[str]) -> str | None:
+    """Return the first of these flags with a value."""
+    return next((name for name in names if getattr(args, name) not in (None, [])), None)

@@ -32,8 +32,8 @@ class RecordedRequest:
     block_size: int = 0  # tokens of a block
 
 
-def read_azure(path: str, num_requests: int, scale: float) -> list[RecordedRequest]:
-    """Read the first requests of a CSV file of Azure.
+def read_azure(path: str, num_requests: int | None, scale: float, seconds: float = math.inf) -> list[RecordedRequest]:
+    """Read the first requests of a CSV file of Azure: `num_requests`, or those of the first `seconds`.
 
     Raises:
         ConfigError: the file cannot be read, is in another format, or has fewer requests.
@@ -49,11 +49,15 @@ def read_azure(path: str, num_requests: int, scale: float) -> list[RecordedReque
         rows = csv.DictReader(lines)
         if not set(AZURE_COLUMNS) <= set(rows.fieldnames or ()):
             raise _wrong(path, f"the first line does not name the columns {', '.join(AZURE_COLUMNS)}")
-        return _first(path, map(read, rows), num_requests, first_line=2)
+        return _first(path, map(read, rows), num_requests, seconds, first_line=2)
 
 
-def read_mooncake(path: str, num_requests: int, scale: float) -> list[RecordedRequest]:
-    """Read the first requests of a file of Mooncake. Blocks get `512 * scale` tokens, which must be an integer.
+def read_mooncake(
+    path: str, num_requests: int | None, scale: float, seconds: float = math.inf
+) -> list[RecordedRequest]:
+    """Read the first requests of a file of Mooncake: `num_requests`, or those of the first `seconds`.
+
+    Blocks get `512 * scale` tokens, which must be an integer.
 
     Raises:
         ConfigError: the file cannot be read, is in another format or has fewer requests, or the scale does not fit.
@@ -77,22 +81,31 @@ def read_mooncake(path: str, num_requests: int, scale: float) -> list[RecordedRe
         return RecordedRequest(float(line["timestamp"]) / 1e3, num_input, num_output, blocks, block)
 
     with _opened(path) as lines:
-        return _first(path, map(read, lines), num_requests, first_line=1)
+        return _first(path, map(read, lines), num_requests, seconds, first_line=1)
 
 
-def _first(path: str, records: Iterator[RecordedRequest], count: int, first_line: int) -> list[RecordedRequest]:
-    """Return the first `count` records. They must be in the order of time, and parsing one may raise an error."""
+def _first(
+    path: str, records: Iterator[RecordedRequest], count: int | None, seconds: float, first_line: int
+) -> list[RecordedRequest]:
+    """Return the first `count` records within `seconds` of the first one; None: all of them.
+
+    They must be in the order of time, and parsing one may raise an error.
+    """
     taken: list[RecordedRequest] = []
     try:
         for record in islice(records, count):
             if taken and record.arrival < taken[-1].arrival:
                 raise ValueError("the request arrives before the previous one")
+            if taken and record.arrival - taken[0].arrival > seconds:
+                return taken
             taken.append(record)
     except KeyError as error:
         raise _wrong(path, f"line {first_line + len(taken)} has no {error.args[0]}") from error
     except (ValueError, TypeError) as error:
         raise _wrong(path, f"line {first_line + len(taken)}: {error}") from error
-    if len(taken) < count:
+    if not taken:
+        raise _wrong(path, "it has no requests")
+    if count is not None and len(taken) < count and math.isinf(seconds):
         message = f"{path} has only {len(taken)} of {count} requests; lower num_requests"
         raise ConfigError(message, param="num_requests")
     return taken

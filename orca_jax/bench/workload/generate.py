@@ -1,9 +1,11 @@
 """Makes workloads, and the flags that describe them."""
 
 import argparse
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from orca_jax.bench.workload.files import RecordedRequest, read_azure, read_mooncake
 from orca_jax.errors import ConfigError
@@ -18,24 +20,32 @@ class WorkloadRequest:
     num_output: int
 
 
+class TraceReader(Protocol):
+    """Reads the first requests of a file."""
+
+    def __call__(
+        self, path: str, num_requests: int | None, scale: float, seconds: float = math.inf
+    ) -> list[RecordedRequest]:
+        """Return them in the order of arrival. Raises ConfigError."""
+
+
 LONG_SHARE = 1 / 8  # of the prompts of "orca-long"
-READERS: dict[str, Callable[[str, int, float], list[RecordedRequest]]] = {
-    "azure": read_azure,
-    "mooncake": read_mooncake,
-}
+READERS: dict[str, TraceReader] = {"azure": read_azure, "mooncake": read_mooncake}
 WORKLOADS = ("orca", "orca-long", *READERS)
 
 
 def make_workload(
     name: str,
     *,
-    num_requests: int,
+    num_requests: int | None,
     vocab_size: int,
     seed: int,
     rate: float | None,
+    has_recorded_times: bool = False,
     max_model_len: int | None = None,
     data: str | None = None,
     length_scale: float = 1.0,
+    seconds: float | None = None,
 ) -> list[WorkloadRequest]:
     """Make a workload by name. Prompts are random ids.
 
@@ -48,21 +58,23 @@ def make_workload(
 
     Args:
         name: one of `WORKLOADS`.
-        num_requests: number of requests.
+        num_requests: number of requests; None: all of a file within `seconds`.
         vocab_size: ids are below it.
         seed: seed of ids, lengths and arrivals; the lengths do not depend on the rate.
         rate: requests per second; None: all at once. Arrivals of a file are
                 stretched evenly to this rate, so bursts remain.
+        has_recorded_times: requests of a file arrive as they did, without a rate.
         max_model_len: most tokens of one request, prompt and output together; None: no limit.
         data: the file of "azure" or "mooncake".
         length_scale: factor for the lengths of a file.
+        seconds: leave out the requests of a file that arrived later after its first one.
 
     Raises:
         ConfigError: the name is unknown, a number is out of range, or the file is wrong; `param` names the setting.
     """
     if name not in WORKLOADS:
         raise ConfigError(f"trace must be one of {', '.join(WORKLOADS)}, got {name!r}", param="trace")
-    if num_requests < 1:
+    if num_requests is not None and num_requests < 1:
         raise ConfigError(f"num_requests must be at least 1, got {num_requests}", param="num_requests")
     if rate is not None and not rate > 0:
         raise ConfigError(f"rate must be above 0, got {rate}", param="rate")
@@ -71,10 +83,12 @@ def make_workload(
     if name in READERS:
         if data is None:
             raise ConfigError(f"trace {name} needs a file; give trace_data", param="trace_data")
-        records = READERS[name](data, num_requests, length_scale)
-        return _from_records(records, vocab_size=vocab_size, seed=seed, rate=rate, max_model_len=max_model_len)
+        records = READERS[name](data, num_requests, length_scale, math.inf if seconds is None else seconds)
+        stretch = 1.0 if has_recorded_times else 0.0 if rate is None else _stretch(records, rate)
+        return _from_records(records, stretch, vocab_size=vocab_size, seed=seed, max_model_len=max_model_len)
     if data is not None or length_scale != 1:
         raise ConfigError(f"trace {name} is generated; leave out trace_data and length_scale", param="trace_data")
+    assert num_requests is not None, "only files have an end"
     return _synthetic(name, num_requests, vocab_size, seed, rate)
 
 
@@ -93,9 +107,8 @@ def _synthetic(name: str, num_requests: int, vocab_size: int, seed: int, rate: f
 
 
 def _from_records(
-    records: Sequence[RecordedRequest], *, vocab_size: int, seed: int, rate: float | None, max_model_len: int | None
+    records: Sequence[RecordedRequest], stretch: float, *, vocab_size: int, seed: int, max_model_len: int | None
 ) -> list[WorkloadRequest]:
-    stretch = 0.0 if rate is None else _stretch(records, rate)
     vocabulary = range(vocab_size)
     workload = []
     for index, record in enumerate(records):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.online.command import Clocks, Target, summarize
+from orca_jax.bench.online.closed_loop import Clocks, Target, summarize
 from orca_jax.bench.online.streams import Stream, read_stream
 from orca_jax.errors import OrcaError
 

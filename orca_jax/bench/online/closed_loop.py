@@ -1,0 +1,167 @@
+"""A closed loop of streaming clients: tokens per second, front-end time per token, and token age.
+
+All clients begin at once, and each has one stream.
+
+The model is `preset:clock-<ms>`, and its text holds the time of its generation (`sim/clock.py`). The front end has a
+core of its own; engine and clients share the others. The age of a token at the client includes the rest of the engine's
+loop over the batch, the socket between the processes, the front end, HTTP, and the queue of the client. So it is an
+upper bound of the delay by the front end. If the pace is faster than the front end, ages grow: such a pass measures
+throughput, and a slower one measures latency.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orca_jax.bench.online.processes import children, cores, cpu_seconds, pin
+from orca_jax.bench.online.streams import Stream, read_stream, run_streams
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.reporting import hardware, percentile, print_table
+from orca_jax.sim.clock import CLOCK_PREFIX
+
+CLIENTS = 1000
+TOKENS = 400
+PACES = (1, 100)  # milliseconds per iteration
+SAMPLE_SECONDS = 0.1  # between samples of processor time
+PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: a multiple of the groups of the clock
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server. `front_end` and `engine` are process ids, or 0 for a server started elsewhere."""
+
+    url: str
+    model: str
+    front_end: int = 0
+    engine: int = 0
+
+
+@dataclass
+class Clocks:
+    """Samples of the processor seconds used by front end, engine and clients."""
+
+    target: Target
+    samples: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Take one sample."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        used = (cpu_seconds(self.target.front_end), cpu_seconds(self.target.engine), own.ru_utime + own.ru_stime)
+        self.samples.append((time.monotonic(), *used))
+
+    async def keep_looking(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run every pass; print a table for each and a line of JSON."""
+    args.clients = CLIENTS if args.clients is None else args.clients
+    args.tokens = TOKENS if args.tokens is None else args.tokens
+    if args.clients < 1 or args.tokens < 16:
+        raise ConfigError("clients must be at least 1, and tokens at least 16", param="clients")
+    if (args.base_url is None) != (args.model is None):
+        raise ConfigError("base_url and model must be given together", param="base_url")
+    args.pace = args.pace or list(PACES)
+    passes = []
+    if args.base_url is not None:
+        passes.append(_measure(Target(args.base_url.rstrip("/"), args.model), args))
+    for pace in () if args.base_url is not None else args.pace:
+        with _serving(f"{CLOCK_PREFIX}{pace}", args) as target:
+            passes.append(_measure(target, args))
+    config = {name: getattr(args, name) for name in ("clients", "tokens", "pace", "base_url", "server_flags")}
+    print(json.dumps({"passes": passes, "hardware": hardware(), "config": config}))
+
+
+def _measure(target: Target, args: argparse.Namespace) -> dict[str, float | str]:
+    bodies: list[dict[str, object]] = [
+        {
+            "model": target.model, "prompt": PROMPT, "max_tokens": args.tokens,
+            "stream": True, "temperature": 0, "ignore_eos": True,
+        }
+        for _ in range(args.clients)
+    ]  # fmt: skip
+    clocks = Clocks(target)
+
+    async def load() -> list[list[tuple[float, bytes]]]:
+        looking = asyncio.create_task(clocks.keep_looking())
+        try:
+            return await run_streams(target.url, bodies)
+        finally:
+            looking.cancel()
+
+    streams = [read_stream(arrivals) for arrivals in asyncio.run(load())]
+    clocks.look()
+    if any(stream.finish_reason != "length" for stream in streams):
+        raise OrcaError("a stream ended before its last token")
+    result = summarize(streams, clocks)
+    print_table(f"{target.model}, {args.clients} streams of {args.tokens} tokens", result)
+    return {"model": target.model, **result}
+
+
+def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
+    """Compute the figures of the steady part, from the begin of the last stream to the end of the first one.
+
+    Raises:
+        OrcaError: the steady part is too short.
+    """
+    start = max(stream.times[0] for stream in streams)
+    end = min(stream.times[-1] for stream in streams)
+    steady = [sample for sample in clocks.samples if start <= sample[0] <= end]
+    if len(steady) < 2:
+        raise OrcaError("the streams did not overlap for long enough; raise --tokens or --pace")
+    start, end = steady[0][0], steady[-1][0]
+    tokens = sum(len(t) for s in streams for at, t in zip(s.times, s.texts, strict=True) if start < at <= end)
+    reads = sum(len({at for at in stream.times if start < at <= end}) for stream in streams)
+    ages = [1e3 * age for stream in streams for at, age in stream.ages() if start < at <= end]
+    front_end, engine, client = (after - before for before, after in zip(steady[0][1:], steady[-1][1:], strict=True))
+    result = {
+        "tokens_per_s": tokens / (end - start),
+        "reads_per_s": reads / (end - start),  # fewer than tokens if the front end joins several
+        "clients_us_per_token": 1e6 * client / tokens,
+        "steady_s": end - start,
+    }
+    if front_end:
+        result["tokens_per_s_of_front_end_time"] = tokens / front_end
+        result["front_end_us_per_token"] = 1e6 * front_end / tokens
+        result["front_end_busy"] = front_end / (end - start)
+        result["engine_us_per_token"] = 1e6 * engine / tokens
+    if ages:
+        result["p50_age_ms"] = percentile(ages, 50)
+        result["p99_age_ms"] = percentile(ages, 99)
+    return result
+
+
+@contextlib.contextmanager
+def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
+    """Start a server on a free port, with the front end alone on the first core."""
+    flags = ["--model", model, "--port", "0", "--max-num-seqs", str(args.clients), "--max-model-len", "4096"]
+    command = [sys.executable, "-m", "orca_jax.serve", *flags, *args.server_flags]
+    allowed = set(cores())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://\S+", process.stdout.readline())
+            if found is None:
+                raise OrcaError(f"the server did not start; run it alone to see the error: {' '.join(command)}")
+            engine = max(children(process.pid), key=cpu_seconds, default=0)
+            first, *others = cores()
+            if others and engine:
+                pin(process.pid, {first})
+                pin(engine, set(others))
+                pin(os.getpid(), set(others))
+            yield Target(found[0], model, process.pid, engine)
+        finally:
+            pin(os.getpid(), allowed)
+            process.terminate()

@@ -1,0 +1,177 @@
+"""Settings of the open loop, read from flags and checked."""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from orca_jax.errors import ConfigError
+
+LIMITS = ("ttft", "tpot", "e2el")
+DEFAULT_REQUESTS = 64
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class OpenLoopSettings:
+    """Settings of all passes; lengths are in tokens and times in seconds."""
+
+    base_url: str  # without a final /v1
+    model: str | None
+    api_key: str | None
+    endpoint: Literal["completions", "chat"]
+    prompts: Literal["auto", "ids", "text"]
+    trace: str
+    trace_data: str | None
+    length_scale: float
+    max_model_len: int | None
+    vocab_size: int
+    rates: Sequence[float | None]  # None: the times of the file
+    burstiness: float
+    num_requests: int | None
+    duration: float | None
+    warmup_requests: int | None
+    timeout: float
+    seed: int
+    goodput: Mapping[str, float]  # limits in milliseconds
+    extra_body: Mapping[str, object]
+    write_trace: str | None
+    save: str | None
+    plot: str | None
+
+
+def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSettings:
+    """Check the flags of the open loop.
+
+    Args:
+        args: parsed flags.
+        files: names of the traces with arrival times of their own.
+
+    Raises:
+        ConfigError: a value is wrong; `param` names the setting.
+    """
+    has_times = args.trace in files
+    rates: Sequence[float | None] = args.request_rate or ([None] if has_times else [math.inf])
+    for name, values in (
+        ("request_rate", rates),
+        ("burstiness", [args.burstiness]),
+        ("duration", [args.duration]),
+        ("timeout", [args.timeout]),
+        ("num_requests", [args.num_requests]),
+        ("vocab_size", [args.vocab_size]),
+        ("max_model_len", [args.max_model_len]),
+    ):
+        if any(value is not None and not value > 0 for value in values):
+            raise ConfigError(f"{name} must be above 0", param=name)
+        if name in ("duration", "timeout") and math.inf in values:
+            raise ConfigError(f"{name} must be finite", param=name)
+    _check_together(args, rates, has_times)
+    return OpenLoopSettings(
+        base_url=check_url(args.base_url),
+        model=args.model,
+        api_key=read_key(args.api_key),
+        endpoint=args.endpoint,
+        prompts=args.prompts,
+        trace=args.trace,
+        trace_data=args.trace_data,
+        length_scale=args.length_scale,
+        max_model_len=args.max_model_len,
+        vocab_size=args.vocab_size,
+        rates=rates,
+        burstiness=args.burstiness,
+        num_requests=DEFAULT_REQUESTS if args.num_requests is None and args.duration is None else args.num_requests,
+        duration=args.duration,
+        warmup_requests=args.warmup_requests,
+        timeout=args.timeout,
+        seed=args.seed,
+        goodput=read_limits(args.goodput or ()),
+        extra_body=_extra(args.extra_body),
+        write_trace=_writable(args.write_trace, "write_trace"),
+        save=_writable(args.save, "save"),
+        plot=_writable(args.plot, "plot"),
+    )
+
+
+def _check_together(args: argparse.Namespace, rates: Sequence[float | None], has_times: bool) -> None:
+    if has_times and args.burstiness != 1:
+        message = f"burstiness is for drawn arrivals; trace {args.trace} has the bursts of its file"
+        raise ConfigError(f"{message}; leave it out", param="burstiness")
+    if args.burstiness != 1 and all(rate == math.inf for rate in rates):
+        raise ConfigError("burstiness needs a finite --request-rate", param="burstiness")
+    if args.max_model_len is not None and not has_times:
+        message = f"max_model_len is for trace files; trace {args.trace} has lengths of its own"
+        raise ConfigError(f"{message}; leave it out", param="max_model_len")
+    if math.inf in rates and args.duration is not None and (args.num_requests is None or has_times):
+        raise ConfigError("duration needs a finite --request-rate; or give --num-requests instead", param="duration")
+    if args.write_trace is not None and len(rates) > 1:
+        raise ConfigError("write_trace is for one pass; give a single --request-rate", param="write_trace")
+    if args.prompts == "ids" and args.endpoint == "chat":
+        raise ConfigError("prompts must be text for --endpoint chat, which has no token ids", param="prompts")
+    if args.warmup_requests is not None and args.warmup_requests < 0:
+        raise ConfigError("warmup_requests must not be negative", param="warmup_requests")
+
+
+def check_url(url: str) -> str:
+    """Return the URL without its final `/v1`. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 80) > 0
+    except ValueError:
+        is_complete = False
+    if not is_complete or parts.query or parts.fragment or parts.username:
+        raise ConfigError(f"base_url {url!r} is not a URL such as http://localhost:8000", param="base_url")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def read_key(flag: str | None) -> str | None:
+    """Return the API key of the flag or else of the environment. Raises ConfigError."""
+    key = flag if flag is not None else os.environ.get(KEY_VARIABLE) or None
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        source = "api_key" if flag is not None else f"api_key, read from {KEY_VARIABLE},"
+        raise ConfigError(f"{source} must consist of printable ASCII characters without blanks", param="api_key")
+    return key
+
+
+def read_limits(words: Sequence[str]) -> dict[str, float]:
+    """Read limits such as `ttft:500`, in milliseconds. Raises ConfigError."""
+    limits: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition(":")
+        if name not in LIMITS:
+            raise ConfigError(f"goodput has no limit {name!r}; limits are {', '.join(LIMITS)}", param="goodput")
+        if name in limits:
+            raise ConfigError(f"goodput names {name} twice", param="goodput")
+        try:
+            limits[name] = float(text)
+        except ValueError:
+            limits[name] = math.nan
+        if not limits[name] >= 0:
+            raise ConfigError(f"goodput {word!r} is not a limit in milliseconds such as {name}:500", param="goodput")
+    return limits
+
+
+def _extra(text: str | None) -> dict[str, object]:
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"extra_body is not valid JSON: {error}", param="extra_body") from None
+    if not isinstance(value, dict):
+        raise ConfigError('extra_body is not a JSON object such as {"top_p": 0.9}', param="extra_body")
+    return value
+
+
+def _writable(path: str | None, name: str) -> str | None:
+    """Check the folder of an output before the run, so that no result is lost to a misspelt path."""
+    if path is None:
+        return None
+    folder = Path(path).resolve().parent
+    if not folder.is_dir() or Path(path).is_dir():
+        place = path if Path(path).is_dir() else folder
+        reason = "is a directory; name a file" if Path(path).is_dir() else "is not a directory; make it first"
+        raise ConfigError(f"{name}: {place} {reason}", param=name)
+    return path
