@@ -1,6 +1,6 @@
 """Settings: one small frozen dataclass per layer of the package.
 
-Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `build/engine.py` resolves them once
+Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `build/resolve.py` resolves them once
 into the other classes. No setting is read from the environment.
 """
 
@@ -103,7 +103,7 @@ class ExecutorConfig:
 @names_checked(ConfigError)
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/engine.py` resolves it.
+    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/resolve.py` resolves it.
 
     A setting other than its default is honoured or refused by name (`build/settings.py`).
 

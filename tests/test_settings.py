@@ -13,7 +13,8 @@ from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.build.budget import launch_sizes, token_budget
-from orca_jax.build.engine import Built, build_engine, cache_directory
+from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.resolve import cache_directory
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
 from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
