@@ -53,6 +53,62 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
     return devices[:size]
 
 
+def devices_each(config: EngineConfig, model: ModelConfig, most: int, nnodes: int) -> int:
+    """Return the number of devices of each process: at most `most`, as many as can share the model.
+
+    Raises:
+        ConfigError: `tensor_parallel_size` is not a multiple of the number of processes.
+    """
+    from orca_jax.model.sharding import check_divisible, most_shards
+
+    wanted = config.tensor_parallel_size
+    if wanted is None:
+        check_divisible(model, nnodes)
+        fitting = [each for each in range(1, most + 1) if most_shards(model, each * nnodes) == each * nnodes]
+        return max(fitting)
+    if wanted % nnodes:
+        raise ConfigError(
+            f"tensor_parallel_size {wanted} is not a multiple of the {nnodes} processes", param="tensor_parallel_size"
+        )
+    return wanted // nnodes
+
+
+def claim_shared_devices(config: EngineConfig, model: ModelConfig, nnodes: int) -> "list[jax.Device]":
+    """Return the devices of a mesh over all processes, and claim the memory of this process's devices.
+
+    Raises:
+        ConfigError: a process has fewer devices than wanted.
+    """
+    import jax
+
+    from orca_jax.exec.memory import claim_memory
+
+    claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
+    local = len(jax.local_devices())
+    return mesh_devices(nnodes * devices_each(config, model, local, nnodes), nnodes)
+
+
+def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
+    """Return the first devices of each process, in the order of processes: equal numbers, `size` in all.
+
+    Raises:
+        ConfigError: a process has fewer devices.
+    """
+    import jax
+
+    found: list[jax.Device] = []
+    for rank in range(nnodes):
+        devices = sorted((one for one in jax.devices() if one.process_index == rank), key=lambda one: one.id)
+        if len(devices) < size // nnodes:
+            raise ConfigError(
+                f"tensor_parallel_size is {size}, so each of {nnodes} processes needs {size // nnodes} devices, and "
+                f"process {rank} has {len(devices)}",
+                param="tensor_parallel_size",
+            )
+        found += devices[: size // nnodes]
+    return found
+
+
 def check_platform(config: EngineConfig, platform: str) -> None:
     """Refuse settings that the devices cannot honour. Raises ConfigError."""
     from orca_jax.kernels.ragged_attention import implementations

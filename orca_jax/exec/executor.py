@@ -6,7 +6,7 @@ between iterations are donated from program to program.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -26,7 +26,7 @@ from orca_jax.exec.layers import flatten_module
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
-from orca_jax.exec.programs import DeviceState, Programs, allocate_state
+from orca_jax.exec.programs import DeviceState, Programs, allocate_state, put
 from orca_jax.exec.results import Launch, read_many, read_results
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
@@ -69,6 +69,7 @@ class JaxExecutor:
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
         times: takes the phases of the start and the number of programs.
+        before_run: called before the first program is run, when all are compiled.
 
     Attributes:
         launch_seconds: measured time of a launch of each bucket and its sampler.
@@ -85,6 +86,7 @@ class JaxExecutor:
         greedy_only: bool = False,
         ahead: CompiledAhead | None = None,
         times: StartTimes | None = None,
+        before_run: Callable[[], None] | None = None,
     ) -> None:
         times = times or StartTimes()
         self.config = config
@@ -107,6 +109,8 @@ class JaxExecutor:
         else:
             with compile_cache(config.compile_cache):
                 self.programs = shapes.compile(progress, times)
+        if before_run is not None:
+            before_run()
         with times.phase("warm_up"):
             measured = self._warm_up()
         self.launch_seconds = measured.usual()
@@ -307,7 +311,7 @@ class JaxExecutor:
         return result
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array, self._replicated)
+        return put(array, self._replicated)
 
     def _warm_up(self) -> LaunchTimes:
         """Run each program without requests, to get lazy start-up work done and to measure it."""

@@ -170,9 +170,14 @@ def allocate_state(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> De
     return DeviceState(
         pages=allocate_cache(model, config.cache, mesh),
         history=allocate_history(config.num_rows, config.max_model_len, mesh),
-        last_token=jax.device_put(np.zeros(config.num_rows, np.int32), replicated),
-        unreported=jax.device_put(np.zeros((config.num_rows, config.max_steps), np.int32), replicated),
+        last_token=put(np.zeros(config.num_rows, np.int32), replicated),
+        unreported=put(np.zeros((config.num_rows, config.max_steps), np.int32), replicated),
     )
+
+
+def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """The array on the devices of a mesh. With several processes `jax.device_put` would compare it between them."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:

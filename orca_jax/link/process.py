@@ -5,6 +5,7 @@ the process ends with its front end. One thread sends heartbeats. Two threads co
 grammar enters the engine after the compilation.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -14,10 +15,12 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 
 from orca_jax.build.engine import build_engine
+from orca_jax.cluster.exits import ExitStatus
 from orca_jax.console import lasting_output
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
@@ -25,6 +28,7 @@ from orca_jax.progress import has_terminal
 from orca_jax.startup import StartTimes
 
 HEARTBEAT_SECONDS = 0.5
+LAST_SECONDS = 0.3  # for the last messages to the workers and the front end
 EXIT_GRACE_SECONDS = 1.0  # between the front end's end and a forced exit
 
 logger = logging.getLogger("orca_jax.link.process")  # `__name__` is "__main__"
@@ -57,6 +61,9 @@ def _main(argv: list[str]) -> int:
     except ConfigError as error:
         send(Failed(error.message, error.param, is_config=True))
         return 2
+    except ClusterLostError as error:
+        send(Failed(str(error), is_cluster=True))
+        return ExitStatus.CLUSTER_LOST
     except BaseException as error:  # also a panic of a library
         logger.exception("the engine failed")
         send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
@@ -70,8 +77,17 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     status.enter("loading")
     times = StartTimes(start.begun)
     times.add("import", times.elapsed)
+    cluster = None
+    if start.cluster is not None:
+        from orca_jax.build.cluster import LeaderBuild
+
+        cluster = LeaderBuild(start.cluster, start.config.model, partial(_end, send))
     built = build_engine(
-        start.config, on_compile=lambda: status.enter("compiling"), times=times, announce=_log_without_bars
+        start.config,
+        on_compile=lambda: status.enter("compiling"),
+        times=times,
+        announce=_log_without_bars,
+        cluster=cluster,
     )
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
@@ -80,7 +96,26 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built, start.config.model))
     loop.run()
+    if cluster is not None:
+        built.close()  # ends the workers
+        _exit(0)  # without JAX's own end, which waits for all processes
     return 0
+
+
+def _end(send: Send, reason: str, status: int) -> None:
+    """End this process, since another one was lost. The main thread may be stuck in a device."""
+    is_config = status == ExitStatus.CONFIG
+    with contextlib.suppress(OSError):
+        send(Failed(reason, is_config=is_config, is_cluster=not is_config))
+    time.sleep(LAST_SECONDS)
+    _exit(status)
+
+
+def _exit(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _log_without_bars(text: str) -> None:
