@@ -16,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from orca_jax.cluster.keys import ClusterKeys
 from orca_jax.errors import ConfigError
 
+NUM_PORTS = 3  # of the leader: control, plans, and the coordinator of JAX
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_UNSENT = 1000  # messages that wait for one process; its receiver does not read if there are more
 LINGER_MS = 500  # for the last messages, when a socket is closed

@@ -94,6 +94,7 @@ def _surroundings(mesh: Mesh) -> tuple[Any, ...]:
         # XLA:CPU compiles for the instructions of this processor.
         (platform.machine(), cpu_name(), all_cpu_flags()),
         (mesh.axis_names, mesh.devices.shape, [each.id for each in mesh.devices.flat]),
+        (device.client.process_index(), [each.process_index for each in mesh.devices.flat]),
         [os.environ.get(name) for name in _VARIABLES],
         sorted((name, repr(value)) for name, value in settings.items()),
     )

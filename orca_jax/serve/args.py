@@ -16,6 +16,7 @@ from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
+_MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file")
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
 
 _FIELDS = [field for field in dataclasses.fields(ServerConfig) if field.name != "engine"]
@@ -56,6 +57,7 @@ def check(config: ServerConfig) -> None:
     has_keys = bool(config.api_key) or config.api_key_file is not None
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
     endpoint = config.otlp_traces_endpoint
+    _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
     _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
 
@@ -78,6 +80,30 @@ def _check_address(config: ServerConfig) -> None:
     root = config.root_path
     holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
     _require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
+
+
+def _check_hosts(config: ServerConfig) -> None:
+    nnodes, rank = config.nnodes, config.node_rank
+    _require(nnodes >= 1, "nnodes", f"must be at least 1, got {nnodes}")
+    _require(0 <= rank < nnodes, "node_rank", f"must be in 0..{nnodes - 1} with --nnodes {nnodes}, got {rank}")
+    for name in ("master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS):
+        is_default = getattr(config, name) == _default(name)
+        _require(nnodes > 1 or is_default, name, "needs --nnodes of at least 2")
+    _require(config.master_addr != "", "master_addr", "must not be empty")
+    _require(
+        1 <= config.master_port <= 65533,
+        "master_port",
+        f"must be in 1..65533, since the next two ports are used too; got {config.master_port}",
+    )
+    missing = [name for name in _MTLS if getattr(config, name) is None]
+    _require(
+        len(missing) in (0, len(_MTLS)),
+        missing[0] if missing else "",
+        "is missing; the three files of mutual TLS go together",
+    )
+    timeout = config.control_timeout
+    holds = math.isfinite(timeout) and timeout >= MIN_HEARTBEAT_TIMEOUT
+    _require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")
 
 
 def _check_numbers(config: ServerConfig) -> None:
