@@ -41,6 +41,7 @@ from orca_jax.cluster.worker_link import WorkerLink
 from orca_jax.config import GPU_MEMORY_UTILIZATION, ClusterConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
+from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.startup import StartTimes
 from orca_jax.step import Executor
 
@@ -75,10 +76,12 @@ class LeaderBuild:
         lost: called if a worker is lost.
 
     Raises:
-        ConfigError: the address or the key file is wrong.
+        ConfigError: the address or the key file is wrong, or the model cannot be run by several processes.
     """
 
     def __init__(self, config: ClusterConfig, model: str, lost: Lost) -> None:
+        if model.startswith(CLOCK_PREFIX):
+            raise ConfigError(f"{model} reports the time, which differs between processes", param="nnodes")
         self._own = hello_of(config, model)
         self._leader = Leader(config, lost, has_devices=self._own.has_devices)
         self._hellos: list[Hello] = []

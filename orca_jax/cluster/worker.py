@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
 import zmq
 
@@ -34,14 +35,10 @@ class _Begun:
 
 
 class WorkerStatus:
-    """The content of a worker's heartbeats. The main thread writes, and the connection's thread reads.
-
-    Args:
-        stillness: measures the time without progress; None while the worker loads.
-    """
+    """The content of a worker's heartbeats. The main thread writes, and the connection's thread reads."""
 
     def __init__(self) -> None:
-        self.stillness: Stillness | None = None
+        self.stillness: Stillness | None = None  # None while the worker loads
         self.num_begun = 0
         self.num_done = 0
         self.turns = 0  # of the main thread
@@ -76,8 +73,8 @@ class Follower:
         self._awaited: Handle | None = None  # given to the waiter
         self._woken, self._wake = link.wake_pair()
 
-    def run(self) -> None:
-        """Repeat calls for ever; the connection's thread ends the process."""
+    def run(self) -> NoReturn:
+        """Repeat calls until the connection's thread ends the process."""
         poller, status = zmq.Poller(), self._status
         poller.register(self._plans, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)

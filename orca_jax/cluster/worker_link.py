@@ -21,6 +21,7 @@ from orca_jax.cluster.messages import (
     ToWorker,
     Welcome,
     WorkerBeat,
+    WorkerFailed,
     decode_to_worker,
     encode,
 )
@@ -76,6 +77,7 @@ class WorkerLink:
         self._over = threading.Event()
         self._num_failures = 0
         self._silence = 0.0
+        self._own_status: int | None = None  # of this process, if it has failed itself
         self._thread = threading.Thread(target=self._run, daemon=True, name="cluster")
 
     def join(self) -> Welcome:
@@ -128,6 +130,11 @@ class WorkerLink:
         if not isinstance(message, kind):
             raise TypeError(f"the leader sent {type(message).__name__} instead of {kind.__name__}")
         return message
+
+    def fail(self, message: WorkerFailed) -> None:
+        """Report a failure of this process. The leader's answer ends it."""
+        self._own_status = ExitStatus.CONFIG if message.is_config else ExitStatus.ENGINE_FAILED
+        self.send(message)
 
     def serve(self) -> None:
         """Use the limits of serving processes from now on."""
@@ -198,4 +205,4 @@ class WorkerLink:
         """End this process; only the first reason counts."""
         if not self._over.is_set():
             self._over.set()
-            self._lost(reason, status)
+            self._lost(reason, status if self._own_status is None else self._own_status)

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from functools import partial
+from typing import NoReturn
 
 from orca_jax.build.engine import build_engine
 from orca_jax.cluster.exits import ExitStatus
@@ -111,7 +112,7 @@ def _end(send: Send, reason: str, status: int) -> None:
     _exit(status)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

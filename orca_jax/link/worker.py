@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import NoReturn
 
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.messages import Serving, WorkerFailed
@@ -24,14 +25,15 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.startup import StartTimes
 from orca_jax.step import Executor
 
-_VERDICT_SECONDS = 3.0  # for the leader to name the cause of a failure
+_CAUSE_SECONDS = 1.0  # for the leader to report the loss of another process, if that was the cause of a failure
+_ANSWER_SECONDS = 2.0  # for the leader to take a failure
 _LEAVE_SECONDS = 10.0  # beside `shutdown_timeout`, for the leader to end
 
 logger = logging.getLogger("orca_jax.link.worker")
 
 
-def run_worker(config: ServerConfig) -> int:
-    """Follow the leader until it ends; return the exit status, if this thread decides it.
+def run_worker(config: ServerConfig) -> NoReturn:
+    """Follow the leader until one of them ends, and end the process with an `ExitStatus`.
 
     Raises:
         ConfigError: a setting is wrong, or the leader refuses this process; `param` names the setting.
@@ -56,17 +58,15 @@ def run_worker(config: ServerConfig) -> int:
         link.send(Serving())
         follower.run()
     except ConfigError as error:
-        link.send(WorkerFailed(error.message, error.param, is_config=True))
-        logger.error("%s", error.message)
-        time.sleep(_VERDICT_SECONDS)
-        return ExitStatus.CONFIG
-    except BaseException as error:
+        link.fail(WorkerFailed(error.message, error.param, is_config=True))
+        time.sleep(_ANSWER_SECONDS)
+        raise
+    except BaseException as error:  # also a panic of a library
+        time.sleep(_CAUSE_SECONDS)
         logger.exception("the worker failed")
-        time.sleep(1)  # the loss of another process ends this one, with its reason
-        link.send(WorkerFailed(f"{type(error).__name__}"))
-        time.sleep(_VERDICT_SECONDS)
+        link.fail(WorkerFailed(type(error).__name__))
+        time.sleep(_ANSWER_SECONDS)
         _exit(ExitStatus.ENGINE_FAILED)
-    return ExitStatus.DONE
 
 
 def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
@@ -113,7 +113,7 @@ def _end(reason: str, status: int) -> None:
     _exit(status)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     """End at once: the main thread may be stuck in a device."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

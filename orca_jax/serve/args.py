@@ -96,11 +96,8 @@ def _check_hosts(config: ServerConfig) -> None:
         f"must be in 1..65533, since the next two ports are used too; got {config.master_port}",
     )
     missing = [name for name in _MTLS if getattr(config, name) is None]
-    _require(
-        len(missing) in (0, len(_MTLS)),
-        missing[0] if missing else "",
-        "is missing; the three files of mutual TLS go together",
-    )
+    if missing and len(missing) < len(_MTLS):
+        _require(False, missing[0], "is missing; mutual TLS needs three files")
     timeout = config.control_timeout
     holds = math.isfinite(timeout) and timeout >= MIN_HEARTBEAT_TIMEOUT
     _require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")

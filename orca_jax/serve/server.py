@@ -64,7 +64,7 @@ def _main(argv: Sequence[str] | None, begun: float) -> int:
         if config.node_rank > 0:
             from orca_jax.link.worker import run_worker
 
-            return run_worker(config)
+            run_worker(config)
         configure_logging(config)
         context = tls_context(config)
         check_texts(config)
