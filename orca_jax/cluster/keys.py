@@ -76,7 +76,7 @@ def read_keys(path: Path) -> ClusterKeys:
     try:
         keys = ClusterKeys(found["leader"].encode(), found["worker"].encode())
         _ = keys.leader_public, keys.worker_public
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, zmq.ZMQError):
         message = f"{path} is not a key file; make one with: python -m orca_jax.cluster keygen {path}"
         raise ConfigError(message, param=_PARAM) from None
     return keys

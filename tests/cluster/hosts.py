@@ -12,7 +12,7 @@ from tests.serve.running import MODEL, Server, running, spawn
 
 # A worker with a fault: the toy's executor does this from iteration FAULTY on.
 FAULTY = 200
-FAULT = f"""
+_CODE = f"""
 import sys, time
 import orca_jax.build.cluster as cluster
 from orca_jax.sim.toy import ToyExecutor
@@ -20,7 +20,7 @@ from orca_jax.sim.toy import ToyExecutor
 class Faulty(ToyExecutor):
     def submit(self, plan):
         if plan.iteration == {FAULTY}:
-            FAULT
+            HAPPENS
         return super().submit(plan)
 
 cluster.toy_executor = lambda job: Faulty(
@@ -53,11 +53,11 @@ class Hosts:
 
 def start_worker(*flags: str, fault: str | None = None, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Start a worker, with a fault from iteration FAULTY on, behind the words of another command."""
-    if fault is None and not prefix:
-        return spawn(*flags)
-    code = ["-m", "orca_jax.serve"] if fault is None else ["-c", FAULT.replace("FAULT", fault)]
+    if fault is None:
+        return spawn(*flags, prefix=prefix)
+    code = _CODE.replace("HAPPENS", fault)
     return subprocess.Popen(
-        [*prefix, sys.executable, *code, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

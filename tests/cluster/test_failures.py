@@ -4,9 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import httpx
 import pytest
 
 from orca_jax.cluster.exits import ExitStatus
@@ -22,41 +20,36 @@ LONG = {"max_tokens": 15000, "ignore_eos": True}
 
 
 class Callers:
-    """Two open calls: a stream and a plain one. `ended` has the time of their ends."""
+    """Two open calls: a stream and a plain one. `ended` has the times of their ends, and `errors` their errors."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.ended: dict[str, float] = {}
-        self.errors: dict[str, Any] = {}
-        self._url = hosts.server.url
+        self.errors: dict[str, str] = {}
         self.num_events = 0
+        self._server = hosts.server
         self._threads = [threading.Thread(target=each) for each in (self._stream, self._plain)]
         for thread in self._threads:
             thread.start()
         wait_until(lambda: self.num_events > 20 or self.ended, 10)
 
     def _stream(self) -> None:
-        body = {"model": "preset:toy", "prompt": "a", "stream": True, **LONG}
-        with (
-            httpx.Client(base_url=self._url, timeout=60) as client,
-            client.stream("POST", "/v1/completions", json=body) as got,
-        ):
-            for line in got.iter_lines():
+        with self._server.stream("a", **LONG) as events:
+            for event in events:
                 self.num_events += 1
-                if '"error"' in line:
-                    self.errors["stream"] = line
+                self.errors["stream"] = event.get("error", {}).get("message", "")
         self.ended["stream"] = time.monotonic()
 
     def _plain(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=60) as client:
-            answer = client.post("/v1/completions", json={"model": "preset:toy", "prompt": "b", **LONG})
+        answer = self._server.complete("b", **LONG)
         self.ended["plain"] = time.monotonic()
-        self.errors["plain"] = answer.json()["error"] if answer.status_code in (500, 503) else None
+        assert answer.status_code in (500, 503)
+        self.errors["plain"] = answer.json()["error"]["message"]
 
     def join(self) -> None:
-        """Wait for the ends."""
+        """Wait for the ends, each with an error."""
         for thread in self._threads:
             thread.join(30)
-        assert all(self.errors.get(kind) for kind in ("stream", "plain")), self.errors
+        assert self.errors["stream"] and self.errors["plain"]
 
 
 def lose(hosts: Hosts, act: Callable[[], object]) -> None:

@@ -82,7 +82,7 @@ def test_an_answer_ends_before_a_drained_server(key_file: Path) -> None:
             next(events)
             for process in (*two.workers, two.server.process):
                 process.terminate()
-            texts = [event["choices"][0]["text"] for event in events]
-        assert sum(map(len, texts)) > 500, "most of the thousand tokens came after the signal"
+            *_, last = events
+        assert last["choices"][0]["finish_reason"] == "length", "the answer is whole"
         assert two.leader_status() == ExitStatus.DONE
         assert two.statuses() == [ExitStatus.DONE]

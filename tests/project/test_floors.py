@@ -75,6 +75,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "exec",
         "ranker",
         "sim",
+        "cluster",
         "observer",
         "engine",
         "timeline",
