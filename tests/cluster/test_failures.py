@@ -3,7 +3,8 @@
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -22,25 +23,26 @@ LONG = {"max_tokens": 15000, "ignore_eos": True}
 class Callers:
     """Two open calls: a stream and a plain one. `ended` has the times of their ends, and `errors` their errors."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, fields: Mapping[str, Any]) -> None:
         self.ended: dict[str, float] = {}
         self.errors: dict[str, str] = {}
         self.num_events = 0
         self._server = hosts.server
+        self._fields = {**LONG, **fields}
         self._threads = [threading.Thread(target=each) for each in (self._stream, self._plain)]
         for thread in self._threads:
             thread.start()
         wait_until(lambda: self.num_events > 20 or self.ended, 10)
 
     def _stream(self) -> None:
-        with self._server.stream("a", **LONG) as events:
+        with self._server.stream("a", **self._fields) as events:
             for event in events:
                 self.num_events += 1
                 self.errors["stream"] = event.get("error", {}).get("message", "")
         self.ended["stream"] = time.monotonic()
 
     def _plain(self) -> None:
-        answer = self._server.complete("b", **LONG)
+        answer = self._server.complete("b", **self._fields)
         self.ended["plain"] = time.monotonic()
         assert answer.status_code in (500, 503)
         self.errors["plain"] = answer.json()["error"]["message"]
@@ -52,9 +54,9 @@ class Callers:
         assert self.errors["stream"] and self.errors["plain"]
 
 
-def lose(hosts: Hosts, act: Callable[[], object]) -> None:
-    """Act under load, and check the calls, the health and the end of the leader."""
-    callers = Callers(hosts)
+def lose(hosts: Hosts, act: Callable[[], object], **fields: Any) -> None:
+    """Act under load, and check the calls, the health and the end of the leader. `fields` are of the calls."""
+    callers = Callers(hosts, fields)
     start = time.monotonic()
     act()
     wait_until(lambda: hosts.server.health().status_code == 503, SOON + 2)

@@ -22,10 +22,9 @@ from orca_jax.cluster.version import own_code, own_version
 from orca_jax.request import SamplingParams
 from orca_jax.step import Limit, Member, MemberResult, MultiStep, RowSampling, StepPlan, StepResult
 
+SAMPLING = RowSampling(SamplingParams(temperature=0.5), 2**63 - 1, 2, (9,))
 PLANS = [
-    StepPlan(
-        0, (Member("a", 3, 0, [5, 6], True, sampling=RowSampling(SamplingParams(temperature=0), 2**63 - 1, 2, (9,))),)
-    ),
+    StepPlan(0, (Member("a", 3, 0, [5, 6], True, sampling=SAMPLING),)),
     StepPlan(7, (Member("a", 3, 2, [], True, last_on_device=True), Member("b", 0, 4, [8], False, new_pages=[1, 2]))),
     StepPlan(8, (Member("a", 3, 4, [7], True),), MultiStep(4, True, [Limit(4, False)])),
 ]

@@ -1,0 +1,94 @@
+"""A small model on the devices of several processes: the tokens of one process, and the same behaviour at a loss."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.build.engine import build_engine
+from orca_jax.cluster.exits import ExitStatus
+from orca_jax.config import EngineConfig
+from orca_jax.request import SamplingParams
+from tests.cluster.hosts import Hosts, hosts
+from tests.cluster.test_failures import lose
+
+pytestmark = pytest.mark.chaos
+
+MODEL = "preset:gpt2-tiny"
+PROMPT = "one two three"
+SAMPLING: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 7, "ignore_eos": True}
+LONG = {"model": MODEL, "max_tokens": 1000}
+FLAGS = (
+    *("--tokenizer", "byte", "--max-num-seqs", "2", "--max-model-len", "1024", "--page-size", "8"),
+    *("--num-pages", "260", "--max-num-batched-tokens", "4", "--no-progress", "--strict-compile"),
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A directory for the programs of all processes, which are few and compiled quickly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "fewer"), prepend=os.pathsep)
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield str(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture
+def expected(few_programs: None, quick_compiles: None) -> list[int]:
+    """The tokens of one process."""
+    config = EngineConfig(
+        MODEL, tokenizer="byte", max_num_seqs=2, max_num_batched_tokens=4, num_pages=20, page_size=8, max_model_len=64,
+        tensor_parallel_size=1, compile_cache=None, progress=False,
+    )  # fmt: skip
+    tokens = []
+    with build_engine(config) as built:
+        built.engine.add("one", list(PROMPT.encode()), SamplingParams(**SAMPLING))
+        while built.engine.has_work:
+            tokens += [token for update in built.engine.step() for token in update.new_ids]
+    return tokens
+
+
+def tokens_of(served: Hosts) -> list[int]:
+    body = {"model": MODEL, "prompt": PROMPT, "return_token_ids": True, **SAMPLING}
+    answer = served.server.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()["choices"][0]["token_ids"]
+    return ids
+
+
+def test_two_processes(cache: str, expected: list[int]) -> None:
+    with hosts(2, *FLAGS, f"--compile-cache={cache}", model=MODEL) as two:
+        assert tokens_of(two) == expected
+        assert tokens_of(two) == expected
+        lose(two, two.workers[0].kill, **LONG)
+        assert two.leader_status() == ExitStatus.CLUSTER_LOST
+        assert two.statuses() == [-signal.SIGKILL]
+
+
+@pytest.mark.slow
+def test_four_processes_after_a_minute_of_rest(cache: str, expected: list[int]) -> None:
+    """Gloo, which connects the devices of CPUs, has limits of half a minute."""
+    with hosts(4, *FLAGS, f"--compile-cache={cache}", model=MODEL) as four:
+        assert tokens_of(four) == expected
+        time.sleep(65)
+        assert tokens_of(four) == expected
+        start = time.monotonic()
+        os.kill(four.server.engine().pid, signal.SIGKILL)
+        assert set(four.statuses()) <= {ExitStatus.LEADER_LOST, ExitStatus.RUNTIME}
+        assert four.leader_status() == ExitStatus.ENGINE_FAILED
+        assert time.monotonic() - start < 15
+
+
+@pytest.mark.slow
+def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
+    """The device of the leader waits for ever; the leader ends all the same."""
+    with hosts(2, *FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=MODEL) as two:
+        assert tokens_of(two)
+        lose(two, lambda: two.workers[0].send_signal(signal.SIGSTOP), **LONG)
+        assert two.leader_status() == ExitStatus.CLUSTER_LOST
+        two.workers[0].kill()
