@@ -32,7 +32,8 @@ FLAGS = (
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A directory for the programs of all processes, which are few and compiled quickly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "fewer"), prepend=os.pathsep)
+        paths = Path(__file__).parent / "fewer", Path(__file__).parents[2]
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         patch.setenv("JAX_PLATFORMS", "cpu")
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         yield str(tmp_path_factory.mktemp("programs"))
