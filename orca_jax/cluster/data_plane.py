@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from orca_jax.cluster.messages import DataPlane
+from orca_jax.cluster.sockets import place, resolve
 from orca_jax.config import ClusterConfig
 
 # The leader's watch is quicker. These limits hold if its thread cannot run.
@@ -32,7 +33,7 @@ def join_data_plane(plane: DataPlane, config: ClusterConfig) -> None:
         initialization_timeout=_START_SECONDS,
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-        coordinator_bind_address=plane.coordinator if config.node_rank == 0 else None,
+        coordinator_bind_address=place(resolve(config.master_addr), config.master_port + 2),
         **_mtls(config),
     )
 

@@ -82,7 +82,7 @@ class Leader:
             raise ConfigError(message, param="cluster_key_file")
         keys = None if config.cluster_key_file is None else read_keys(Path(config.cluster_key_file))
         self.config = config
-        self.coordinator = place(ip, config.master_port + 2)
+        self.coordinator = place(config.master_addr, config.master_port + 2)  # the name, for its certificate
         self._lost = lost
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = None if keys is None else Gatekeeper(self._context, keys)
