@@ -6,7 +6,6 @@ from orca_jax.bench import (
     batch,
     batch_memory,
     burst,
-    control,
     host_time,
     length_prediction,
     offline,
@@ -16,6 +15,7 @@ from orca_jax.bench import (
     start,
     timeline_cost,
 )
+from orca_jax.bench.hosts import control
 from orca_jax.bench.online import command as online
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message

@@ -26,9 +26,9 @@ from orca_jax.cluster.leader import Leader, Lost
 from orca_jax.cluster.messages import (
     PROTOCOL,
     Build,
-    Built,
     DataPlane,
     Devices,
+    ExecutorBuilt,
     Go,
     Hello,
     ModelJob,
@@ -121,7 +121,7 @@ class LeaderBuild:
 
     def meet(self) -> None:
         """Wait until all processes may run programs together."""
-        self._leader.expect(Built)
+        self._leader.expect(ExecutorBuilt)
         self._leader.send_all(Go())
 
     def lead(self, executor: Executor) -> ClusterExecutor:
@@ -141,7 +141,7 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     if welcome.data_plane is None:
         job = link.expect(Build).job
         assert isinstance(job, ToyJob), "a job without a data plane is a toy"
-        link.send(Built())
+        link.send(ExecutorBuilt())
         link.expect(Go)
         return toy_executor(job)
     from orca_jax.build.devices import mesh_devices
@@ -149,7 +149,7 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     from orca_jax.cluster.data_plane import join_data_plane
 
     def meet() -> None:
-        link.send(Built())
+        link.send(ExecutorBuilt())
         link.expect(Go)
 
     join_data_plane(welcome.data_plane, link.config)

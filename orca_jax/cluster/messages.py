@@ -89,7 +89,7 @@ class Build(ClusterMessage, frozen=True):
     job: ToyJob | ModelJob
 
 
-class Built(ClusterMessage, frozen=True):
+class ExecutorBuilt(ClusterMessage, frozen=True):
     """Worker: weights and programs are there. The first runs, which all processes do together, may begin."""
 
 
@@ -154,7 +154,7 @@ class Rest(ClusterMessage, frozen=True):
     """All iterations are collected, and there is no work."""
 
 
-ToLeader = Hello | Devices | Built | Serving | Report | WorkerBeat | WorkerFailed
+ToLeader = Hello | Devices | ExecutorBuilt | Serving | Report | WorkerBeat | WorkerFailed
 ToWorker = Refused | Welcome | Build | Go | LeaderBeat | Stop
 Call = Iteration | Allowed | Rest
 

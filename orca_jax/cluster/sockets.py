@@ -132,7 +132,7 @@ class ConnectionMonitor:
             yield _CHANGES[zmq.Event(event["event"])], event["value"]
 
     def close(self) -> None:
-        """Stop reporting."""
+        """Stop reporting changes."""
         self._watched.disable_monitor()
 
 

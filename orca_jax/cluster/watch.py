@@ -10,7 +10,7 @@ LOADING_SILENCE = 60.0  # seconds; loading and compiling may hold the interprete
 
 @dataclass(slots=True)
 class _Watched:
-    """A worker."""
+    """The state of one worker."""
 
     name: str
     silence: float = 0.0  # seconds

@@ -41,7 +41,7 @@ def run_worker(config: ServerConfig) -> NoReturn:
     cluster = config.cluster
     assert cluster is not None, "a worker is one of several processes"
     install_handler(config.log_format, process=f"worker {config.node_rank}")
-    _Signals(config.shutdown_timeout)
+    _WorkerSignals(config.shutdown_timeout)
     from orca_jax.build.cluster import build_worker, hello_of
 
     times = StartTimes()
@@ -83,7 +83,7 @@ def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
     return look
 
 
-class _Signals:
+class _WorkerSignals:
     """Handlers of SIGTERM and SIGINT. Often all processes get them at once, and the leader needs the worker to drain.
 
     After the first signal the worker waits for the leader's end; the second one ends the process.
