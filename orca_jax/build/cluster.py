@@ -97,8 +97,11 @@ class LeaderBuild:
         """Join the data plane; return the devices of the mesh, those of each process together.
 
         Raises:
-            ConfigError: `tensor_parallel_size` does not fit the processes.
+            ConfigError: `tensor_parallel_size` does not fit the processes, or the model has stages.
         """
+        if config.pipeline_parallel_size > 1:
+            message = "pipeline stages on several hosts are not supported; use tensor_parallel_size for all devices"
+            raise ConfigError(message, param="pipeline_parallel_size")
         from orca_jax.build.devices import claim_shared_devices, devices_each
         from orca_jax.cluster.data_plane import join_data_plane
 
@@ -123,6 +126,10 @@ class LeaderBuild:
         """Wait until all processes may run programs together."""
         self._leader.expect(ExecutorBuilt)
         self._leader.send_all(Go())
+
+    def close(self, status: int) -> None:
+        """End the workers, since this process ends with a status."""
+        self._leader.close(status)
 
     def lead(self, executor: Executor) -> ClusterExecutor:
         """Wait until all workers serve; return the executor of all processes."""

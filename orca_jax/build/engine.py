@@ -13,7 +13,7 @@ from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy
+from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import is_preset, model_directory
@@ -24,7 +24,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
 from orca_jax.sim.clock import Clock, clock_latency
-from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
 from orca_jax.step import Executor
 from orca_jax.text.grammar import GrammarFactory
@@ -106,13 +106,7 @@ def _build(
     check_settings(config)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
-    if config.n_workers > 1:
-        logger.warning(
-            "n_workers is %d, but the model has one pipeline stage: the batches take turns on it, so only the time of "
-            "the host is hidden, and each token waits for %d iterations; 1 is faster if the device is busy",
-            config.n_workers,
-            config.n_workers,
-        )
+    _warn_of_workers(config)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     source = model_directory(config.model) or config.model
@@ -138,6 +132,7 @@ def _build(
         load_format=config.load_format,
         seed=config.seed,
         devices=devices,
+        num_stages=config.pipeline_parallel_size,
     )
     resolved = resolve(config, model, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
@@ -145,9 +140,8 @@ def _build(
     attention = explain(model, resolved, placed.mesh)
     if cluster is not None:
         cluster.share(ModelJob(model, resolved, config.load_format, config.seed))
-    local = start_executor(
-        placed, resolved, times, on_compile, None if cluster is None else cluster.meet, has_bars=config.progress
-    )
+    meet = None if cluster is None else cluster.meet
+    local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
     scheduler = build_scheduler(config, resolved.cache, budget)
@@ -156,6 +150,26 @@ def _build(
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
     return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
+
+
+def _warn_of_workers(config: EngineConfig) -> None:
+    """Warn if the number of batches in flight does not suit the number of stages."""
+    workers, num_stages = num_workers(config), config.pipeline_parallel_size
+    if workers > 1 and num_stages == 1:
+        logger.warning(
+            "n_workers is %d, but the model has one pipeline stage: the batches take turns on it, so only the time of "
+            "the host is hidden, and each token waits for %d iterations; 1 is faster if the device is busy",
+            workers,
+            workers,
+        )
+    if workers < num_stages:
+        logger.warning(
+            "n_workers is %d, but the pipeline has %d stages: at least %d of them have no work at any time; leave "
+            "n_workers out",
+            workers,
+            num_stages,
+            num_stages - workers,
+        )
 
 
 def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
@@ -231,17 +245,14 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
-    job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency)
-    executor = toy_executor(job, override)
+    job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
+    executor: Executor = toy_executor(job, override)
+    if cluster is not None:
+        cluster.gather()
+        cluster.share(job)
+        cluster.meet()
+        executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
-    shared: Executor = executor if cluster is None else _shared_toy(cluster, job, executor)
-    engine = Engine(shared, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     tokenizer = _tokenizer(config, config.model)
     return _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
-
-
-def _shared_toy(cluster: "LeaderBuild", job: ToyJob, executor: ToyExecutor) -> Executor:
-    cluster.gather()
-    cluster.share(job)
-    cluster.meet()
-    return cluster.lead(executor)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -11,10 +12,19 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.compile import compile_cache
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.programs import Programs
+from orca_jax.exec.stage import StageModel
 from orca_jax.model.load import Loading, prepare_load, tensor_mesh
+from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import progress_bar
 from orca_jax.startup import StartTimes
+
+
+class PlacedStage(NamedTuple):
+    """A pipeline stage and its devices."""
+
+    mesh: Mesh
+    shapes: Decoder  # with a sharded shape in place of each parameter
 
 
 @dataclass(frozen=True)
@@ -23,19 +33,21 @@ class PlacedModel:
 
     Attributes:
         weights: found, and not read.
-        mesh: of the devices.
-        shapes: the decoder with a sharded shape in place of each parameter.
+        stages: all layers, in their order.
     """
 
     weights: Loading
-    mesh: Mesh
-    shapes: Decoder
+    stages: tuple[PlacedStage, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the first stage. Other stages have as many, of the same kind."""
+        return self.stages[0].mesh
 
     @property
     def devices(self) -> list[jax.Device]:
-        """The devices of the mesh in its order."""
-        devices: list[jax.Device] = self.mesh.devices.flatten().tolist()
-        return devices
+        """The devices of all stages, in their order."""
+        return [device for stage in self.stages for device in stage.mesh.devices.flat]
 
     @property
     def platform(self) -> str:
@@ -45,17 +57,37 @@ class PlacedModel:
 
 
 def place_model(
-    source: str, model: ModelConfig, *, dtype: DType, load_format: LoadFormat, seed: int, devices: list[jax.Device]
+    source: str,
+    model: ModelConfig,
+    *,
+    dtype: DType,
+    load_format: LoadFormat,
+    seed: int,
+    devices: list[jax.Device],
+    num_stages: int = 1,
 ) -> PlacedModel:
-    """Find the weights of a model, and split their shapes over devices. The arguments are those of `load_decoder`.
+    """Find the weights of a model, and split their shapes over devices.
+
+    Args:
+        source: see `load_decoder`, as for the next four.
+        model: its configuration.
+        dtype: of the parameters.
+        load_format: of the weights.
+        seed: of random weights.
+        devices: those of the first stage first; each stage has as many.
+        num_stages: pipeline stages.
 
     Raises:
         ConfigError: the source or the format is wrong, or the model cannot be split evenly.
         CheckpointError: the files cannot be found or opened.
     """
-    mesh = tensor_mesh(devices)
     weights = prepare_load(source, dtype=dtype, load_format=load_format, seed=seed, config=model)
-    return PlacedModel(weights, mesh, _unstacked(weights.shapes(mesh), devices[0].platform))
+    size = len(devices) // num_stages
+    stages = []
+    for index, span in enumerate(spans(weights.config, num_stages)):
+        mesh = tensor_mesh(devices[index * size : (index + 1) * size])
+        stages.append(PlacedStage(mesh, _unstacked(weights.shapes(mesh, span), devices[0].platform)))
+    return PlacedModel(weights, tuple(stages))
 
 
 def start_executor(
@@ -80,19 +112,23 @@ def start_executor(
     Raises:
         CheckpointError: the weights do not fit the configuration.
     """
-    weights, mesh = placed.weights, placed.mesh
-    with (
-        compile_cache(config.compile_cache),
-        CompiledAhead(Programs(placed.shapes, weights.config, config, mesh), times) as ahead,
-    ):
+    weights = placed.weights
+    programs = [Programs(shapes, weights.config, config, mesh) for mesh, shapes in placed.stages]
+    with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
         with times.phase("load"):
-            decoder = _unstacked(weights.load(mesh, progress_bar("Loading", has_bars)), placed.platform)
+            stages = [_load(weights, stage, placed.platform, has_bars) for stage in placed.stages]
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", has_bars)
-        return JaxExecutor(
-            decoder, weights.config, config, mesh, compiling, ahead=ahead, times=times, before_run=before_run
-        )
+        return JaxExecutor(stages, weights.config, config, compiling, ahead=ahead, times=times, before_run=before_run)
+
+
+def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -> StageModel:
+    """Read the weights of a stage."""
+    span = stage.shapes.span
+    name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
+    decoder = weights.load(stage.mesh, progress_bar(name, has_bars), span)
+    return StageModel(_unstacked(decoder, platform), stage.mesh)
 
 
 def _unstacked(decoder: Decoder, platform: str) -> Decoder:

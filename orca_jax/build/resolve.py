@@ -79,7 +79,7 @@ def resolve(
     rows = num_rows(config)
     return ExecutorConfig(
         dtype=dtype,
-        tensor_parallel_size=len(placed.devices),
+        tensor_parallel_size=len(placed.devices) // len(placed.stages),
         buckets=buckets,
         num_rows=rows,
         max_model_len=max_model_len,
@@ -88,6 +88,7 @@ def resolve(
         compile_cache=cache_directory(config.compile_cache),
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
+        pipeline_parallel_size=len(placed.stages),
     )
 
 
@@ -107,11 +108,15 @@ def _cache(
     if config.num_pages is not None:
         return CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     rows = num_rows(config)
-    needed = weight_bytes(placed.shapes) + workspace_bytes(model, largest, rows, max_model_len)
+    # The stage with the most layers decides, as every page has a part in each stage.
+    needed = max(weight_bytes(stage.shapes) for stage in placed.stages)
+    needed += workspace_bytes(model, largest, rows, max_model_len)
     utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
     memory = free_memory(placed.devices, utilization, needed, free)
+    most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
+    memory //= len(placed.stages)
     cache = size_cache(
-        model, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
+        most_layers, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
     )
     return replace(cache, layout=layout)
 

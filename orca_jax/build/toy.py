@@ -12,6 +12,7 @@ def toy_executor(job: ToyJob, override: Override | None = None) -> ToyExecutor:
         job.page_size,
         job.num_rows,
         latency=job.latency,
+        num_stages=job.num_stages,
         override=override,
         check_pages=False,
     )

@@ -99,6 +99,7 @@ class Leader:
         self._identities: list[bytes] = []  # of the workers on the plan socket
         self._watch: WorkerWatch | None = None  # from the welcome on
         self._failure: str | None = None
+        self._is_closed = False
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="cluster")
         self._thread.start()
@@ -193,10 +194,14 @@ class Leader:
         self._has_ended.wait(_EXPLAIN_SECONDS)
         return error if self._failure is None else ClusterLostError(self._failure)
 
-    def close(self) -> None:
-        """Make the workers end, and close the sockets."""
+    def close(self, status: int = ExitStatus.DONE) -> None:
+        """Make the workers end, and close the sockets. `status` is that of this process."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if not self._has_ended.is_set():
-            self._send(None, Stop(ExitStatus.DONE, "the leader has ended"))
+            end = Stop(ExitStatus.LEADER_LOST, "the leader has failed")
+            self._send(None, end if status else Stop(ExitStatus.DONE, "the leader has ended"))
             self._wake.send(b"end")
             self._thread.join(_EXPLAIN_SECONDS)
         for each in (self._wake, self._plans):

@@ -72,6 +72,7 @@ class ToyJob(ClusterMessage, frozen=True):
     page_size: int
     num_rows: int
     latency: float
+    num_stages: int = 1
 
 
 class ModelJob(ClusterMessage, frozen=True):

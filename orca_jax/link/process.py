@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from orca_jax.build.engine import build_engine
 from orca_jax.cluster.exits import ExitStatus
+from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
 from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
@@ -27,6 +28,9 @@ from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_en
 from orca_jax.logs import install_handler
 from orca_jax.progress import has_terminal
 from orca_jax.startup import StartTimes
+
+if TYPE_CHECKING:
+    from orca_jax.build.cluster import LeaderBuild
 
 HEARTBEAT_SECONDS = 0.5
 LAST_SECONDS = 0.3  # for the last messages to the workers and the front end
@@ -55,34 +59,37 @@ def _main(argv: list[str]) -> int:
     send = _sender(connection)
     threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
     threading.Thread(target=_send_heartbeats, args=(status, send), daemon=True, name="heartbeat").start()
-    try:
-        return _run(inbox, send, status)
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the front end has gone, and with it all clients
-    except ConfigError as error:
-        send(Failed(error.message, error.param, is_config=True))
-        return 2
-    except ClusterLostError as error:
-        send(Failed(str(error), is_cluster=True))
-        return ExitStatus.CLUSTER_LOST
-    except BaseException as error:  # also a panic of a library
-        logger.exception("the engine failed")
-        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
-        return 1
-
-
-def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     start = inbox.get()
     if not isinstance(start, Start):
         return 0
+    cluster: LeaderBuild | None = None
+    try:
+        if start.cluster is not None:
+            cluster = _lead(start.cluster, start.config.model, send)
+        _run(start, inbox, send, status, cluster)
+        code = 0
+    except (BrokenPipeError, ConnectionResetError):
+        code = 0  # the front end has gone, and with it all clients
+    except ConfigError as error:
+        send(Failed(error.message, error.param, is_config=True))
+        code = ExitStatus.CONFIG
+    except ClusterLostError as error:
+        send(Failed(str(error), is_cluster=True))
+        code = ExitStatus.CLUSTER_LOST
+    except BaseException as error:  # also a panic of a library
+        logger.exception("the engine failed")
+        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
+        code = ExitStatus.ENGINE_FAILED
+    if cluster is not None:
+        cluster.close(code)
+        _exit(code)  # without JAX's own end, which waits for all processes
+    return code
+
+
+def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: "LeaderBuild | None") -> None:
     status.enter("loading")
     times = StartTimes(start.begun)
     times.add("import", times.elapsed)
-    cluster = None
-    if start.cluster is not None:
-        from orca_jax.build.cluster import LeaderBuild
-
-        cluster = LeaderBuild(start.cluster, start.config.model, partial(_end, send))
     built = build_engine(
         start.config,
         on_compile=lambda: status.enter("compiling"),
@@ -97,10 +104,12 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built, start.config.model))
     loop.run()
-    if cluster is not None:
-        built.close()  # ends the workers
-        _exit(0)  # without JAX's own end, which waits for all processes
-    return 0
+
+
+def _lead(config: ClusterConfig, model: str, send: Send) -> "LeaderBuild":
+    from orca_jax.build.cluster import LeaderBuild  # with ZeroMQ, which one process alone does not need
+
+    return LeaderBuild(config, model, partial(_end, send))
 
 
 def _end(send: Send, reason: str, status: int) -> None:

@@ -22,7 +22,7 @@ class RequestLevelScheduler:
       and they take turns in the pipeline.
     """
 
-    traits: ClassVar[Traits] = Traits(has_reservations=True)
+    traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
 
     def __init__(self, max_bs: int, n_workers: int = 1) -> None:
         self.max_bs = max_bs

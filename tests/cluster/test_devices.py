@@ -73,6 +73,7 @@ def test_two_processes(cache: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
 def test_four_processes_after_a_minute_of_rest(cache: str) -> None:
     """Gloo, which connects the devices of CPUs, has limits of half a minute."""
