@@ -94,14 +94,11 @@ class LeaderBuild:
             self._leader.welcome(self._hellos, None)
 
     def devices(self, config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
-        """Join the data plane; return the devices of the mesh, those of each process together.
+        """Join the data plane; return the devices of all stages, those of each process together.
 
         Raises:
-            ConfigError: `tensor_parallel_size` does not fit the processes, or the model has stages.
+            ConfigError: the settings of parallelism do not fit the processes.
         """
-        if config.pipeline_parallel_size > 1:
-            message = "pipeline stages on several hosts are not supported; use tensor_parallel_size for all devices"
-            raise ConfigError(message, param="pipeline_parallel_size")
         from orca_jax.build.devices import claim_shared_devices, devices_each
         from orca_jax.cluster.data_plane import join_data_plane
 
@@ -170,7 +167,8 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
         dtype=resolved.dtype,
         load_format=job.load_format,
         seed=job.seed,
-        devices=mesh_devices(resolved.tensor_parallel_size, link.config.nnodes),
+        devices=mesh_devices(resolved.tensor_parallel_size * resolved.pipeline_parallel_size, link.config.nnodes),
+        num_stages=resolved.pipeline_parallel_size,
     )
     return start_executor(placed, resolved, times, before_run=meet, has_bars=config.progress)
 

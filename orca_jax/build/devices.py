@@ -59,20 +59,25 @@ def devices_each(config: EngineConfig, model: ModelConfig, most: int, nnodes: in
     """Return the number of devices of each process: at most `most`, as many as can share the model.
 
     Raises:
-        ConfigError: `tensor_parallel_size` is not a multiple of the number of processes.
+        ConfigError: the settings do not give equal numbers to all processes.
     """
     from orca_jax.model.sharding import check_divisible, most_shards
 
-    wanted = config.tensor_parallel_size
+    stages, wanted = config.pipeline_parallel_size, config.tensor_parallel_size
     if wanted is None:
-        check_divisible(model, nnodes)
-        fitting = [each for each in range(1, most + 1) if most_shards(model, each * nnodes) == each * nnodes]
-        return max(fitting)
-    if wanted % nnodes:
+        sizes = range(1, max(1, most * nnodes // stages) + 1)
+        fitting = [size for size in sizes if size * stages % nnodes == 0 and most_shards(model, size) == size]
+        if fitting:
+            return max(fitting) * stages // nnodes
+        wanted = -(-nnodes // stages)
+        check_divisible(model, wanted)
+    if wanted * stages % nnodes:
         raise ConfigError(
-            f"tensor_parallel_size {wanted} is not a multiple of the {nnodes} processes", param="tensor_parallel_size"
+            f"tensor_parallel_size {wanted} times pipeline_parallel_size {stages} is not a multiple of the {nnodes} "
+            "processes",
+            param="tensor_parallel_size",
         )
-    return wanted // nnodes
+    return wanted * stages // nnodes
 
 
 def claim_shared_devices(config: EngineConfig, model: ModelConfig, nnodes: int) -> "list[jax.Device]":
@@ -91,7 +96,9 @@ def claim_shared_devices(config: EngineConfig, model: ModelConfig, nnodes: int) 
 
 
 def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
-    """Return the first devices of each process, in the order of processes: equal numbers, `size` in all.
+    """Return the first devices of each process: equal numbers, `size` in all.
+
+    Those of process 0, which leads, are the last: the last stage of a pipeline has the tokens.
 
     Raises:
         ConfigError: a process has fewer devices.
@@ -99,12 +106,12 @@ def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
     import jax
 
     found: list[jax.Device] = []
-    for rank in range(nnodes):
+    for rank in (*range(1, nnodes), 0):
         devices = sorted((one for one in jax.devices() if one.process_index == rank), key=lambda one: one.id)
         if len(devices) < size // nnodes:
             raise ConfigError(
-                f"tensor_parallel_size is {size}, so each of {nnodes} processes needs {size // nnodes} devices, and "
-                f"process {rank} has {len(devices)}",
+                f"{size} devices are wanted in all, so each of {nnodes} processes needs {size // nnodes}, and process "
+                f"{rank} has {len(devices)}",
                 param="tensor_parallel_size",
             )
         found += devices[: size // nnodes]

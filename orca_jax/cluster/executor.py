@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from orca_jax.cluster.digest import Digest
+from orca_jax.cluster.digest import Digester
 from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.messages import Iteration, Rest, pack_sets
 from orca_jax.request import TokenSet
@@ -22,7 +22,7 @@ class ClusterExecutor:
         self.stats = local.stats  # of this process
         self._local = local
         self._leader = leader
-        self._digest = Digest()
+        self._digest = Digester()
         self._payloads: deque[list[bytes]] = deque()  # of the iterations in flight
         self._num_sent = self._num_collected = 0
         self._is_resting = True

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.keys import read_keys
 from orca_jax.cluster.messages import (
@@ -181,10 +182,10 @@ class Leader:
         assert self._watch is not None, "a plan before welcome"
         self._watch.num_sent = num_plans
 
-    def compare(self, iteration: int, digest: int) -> None:
+    def compare(self, iteration: int, digests: Digests) -> None:
         """Compare the workers' digests after an iteration with the leader's, as soon as they come."""
         assert self._watch is not None, "an iteration before welcome"
-        self._watch.own(iteration, digest)
+        self._watch.own(iteration, digests)
 
     def explain(self, error: Exception) -> Exception:
         """The reason of an error of the executor: the loss of a worker, if there was one, or the error itself.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from orca_jax.cluster.digest import Digests
 from orca_jax.config import ExecutorConfig, LoadFormat, ModelConfig
 from orca_jax.request import TokenSet
 from orca_jax.step import StepPlan
@@ -103,10 +104,10 @@ class Serving(ClusterMessage, frozen=True):
 
 
 class Report(ClusterMessage, frozen=True):
-    """Worker, after an iteration: a digest of all plans and results so far, the newest included."""
+    """Worker, after an iteration: the digests of all calls and results so far, the newest included."""
 
     iteration: int
-    digest: int
+    digests: Digests
 
 
 class WorkerBeat(ClusterMessage, frozen=True):

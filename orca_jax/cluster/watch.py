@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.messages import Report, WorkerBeat
 
 LOADING_SILENCE = 60.0  # seconds; loading and compiling may hold the interpreter lock for long
@@ -30,7 +31,7 @@ class WorkerWatch:
         self._timeout = timeout
         self._is_serving = False
         self._own: list[Report] = []  # of the leader, appended by its main thread
-        self._digests: dict[int, int] = {}  # of the leader, by iteration, until all workers have reported it
+        self._digests: dict[int, Digests] = {}  # of the leader, by iteration, until all workers have reported it
         self._reports: dict[int, list[int]] = {}  # ranks, by iteration
         self._waiting: list[tuple[int, Report]] = []  # reports that came before the leader's own
         self.num_sent = 0  # plans; set by the leader's main thread
@@ -51,12 +52,12 @@ class WorkerWatch:
         """Take a heartbeat."""
         self._workers[rank].beat = beat
 
-    def own(self, iteration: int, digest: int) -> None:
-        """Take the leader's own digest after an iteration; called by its main thread."""
-        self._own.append(Report(iteration, digest))
+    def own(self, iteration: int, digests: Digests) -> None:
+        """Take the leader's own digests after an iteration; called by its main thread."""
+        self._own.append(Report(iteration, digests))
 
     def take_report(self, rank: int, report: Report) -> None:
-        """Take a worker's digest after an iteration."""
+        """Take a worker's digests after an iteration."""
         self._waiting.append((rank, report))
 
     def verdict(self, passed: float) -> str | None:
@@ -86,14 +87,14 @@ class WorkerWatch:
     def _divergence(self) -> str | None:
         while self._own:
             own = self._own.pop(0)
-            self._digests[own.iteration] = own.digest
+            self._digests[own.iteration] = own.digests
         early = []
         for rank, report in self._waiting:
-            digest = self._digests.get(report.iteration)
-            if digest is None:
+            digests = self._digests.get(report.iteration)
+            if digests is None:
                 early.append((rank, report))
                 continue
-            if digest != report.digest:
+            if not digests.agree(report.digests):
                 name = self._workers[rank].name
                 return f"{name} has diverged: its plan or its tokens of iteration {report.iteration} differ"
             seen = self._reports.setdefault(report.iteration, [])

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import zmq
 
-from orca_jax.cluster.digest import Digest
+from orca_jax.cluster.digest import Digester
 from orca_jax.cluster.messages import Allowed, Iteration, Report, Rest, WorkerBeat, decode_call, read_sets
 from orca_jax.cluster.worker_link import WorkerLink
 from orca_jax.step import Executor, Handle
@@ -67,7 +67,7 @@ class Follower:
         self._plans = plans
         self._link = link
         self._status = status
-        self._digest = Digest()
+        self._digest = Digester()
         self._in_flight: deque[_Begun] = deque()
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")
         self._awaited: Handle | None = None  # given to the waiter

@@ -61,10 +61,14 @@ def tokens_of(served: Hosts, model: str = MODEL) -> list[int]:
     return ids
 
 
+@pytest.mark.parametrize(
+    "stages", [pytest.param(1, id="tensor"), pytest.param(2, id="pipeline", marks=pytest.mark.slow)]
+)
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
-def test_two_processes(cache: str) -> None:
+def test_two_processes(stages: int, cache: str) -> None:
+    """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
     expected = tokens_of_one_process(MODEL)
-    with hosts(2, *FLAGS, f"--compile-cache={cache}", model=MODEL) as two:
+    with hosts(2, *FLAGS, f"--pipeline-parallel-size={stages}", f"--compile-cache={cache}", model=MODEL) as two:
         assert tokens_of(two) == expected
         assert tokens_of(two) == expected
         lose(two, two.workers[0].kill, **LONG)

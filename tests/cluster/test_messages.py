@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from orca_jax.cluster.digest import Digest
+from orca_jax.cluster.digest import Digester
 from orca_jax.cluster.messages import (
     Allowed,
     Hello,
@@ -60,19 +60,19 @@ def result(*runs: tuple[int, ...] | None, is_finite: bool = True) -> StepResult:
 
 
 def test_a_digest_depends_on_all_before_it() -> None:
-    same = [Digest(), Digest()]
+    same = [Digester(), Digester()]
     assert same[0].add([b"plan"], result((1,), (2,))) == same[1].add([b"plan"], result((1,), (2,)))
     digests = {
-        Digest().add(payloads, each)
+        Digester().add(payloads, each)
         for payloads in ([b"plan"], [b"plan", b"sets"])
         for each in (result((1,), (2,)), result((2,), (1,)), result((1, 2), ()), result((), (1, 2)), result(None, (1,)))
     }
     assert len(digests) == 10
-    assert same[0].add([b"next"], result((5,))) != Digest().add([b"next"], result((5,)))
+    assert same[0].add([b"next"], result((5,))) != Digester().add([b"next"], result((5,)))
 
 
 def test_an_id_without_a_meaning_is_left_out() -> None:
-    one, other = (Digest().add([b"plan"], result((token,), is_finite=False)) for token in (1, 2))
+    one, other = (Digester().add([b"plan"], result((token,), is_finite=False)) for token in (1, 2))
     assert one == other
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.messages import Report, WorkerBeat
 from orca_jax.cluster.watch import LOADING_SILENCE, WorkerWatch
 
@@ -55,12 +56,22 @@ def test_progress_within_the_limit(watch: WorkerWatch) -> None:
 
 
 def test_digests_are_compared_in_any_order_of_arrival(watch: WorkerWatch) -> None:
-    watch.take_report(1, Report(0, 11))  # before the leader's own
+    watch.take_report(1, Report(0, Digests(11, 11)))  # before the leader's own
     assert watch.verdict(0.1) is None
-    watch.own(0, 11)
-    watch.own(1, 12)
-    watch.take_report(2, Report(0, 11))
-    watch.take_report(1, Report(1, 12))
+    watch.own(0, Digests(11, 11))
+    watch.own(1, Digests(12, 12))
+    watch.take_report(2, Report(0, Digests(11, 11)))
+    watch.take_report(1, Report(1, Digests(12, 12)))
     assert watch.verdict(0.1) is None
-    watch.take_report(2, Report(1, 13))
+    watch.take_report(2, Report(1, Digests(13, 13)))
     assert watch.verdict(0.1) == "worker 2 has diverged: its plan or its tokens of iteration 1 differ"
+
+
+def test_a_worker_without_results_is_compared_by_its_calls(watch: WorkerWatch) -> None:
+    watch.own(0, Digests(11, 5))
+    watch.take_report(1, Report(0, Digests(11, None)))
+    watch.take_report(2, Report(0, Digests(11, 5)))
+    assert watch.verdict(0.1) is None
+    watch.own(1, Digests(12, 6))
+    watch.take_report(1, Report(1, Digests(13, None)))
+    assert watch.verdict(0.1) == "worker 1 has diverged: its plan or its tokens of iteration 1 differ"
