@@ -1,7 +1,7 @@
 """One pipeline stage on its mesh: weights, compiled programs and state; and the hop to the next stage."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ class StageModel(NamedTuple):
     mesh: Mesh
 
 
+@runtime_checkable
 class Hop(Protocol):
     """Starts a copy of hidden vectors to the devices of the next stage, without waiting for it."""
 
