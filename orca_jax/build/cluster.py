@@ -21,8 +21,9 @@ from orca_jax.build.resolve import cache_directory
 from orca_jax.build.settings import is_toy
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import model_directory
+from orca_jax.cluster.control import Lost
 from orca_jax.cluster.executor import ClusterExecutor
-from orca_jax.cluster.leader import Leader, Lost
+from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.messages import (
     PROTOCOL,
     Build,

@@ -56,12 +56,17 @@ class Roll:
             return refusal
 
     def leave(self, descriptor: int) -> int | None:
-        """Note the end of a connection; return the rank of its worker, or None. Before `close`, another may come."""
+        """Note the end of a connection; return the rank of a lost worker. Before `close`, another one may come."""
         with self._lock:
             ranks = [rank for rank, each in self._joined.items() if each.descriptor == descriptor]
             if ranks and not self._is_closed:
                 del self._joined[ranks[0]]
-            return ranks[0] if ranks else None
+            return ranks[0] if ranks and self._is_closed else None
+
+    def name(self, rank: int) -> str:
+        """The name of a worker for messages."""
+        hello = self._joined[rank].hello
+        return f"worker {rank} ({hello.host}, process {hello.pid})"
 
     def rank_of(self, identity: bytes) -> int | None:
         """The rank of a worker by its name on the control socket."""
