@@ -90,12 +90,12 @@ class ControlThread:
         self._outgoing.put((rank, message))
         self._wake.send(b"")
 
-    def close(self, timeout: float) -> None:
-        """Send what is left, and end the thread."""
+    def close(self, timeout: float) -> bool:
+        """Send what is left, and end the thread. False: it still runs, since it ends the process."""
         if not self.has_ended.is_set():
             self._wake.send(b"end")
             self._thread.join(timeout)
-        self._wake.close()
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         """Watch until the end; all methods below belong to the thread."""

@@ -27,7 +27,9 @@ from orca_jax.cluster.messages import (
 )
 from orca_jax.cluster.roll import Roll
 from orca_jax.cluster.sockets import (
+    LINGER_MS,
     bind,
+    check_free,
     is_loopback,
     leader_socket,
     place,
@@ -67,9 +69,14 @@ class Leader:
         self.coordinator = place(config.master_addr, config.master_port + 2)  # the name, for its certificate
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._roll = Roll(config.nnodes, has_devices=has_devices)
-        self._control = ControlThread(self._context, ip, config.master_port, keys, self._roll, lost)
-        self._plans = leader_socket(self._context, keys)
-        bind(self._plans, ip, config.master_port + 1)
+        try:
+            self._plans = leader_socket(self._context, keys)
+            bind(self._plans, ip, config.master_port + 1)
+            check_free(ip, config.master_port + 2)
+            self._control = ControlThread(self._context, ip, config.master_port, keys, self._roll, lost)
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
         self._identities: list[bytes] = []  # of the workers on the plan socket
         self._watch: WorkerWatch | None = None  # from the welcome on
         self._is_closed = False
@@ -171,8 +178,8 @@ class Leader:
         if not self._control.has_ended.is_set():
             end = Stop(ExitStatus.LEADER_LOST, "the leader has failed")
             self._control.send(None, end if status else Stop(ExitStatus.DONE, "the leader has ended"))
-        self._control.close(_EXPLAIN_SECONDS)
-        self._plans.close()
+        if self._control.close(_EXPLAIN_SECONDS):
+            self._context.destroy(linger=LINGER_MS)
 
     def _raise_if_lost(self) -> None:
         if self._control.failure is not None:

@@ -88,6 +88,21 @@ def bind(bound: "zmq.Socket[bytes]", ip: str, port: int) -> None:
         raise ConfigError(f"cannot listen on {place(ip, port)}: {error}", param=param) from None
 
 
+def check_free(ip: str, port: int) -> None:
+    """Check that another library can listen on an address.
+
+    Raises:
+        ConfigError: it is taken, or is not an address of this host.
+    """
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((ip, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {place(ip, port)}: {error.strerror}", param="master_port") from None
+
+
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
     made = context.socket(kind)
     made.setsockopt(zmq.IPV6, 1)

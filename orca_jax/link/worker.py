@@ -41,13 +41,14 @@ def run_worker(config: ServerConfig) -> NoReturn:
     cluster = config.cluster
     assert cluster is not None, "a worker is one of several processes"
     install_handler(config.log_format, process=f"worker {config.node_rank}")
-    _WorkerSignals(config.shutdown_timeout)
+    signals = _WorkerSignals(config.shutdown_timeout)
     from orca_jax.build.cluster import build_worker, hello_of
 
     times = StartTimes()
     status = WorkerStatus()
     link = WorkerLink(cluster, hello_of(cluster, config.engine.model), status.beat, _end)
     welcome = link.join()
+    signals.is_needed = True
     logger.info("joined the cluster as worker %d of %d", cluster.node_rank, cluster.nnodes)
     try:
         executor = build_worker(link, welcome, config.engine, times)
@@ -86,17 +87,18 @@ def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
 class _WorkerSignals:
     """Handlers of SIGTERM and SIGINT. Often all processes get them at once, and the leader needs the worker to drain.
 
-    After the first signal the worker waits for the leader's end; the second one ends the process.
+    After the first signal a worker that has joined waits for the leader's end; the second one ends the process.
     """
 
     def __init__(self, patience: float) -> None:
         self._patience = patience + _LEAVE_SECONDS
         self._has_come = False
+        self.is_needed = False  # True: the worker has joined
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._take)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self._has_come:
+        if self._has_come or not self.is_needed:
             _exit(ExitStatus.DONE)
         self._has_come = True
         threading.Thread(target=self._leave, daemon=True).start()
