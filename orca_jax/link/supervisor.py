@@ -105,9 +105,7 @@ class Supervisor:
         """
         while True:
             error = await self._run_one()
-            # The other processes of a cluster have ended too, and only its owner can start them again.
-            can_restart = self._config.restart_engine and self._config.nnodes == 1
-            pause = self._pause() if can_restart and self._client.ready.done() else None
+            pause = self._pause() if self._config.restart_engine and self._client.ready.done() else None
             if pause is None:
                 self._client.give_up(error)
                 raise error

@@ -89,6 +89,8 @@ def _check_hosts(config: ServerConfig) -> None:
     for name in ("master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS):
         is_default = getattr(config, name) == _default(name)
         _require(nnodes > 1 or is_default, name, "needs --nnodes of at least 2")
+    what = "needs --nnodes 1: the other processes have ended with the engine, and their owner must start all of them"
+    _require(nnodes == 1 or not config.restart_engine, "restart_engine", what)
     _require(config.master_addr != "", "master_addr", "must not be empty")
     _require(
         1 <= config.master_port <= 65533,

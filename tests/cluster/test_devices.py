@@ -1,7 +1,9 @@
 """A small model on the devices of several processes: the tokens of one process, and the same behaviour at a loss."""
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,12 @@ import pytest
 
 from orca_jax.build.engine import build_engine
 from orca_jax.cluster.exits import ExitStatus
+from orca_jax.cluster.launch import free_ports
 from orca_jax.config import EngineConfig
 from orca_jax.request import SamplingParams
 from tests.cluster.hosts import Hosts, hosts
 from tests.cluster.test_failures import lose
+from tests.serve.running import spawn
 
 pytestmark = pytest.mark.chaos
 
@@ -37,6 +41,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         patch.setenv("JAX_PLATFORMS", "cpu")
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        patch.setenv("JAX_THREAD_GUARD", "1")  # device programs are started by one thread
         yield str(tmp_path_factory.mktemp("programs"))
 
 
@@ -101,3 +106,38 @@ def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
         lose(two, lambda: two.workers[0].send_signal(signal.SIGSTOP), **LONG)
         assert two.leader_status() == ExitStatus.CLUSTER_LOST
         two.workers[0].kill()
+
+
+@pytest.mark.slow
+def test_the_coordinator_with_certificates(cache: str, tmp_path: Path) -> None:
+    """A worker with a certificate of other authorities cannot join the data plane."""
+    files = {name: make_certificate(tmp_path / name) for name in ("ours", "theirs")}
+    with hosts(2, *FLAGS, *files["ours"], f"--compile-cache={cache}", model=MODEL) as two:
+        assert tokens_of(two)
+    flags = ("--model", MODEL, *FLAGS, "--nnodes=2", f"--master-port={free_ports()}", "--port=0")
+    leader = spawn(*flags, *files["ours"])
+    stranger = spawn(*flags, *files["theirs"], "--node-rank=1")
+    with leader, stranger:
+        try:
+            assert stranger.wait(150) != 0
+        finally:
+            for process in (leader, stranger):
+                process.kill()
+
+
+def make_certificate(folder: Path) -> list[str]:
+    """The flags of a certificate for this machine, with its authorities."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl")
+    folder.mkdir()
+    extensions = folder / "extensions"
+    extensions.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    for words in (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.crt -subj /CN=authority",
+        "req -newkey rsa:2048 -nodes -keyout node.key -out node.csr -subj /CN=node",
+        "x509 -req -in node.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile extensions -out node.crt",
+    ):
+        subprocess.run([openssl, *words.split()], cwd=folder, check=True, capture_output=True)
+    names = {"mtls-cert-file": "node.crt", "mtls-key-file": "node.key", "mtls-ca-file": "ca.crt"}
+    return [f"--{flag}={folder / name}" for flag, name in names.items()]

@@ -103,9 +103,9 @@ def test_a_faulty_worker(fault: str, reason: str, status: ExitStatus) -> None:
 
 
 def test_the_end_of_the_leaders_engine_ends_the_workers() -> None:
-    with hosts(2, f"--control-timeout={TIMEOUT}", "--restart-engine") as two:
+    with hosts(2, f"--control-timeout={TIMEOUT}") as two:
         lose(two, two.server.engine().kill)
-        assert two.leader_status() == ExitStatus.ENGINE_FAILED, "an engine that has lost its workers is not restarted"
+        assert two.leader_status() == ExitStatus.ENGINE_FAILED
         assert two.statuses() == [ExitStatus.LEADER_LOST]
 
 
