@@ -10,6 +10,12 @@ from pathlib import Path
 from orca_jax.cluster.launch import free_ports
 from tests.serve.running import MODEL, Server, running, spawn
 
+DEVICE_MODEL = "preset:gpt2-tiny"
+DEVICE_FLAGS = (
+    *("--tokenizer", "byte", "--max-num-seqs", "2", "--max-model-len", "1024", "--page-size", "8"),
+    *("--num-pages", "260", "--max-num-batched-tokens", "4", "--no-progress", "--strict-compile"),
+)
+
 # A worker with a fault: the toy's executor does this from iteration FAULTY on.
 FAULTY = 200
 _CODE = f"""

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,16 @@ from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.launch import free_ports
 from orca_jax.config import EngineConfig
 from orca_jax.request import SamplingParams
-from tests.cluster.hosts import Hosts, hosts
+from tests.cluster.hosts import DEVICE_FLAGS, DEVICE_MODEL, Hosts, hosts
 from tests.cluster.test_failures import lose
 from tests.serve.running import spawn
 
 pytestmark = pytest.mark.chaos
 
-MODEL = "preset:gpt2-tiny"
 TWELVE_HEADS = str(Path(__file__).parents[1] / "fixtures" / "reference" / "gpt2-12-heads")
 PROMPT = "one two three"
 SAMPLING: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 7, "ignore_eos": True}
-LONG = {"model": MODEL, "max_tokens": 1000}
-FLAGS = (
-    *("--tokenizer", "byte", "--max-num-seqs", "2", "--max-model-len", "1024", "--page-size", "8"),
-    *("--num-pages", "260", "--max-num-batched-tokens", "4", "--no-progress", "--strict-compile"),
-)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A directory for the programs of all processes, which are few and compiled quickly."""
-    with pytest.MonkeyPatch.context() as patch:
-        paths = Path(__file__).parent / "fewer", Path(__file__).parents[2]
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
-        patch.setenv("JAX_PLATFORMS", "cpu")
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        patch.setenv("JAX_THREAD_GUARD", "1")  # device programs are started by one thread
-        yield str(tmp_path_factory.mktemp("programs"))
+LONG = {"model": DEVICE_MODEL, "max_tokens": 1000}
 
 
 def tokens_of_one_process(model: str) -> list[int]:
@@ -58,7 +40,7 @@ def tokens_of_one_process(model: str) -> list[int]:
     return tokens
 
 
-def tokens_of(served: Hosts, model: str = MODEL) -> list[int]:
+def tokens_of(served: Hosts, model: str = DEVICE_MODEL) -> list[int]:
     body = {"model": model, "prompt": PROMPT, "return_token_ids": True, **SAMPLING}
     answer = served.server.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -72,8 +54,10 @@ def tokens_of(served: Hosts, model: str = MODEL) -> list[int]:
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
 def test_two_processes(stages: int, cache: str) -> None:
     """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
-    expected = tokens_of_one_process(MODEL)
-    with hosts(2, *FLAGS, f"--pipeline-parallel-size={stages}", f"--compile-cache={cache}", model=MODEL) as two:
+    expected = tokens_of_one_process(DEVICE_MODEL)
+    with hosts(
+        2, *DEVICE_FLAGS, f"--pipeline-parallel-size={stages}", f"--compile-cache={cache}", model=DEVICE_MODEL
+    ) as two:
         assert tokens_of(two) == expected
         assert tokens_of(two) == expected
         lose(two, two.workers[0].kill, **LONG)
@@ -87,7 +71,7 @@ def test_two_processes(stages: int, cache: str) -> None:
 def test_four_processes_after_a_minute_of_rest(cache: str) -> None:
     """Gloo, which connects the devices of CPUs, has limits of half a minute."""
     expected = tokens_of_one_process(TWELVE_HEADS)
-    with hosts(4, *FLAGS, "--max-model-len=64", f"--compile-cache={cache}", model=TWELVE_HEADS) as four:
+    with hosts(4, *DEVICE_FLAGS, "--max-model-len=64", f"--compile-cache={cache}", model=TWELVE_HEADS) as four:
         assert tokens_of(four, TWELVE_HEADS) == expected
         time.sleep(65)
         assert tokens_of(four, TWELVE_HEADS) == expected
@@ -101,7 +85,7 @@ def test_four_processes_after_a_minute_of_rest(cache: str) -> None:
 @pytest.mark.slow
 def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
     """The device of the leader waits for ever; the leader ends all the same."""
-    with hosts(2, *FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=MODEL) as two:
+    with hosts(2, *DEVICE_FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=DEVICE_MODEL) as two:
         assert tokens_of(two)
         lose(two, lambda: two.workers[0].send_signal(signal.SIGSTOP), **LONG)
         assert two.leader_status() == ExitStatus.CLUSTER_LOST
@@ -112,9 +96,9 @@ def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
 def test_the_coordinator_with_certificates(cache: str, tmp_path: Path) -> None:
     """A worker with a certificate of other authorities cannot join the data plane."""
     files = {name: make_certificate(tmp_path / name) for name in ("ours", "theirs")}
-    with hosts(2, *FLAGS, *files["ours"], f"--compile-cache={cache}", model=MODEL) as two:
+    with hosts(2, *DEVICE_FLAGS, *files["ours"], f"--compile-cache={cache}", model=DEVICE_MODEL) as two:
         assert tokens_of(two)
-    flags = ("--model", MODEL, *FLAGS, "--nnodes=2", f"--master-port={free_ports()}", "--port=0")
+    flags = ("--model", DEVICE_MODEL, *DEVICE_FLAGS, "--nnodes=2", f"--master-port={free_ports()}", "--port=0")
     leader = spawn(*flags, *files["ours"])
     stranger = spawn(*flags, *files["theirs"], "--node-rank=1")
     with leader, stranger:
