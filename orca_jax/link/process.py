@@ -104,6 +104,7 @@ def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: 
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built, start.config.model))
     loop.run()
+    built.engine.observer.flush()
 
 
 def _lead(config: ClusterConfig, model: str, send: Send) -> "LeaderBuild":

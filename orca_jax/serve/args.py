@@ -17,6 +17,7 @@ from orca_jax.server_config import ServerConfig
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
 _MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file")
+_OF_HOSTS = ("node_rank", "master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS)
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
 
 _FIELDS = [field for field in dataclasses.fields(ServerConfig) if field.name != "engine"]
@@ -41,6 +42,8 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
     check(config)
     for name in {"host", "port"} & given if config.uds is not None else ():
         _require(False, name, "cannot be combined with --uds; use one of them")
+    for name in () if "nnodes" in given else sorted(given.intersection(_OF_HOSTS)):
+        _require(False, name, "needs --nnodes")
     return config
 
 
@@ -86,9 +89,6 @@ def _check_hosts(config: ServerConfig) -> None:
     nnodes, rank = config.nnodes, config.node_rank
     _require(nnodes >= 1, "nnodes", f"must be at least 1, got {nnodes}")
     _require(0 <= rank < nnodes, "node_rank", f"must be in 0..{nnodes - 1} with --nnodes {nnodes}, got {rank}")
-    for name in ("master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS):
-        is_default = getattr(config, name) == _default(name)
-        _require(nnodes > 1 or is_default, name, "needs --nnodes of at least 2")
     what = "needs --nnodes 1: the other processes have ended with the engine, and their owner must start all of them"
     _require(nnodes == 1 or not config.restart_engine, "restart_engine", what)
     _require(config.master_addr != "", "master_addr", "must not be empty")
