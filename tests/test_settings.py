@@ -203,9 +203,9 @@ SERVER_REFUSED = {
     "master_port": "--master-port 29501",
     "cluster_key_file": "--cluster-key-file x",
     "control_timeout": "--control-timeout 5",
-    "mtls_cert_file": "--mtls-cert-file x",
-    "mtls_key_file": "--mtls-key-file x",
-    "mtls_ca_file": "--mtls-ca-file x",
+    "mtls_cert_file": "--nnodes 2 --mtls-key-file x",
+    "mtls_key_file": "--nnodes 2 --mtls-cert-file x",
+    "mtls_ca_file": "--nnodes 2 --mtls-cert-file x --mtls-key-file x",
     "restart_engine": "--nnodes 2 --restart-engine",
 }
 

@@ -34,6 +34,7 @@ BEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25
 _TICK_MS = 250
 _NEWS_SECONDS = 10.0  # between two lines of the log while there is no leader
+_NAME_SECONDS = 5.0  # between two looks for the leader's name
 _MOST_FAILURES = 3  # handshakes that fail in a row without a reason: the keys differ
 
 Beat = Callable[[], WorkerBeat]
@@ -54,7 +55,7 @@ class WorkerLink:
         lost: called if the leader is lost or stops this process.
 
     Raises:
-        ConfigError: the address or the key file is wrong.
+        ConfigError: the key file is wrong.
     """
 
     def __init__(self, config: ClusterConfig, hello: Hello, beat: Beat, lost: Lost) -> None:
@@ -62,7 +63,7 @@ class WorkerLink:
         self._hello = hello
         self._beat = beat
         self._lost = lost
-        self._ip = resolve(config.master_addr)
+        self._ip = ""  # of the leader
         self._keys = None if config.cluster_key_file is None else read_keys(Path(config.cluster_key_file))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = worker_socket(self._context, self._keys)
@@ -86,9 +87,10 @@ class WorkerLink:
         Raises:
             ConfigError: the leader refuses this process, the keys differ, or there is no leader.
         """
+        deadline = time.monotonic() + self.config.join_timeout
+        self._ip = self._resolve(deadline)
         self._control.connect(f"tcp://{place(self._ip, self.config.master_port)}")
         self._thread.start()
-        deadline = time.monotonic() + self.config.join_timeout
         address = place(self.config.master_addr, self.config.master_port)
         while time.monotonic() < deadline:
             try:
@@ -139,6 +141,17 @@ class WorkerLink:
     def serve(self) -> None:
         """Use the limits of serving processes from now on."""
         self._is_serving = True
+
+    def _resolve(self, deadline: float) -> str:
+        """The address of the leader, which may get its name later than this process starts."""
+        while True:
+            try:
+                return resolve(self.config.master_addr)
+            except ConfigError as error:
+                if time.monotonic() + _NAME_SECONDS > deadline:
+                    raise
+                logger.info("waiting for the leader: %s", error.message)
+                time.sleep(_NAME_SECONDS)
 
     def _run(self) -> None:
         try:

@@ -19,7 +19,7 @@ from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
 
-_CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
+CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
@@ -50,7 +50,7 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, 
         free: bytes free on one device; None measures them, if all devices are of this process.
     """
     free = free_bytes(devices, utilization) if free is None else free
-    share = min(utilization, _CPU_SHARE) if devices[0].platform == "cpu" else 1
+    share = min(utilization, CPU_SHARE) if devices[0].platform == "cpu" else 1
     return int((free - needed) * len(devices) * share)
 
 

@@ -49,7 +49,7 @@ def make_hop(source: Mesh, target: Mesh, embed_dim: int, buckets: Sequence[int])
 
 
 class LocalHop:
-    """A hop within one process. It takes 20 to 60 us of the host.
+    """A hop within one process.
 
     Args:
         target: mesh of the next stage.

@@ -15,10 +15,12 @@ import socket
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from orca_jax.build.engine import build_engine
+from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.settings import reuses_prefixes
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
@@ -31,6 +33,7 @@ from orca_jax.startup import StartTimes
 
 if TYPE_CHECKING:
     from orca_jax.build.cluster import LeaderBuild
+    from orca_jax.link.kv_events import KvEventPublisher
 
 HEARTBEAT_SECONDS = 0.5
 LAST_SECONDS = 0.3  # for the last messages to the workers and the front end
@@ -90,13 +93,32 @@ def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: 
     status.enter("loading")
     times = StartTimes(start.begun)
     times.add("import", times.elapsed)
-    built = build_engine(
-        start.config,
-        on_compile=lambda: status.enter("compiling"),
-        times=times,
-        announce=_log_without_bars,
-        cluster=cluster,
-    )
+    with _publisher(start) as publisher:  # before the model: its address may be wrong
+        built = build_engine(
+            start.config,
+            on_compile=lambda: status.enter("compiling"),
+            times=times,
+            announce=_log_without_bars,
+            cluster=cluster,
+        )
+        if publisher is not None:
+            built.engine.pool.kv.watch(publisher)
+        _serve(built, start, inbox, send, status)
+
+
+def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"]:
+    """The publisher of changes of the prefix cache, if the settings name its address. Raises ConfigError."""
+    if start.kv_events is None:
+        return nullcontext()
+    if not reuses_prefixes(start.config):
+        message = "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching"
+        raise ConfigError(message, param="kv_events_endpoint")
+    from orca_jax.link.kv_events import KvEventPublisher
+
+    return KvEventPublisher(start.kv_events)
+
+
+def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
