@@ -31,8 +31,8 @@ class Start(Message, frozen=True):
 
     config: EngineConfig
     begun: float | None = None  # begin of the start on the system's monotonic clock; None: when the engine reads this
-    cluster: ClusterConfig | None = None  # of an engine over several processes, which this one leads
     kv_events: KvEvents | None = None  # None: the engine publishes no events of its prefix cache
+    cluster: ClusterConfig | None = None  # of an engine over several processes, which this one leads
 
 
 class Submit(Message, frozen=True):
