@@ -61,12 +61,12 @@ def devices_each(config: EngineConfig, model: ModelConfig, most: int, nnodes: in
     Raises:
         ConfigError: the settings do not give equal numbers to all processes.
     """
-    from orca_jax.model.sharding import check_divisible, most_shards
+    from orca_jax.model.sharding import can_share, check_divisible
 
     stages, wanted = config.pipeline_parallel_size, config.tensor_parallel_size
     if wanted is None:
         sizes = range(1, max(1, most * nnodes // stages) + 1)
-        fitting = [size for size in sizes if size * stages % nnodes == 0 and most_shards(model, size) == size]
+        fitting = [size for size in sizes if size * stages % nnodes == 0 and can_share(model, size)]
         if fitting:
             return max(fitting) * stages // nnodes
         wanted = -(-nnodes // stages)

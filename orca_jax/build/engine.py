@@ -134,10 +134,10 @@ def _build(
         devices=devices,
         num_stages=config.pipeline_parallel_size,
     )
-    resolved = resolve(config, model, max_model_len, placed, None if cluster is None else cluster.free)
+    resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    attention = explain(model, resolved, placed.mesh)
+    attention = explain(placed.config, resolved, placed.mesh)
     if cluster is not None:
         cluster.share(ModelJob(model, resolved, config.load_format, config.seed))
     meet = None if cluster is None else cluster.meet
@@ -180,6 +180,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         return config, ()
     from orca_jax.exec.memory import has_jax_started
     from orca_jax.kernels.ragged_attention.self_test import Trial
+    from orca_jax.model.sharding import check_divisible, on_shards
 
     if has_jax_started():
         logger.info(
@@ -188,10 +189,12 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         return config, ()
     dtype = dtype_of(config, "gpu")
     chips = config.tensor_parallel_size or 1
+    check_divisible(model, chips)
+    held = on_shards(model, chips)
     trial = Trial(
-        num_heads=max(1, model.num_heads // chips),
-        num_kv_heads=max(1, model.num_kv_heads // chips),
-        head_dim=model.head_dim,
+        num_heads=held.num_heads // chips,
+        num_kv_heads=held.num_kv_heads // chips,
+        head_dim=held.head_dim,
         page_size=config.page_size or PAGE_SIZE,
         dtype=dtype,
         page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
