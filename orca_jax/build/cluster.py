@@ -28,10 +28,10 @@ from orca_jax.cluster.messages import (
     PROTOCOL,
     Build,
     DataPlane,
-    Devices,
     ExecutorBuilt,
     Go,
     Hello,
+    HostDevices,
     ModelJob,
     Serving,
     ToyJob,
@@ -111,7 +111,7 @@ class LeaderBuild:
         self._leader.welcome(self._hellos, plane)
         join_data_plane(plane, self._leader.config)
         devices = claim_shared_devices(config, model, nnodes)
-        reports = self._leader.expect(Devices)
+        reports = self._leader.expect(HostDevices)
         _check_alike(reports, devices)
         self.free = _least_free(reports, [sharing[hello.machine] for hello in all_hellos], devices, config)
         return devices
@@ -174,7 +174,7 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     return start_executor(placed, resolved, times, before_run=meet, has_bars=config.progress)
 
 
-def _own_devices(config: EngineConfig) -> Devices:
+def _own_devices(config: EngineConfig) -> HostDevices:
     import jax
 
     from orca_jax.exec.cache import free_bytes
@@ -184,10 +184,10 @@ def _own_devices(config: EngineConfig) -> Devices:
     claim_memory(utilization)
     devices = jax.local_devices()
     free = 0 if config.num_pages is not None else free_bytes(devices, utilization)
-    return Devices(devices[0].platform, devices[0].device_kind, len(devices), free)
+    return HostDevices(devices[0].platform, devices[0].device_kind, len(devices), free)
 
 
-def _check_alike(reports: list[Devices], devices: "list[jax.Device]") -> None:
+def _check_alike(reports: list[HostDevices], devices: "list[jax.Device]") -> None:
     kinds = {each.kind for each in reports} | {one.device_kind for one in devices}
     if len(kinds) > 1:
         message = f"the processes have different devices ({', '.join(sorted(kinds))}); use hosts of one kind"
@@ -195,7 +195,7 @@ def _check_alike(reports: list[Devices], devices: "list[jax.Device]") -> None:
 
 
 def _least_free(
-    reports: list[Devices], sharing: list[int], devices: "list[jax.Device]", config: EngineConfig
+    reports: list[HostDevices], sharing: list[int], devices: "list[jax.Device]", config: EngineConfig
 ) -> int | None:
     """Bytes free on each device: the least of all processes. Those of one machine share the memory of a CPU."""
     if config.num_pages is not None:

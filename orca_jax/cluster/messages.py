@@ -56,7 +56,7 @@ class Welcome(ClusterMessage, frozen=True):
     data_plane: DataPlane | None  # None for the toy
 
 
-class Devices(ClusterMessage, frozen=True):
+class HostDevices(ClusterMessage, frozen=True):
     """Worker, after JAX has found the devices of all processes."""
 
     platform: str
@@ -156,7 +156,7 @@ class Rest(ClusterMessage, frozen=True):
     """All iterations are collected, and there is no work."""
 
 
-ToLeader = Hello | Devices | ExecutorBuilt | Serving | Report | WorkerBeat | WorkerFailed
+ToLeader = Hello | HostDevices | ExecutorBuilt | Serving | Report | WorkerBeat | WorkerFailed
 ToWorker = Refused | Welcome | Build | Go | LeaderBeat | Stop
 Call = Iteration | Allowed | Rest
 
