@@ -116,3 +116,11 @@ def test_a_stopped_leader_ends_the_workers() -> None:
         assert two.statuses() == [ExitStatus.LEADER_LOST]
         assert time.monotonic() - start < SOON
         assert two.leader_status() == ExitStatus.ENGINE_FAILED, "the front end has noticed it too"
+
+
+def test_the_end_of_the_leaders_front_end_ends_all_processes() -> None:
+    with hosts(2, f"--control-timeout={TIMEOUT}") as two:
+        engine = two.server.engine()
+        two.server.process.kill()
+        assert two.statuses() == [ExitStatus.DONE]
+        engine.wait(5)
