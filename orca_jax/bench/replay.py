@@ -118,7 +118,7 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost) -> Timeli
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(timeline, config, arrivals, lengths)
     )
     engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
-    _drive(engine, clock, arrivals, prompts)
+    _drive(engine, executor, clock, arrivals, prompts)
     writer.flush()
     return parse_timeline(b"".join(parts))
 
@@ -151,7 +151,7 @@ def _predictor(
     return Oracle({str(each.n): each.predicted for each in arrivals}, name)
 
 
-def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]) -> None:
+def _drive(engine: Engine, executor: SimExecutor, clock: VirtualClock, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]) -> None:
     """Run all requests to their ends."""
 
     def add(index: int) -> None:
@@ -162,7 +162,7 @@ def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], pro
         engine.add(str(arrival.n), prompts[index], params, urgency=urgency)
         clock.now = now
 
-    for _ in feed(engine, [arrival.at for arrival in arrivals], add, clock, partial(advance, clock)):
+    for _ in feed(engine, [arrival.at for arrival in arrivals], add, clock, partial(advance, clock), executor.wait_until):
         pass
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import LinearCost, pairs
-from orca_jax.timeline.read import Timeline, members
+from orca_jax.sim.cost import LinearCost, Work, work_of
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
 
 SOUND = 0.8  # least share of the variance that a sound fit explains
@@ -50,7 +50,8 @@ def fit_cost(timeline: Timeline) -> Fit:
     """
     if not timeline.iterations:
         raise ConfigError("the timeline has no iterations, so no cost can be fitted", param="trace")
-    features = np.array([_work(each) for each in timeline.iterations], np.float64)
+    work = [work_in(each) for each in timeline.iterations]
+    features = np.array([(w.steps, w.num_tokens + w.padding, w.chunk_pairs + w.context) for w in work], np.float64)
     taken = np.array([each.device for each in timeline.iterations])
     weights = _non_negative(features, taken)
     variance = float(np.sum((taken - taken.mean()) ** 2))
@@ -60,11 +61,14 @@ def fit_cost(timeline: Timeline) -> Fit:
     return Fit(cost, 1 - missed / variance if variance else 1.0)
 
 
-def _work(iteration: IterationRecord) -> tuple[int, int, int]:
-    """Return the factors of the coefficients of a cost."""
-    spans = [(start, size) for _, start, size in members(iteration)]
-    num, further = iteration.steps, len(spans) * iteration.steps * (iteration.steps - 1) // 2
-    return num, num * (iteration.tokens + iteration.padding), num * pairs(spans) + further
+def work_in(iteration: IterationRecord) -> Work:
+    """The work of a recorded iteration, over all its steps."""
+    parts = [(start, 1, True) for _, start in iteration.increments]
+    parts += [(start, size, False) for _, start, size, _ in iteration.chunks]
+    parts += [(start, size, size == 1) for _, start, size in iteration.repeats]
+    draws = len(iteration.increments) + len(iteration.repeats) + sum([samples for *_, samples in iteration.chunks])
+    once = work_of(parts, draws)._replace(launches=iteration.launches, padding=iteration.padding)
+    return once if iteration.steps == 1 else once.repeated(iteration.steps)
 
 
 def _non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
