@@ -16,6 +16,7 @@ from orca_jax.bench import (
     timeline_cost,
 )
 from orca_jax.bench.online import command as online
+from orca_jax.bench.paper import command as paper
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser
@@ -28,6 +29,7 @@ COMMANDS = {
     "host": host_time,
     "offline": offline,
     "online": online,
+    "paper": paper,
     "prefix": prefix_reuse,
     "replay": replay,
     "schedulers": schedulers,

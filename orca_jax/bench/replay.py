@@ -151,7 +151,13 @@ def _predictor(
     return Oracle({str(each.n): each.predicted for each in arrivals}, name)
 
 
-def _drive(engine: Engine, executor: SimExecutor, clock: VirtualClock, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]) -> None:
+def _drive(
+    engine: Engine,
+    executor: SimExecutor,
+    clock: VirtualClock,
+    arrivals: Sequence[Arrival],
+    prompts: Sequence[Sequence[int]],
+) -> None:
     """Run all requests to their ends."""
 
     def add(index: int) -> None:
@@ -162,7 +168,8 @@ def _drive(engine: Engine, executor: SimExecutor, clock: VirtualClock, arrivals:
         engine.add(str(arrival.n), prompts[index], params, urgency=urgency)
         clock.now = now
 
-    for _ in feed(engine, [arrival.at for arrival in arrivals], add, clock, partial(advance, clock), executor.wait_until):
+    times = [arrival.at for arrival in arrivals]
+    for _ in feed(engine, times, add, clock, partial(advance, clock), executor.wait_until):
         pass
 
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 
@@ -121,14 +121,18 @@ class StageCost:
     def stages(self, work: Work, num_stages: int) -> Sequence[float]:
         """The same seconds on each stage, since all have as many layers."""
         seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
-        return [seconds + self.increment * work.increments + self.context * (work.context + work.chunk_context)] * (
-            num_stages
-        )
+        seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
+        return [seconds] * num_stages
 
     def slower(self, factor: float) -> "StageCost":
         """The cost of an engine with this multiple of the seconds."""
-        parts = (self.weights, self.initiation, self.increment, self.context)
-        return StageCost(*[factor * part for part in parts], self.control, self.host, self.buckets)
+        return replace(
+            self,
+            weights=factor * self.weights,
+            initiation=factor * self.initiation,
+            increment=factor * self.increment,
+            context=factor * self.context,
+        )
 
 
 @dataclass(frozen=True)
