@@ -17,6 +17,7 @@ from orca_jax.bench import (
 )
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
+from orca_jax.bench.simulated import predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser
@@ -30,6 +31,7 @@ COMMANDS = {
     "offline": offline,
     "online": online,
     "paper": paper,
+    "predict": predict,
     "prefix": prefix_reuse,
     "replay": replay,
     "schedulers": schedulers,

@@ -28,7 +28,7 @@ from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table, print_warning
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
-from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     write_views(again, args)
 
 
-def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost) -> Timeline:
+def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureCost) -> Timeline:
     """Simulate a recorded timeline under `config`.
 
     Every request arrives at its recorded time, and generates its recorded number of tokens. Requests without an end in

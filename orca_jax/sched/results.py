@@ -55,9 +55,9 @@ def update_of(request: Request, now: float) -> RequestUpdate:
     reason = request.finish_reason
     if reason == "abort":
         return RequestUpdate(request.request_id, (), reason)
-    start = request.num_delivered
-    new_ids = tuple(request.generated_ids[start:])
-    request.num_delivered += len(new_ids)
+    start, ids = request.num_delivered, request.generated_ids
+    request.num_delivered = len(ids)
+    new_ids = tuple(ids[start:])
     if reason is None and start and not request.logprobs:  # nearly all updates
         return RequestUpdate(request.request_id, new_ids)
     if new_ids and request.first_token is None:

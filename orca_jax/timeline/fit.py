@@ -53,12 +53,17 @@ def fit_cost(timeline: Timeline) -> Fit:
     work = [work_in(each) for each in timeline.iterations]
     features = np.array([(w.steps, w.num_tokens + w.padding, w.chunk_pairs + w.context) for w in work], np.float64)
     taken = np.array([each.device for each in timeline.iterations])
-    weights = _non_negative(features, taken)
+    weights = non_negative(features, taken)
     variance = float(np.sum((taken - taken.mean()) ** 2))
     missed = float(np.sum((taken - features @ weights) ** 2))
-    host = statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
-    cost = LinearCost(float(weights[0]), float(weights[1]), float(weights[2]), host, timeline.head.buckets)
+    per_iteration, per_token, per_pair = map(float, weights)
+    cost = LinearCost(per_iteration, per_token, per_pair, host_seconds(timeline), timeline.head.buckets)
     return Fit(cost, 1 - missed / variance if variance else 1.0)
+
+
+def host_seconds(timeline: Timeline) -> float:
+    """The median time of the host to select, plan and update an iteration."""
+    return statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
 
 
 def work_in(iteration: IterationRecord) -> Work:
@@ -71,7 +76,7 @@ def work_in(iteration: IterationRecord) -> Work:
     return once if iteration.steps == 1 else once.repeated(iteration.steps)
 
 
-def _non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
+def non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
     """Solve by least squares; features with negative weights are left out, beginning with the most negative one."""
     scale = np.maximum(np.abs(features).max(axis=0), 1)
     kept = list(range(features.shape[1]))
