@@ -32,7 +32,7 @@ def test_names_of_systems() -> None:
     assert parse_system("ft(16;8)") == System("ft", 16, 8) and parse_system("ft(16,8)").name == "ft(16,8)"
     assert parse_system("orca(32)").name == "orca(32)"
     for wrong in ("orca", "orca(0)", "ft(8)", "vllm(8)"):
-        with pytest.raises(ConfigError, match="systems|system|size"):
+        with pytest.raises(ConfigError, match=r"size|is not a system"):
             parse_system(wrong)
 
 
@@ -74,7 +74,7 @@ def test_figures_of_a_run() -> None:
     first = cost.weights + 32 * cost.initiation
     second = cost.weights + cost.increment + 33 * cost.context
     assert run.point == (pytest.approx(17 / 170), pytest.approx(1e3 * (first + second) / 2))
-    assert set(run.first) == {pytest.approx(first)} and len(run.gaps) == 18, "two warm-up requests are not measured"
+    assert run.first == pytest.approx([first] * 18) and len(run.gaps) == 18, "two warm-up requests are not measured"
     assert run.figures["p99_itl_ms"] == pytest.approx(1e3 * second)
 
 
@@ -86,12 +86,11 @@ def test_requests_do_not_depend_on_the_rate() -> None:
 
 @pytest.mark.parametrize(("system", "together"), [("orca(8)", True), ("cells(8)", False)])
 def test_cells_of_different_positions_do_not_join(system: str, together: bool) -> None:
-    """Prompts of 40 and 50 tokens at once; on one stage with two in flight."""
-    both = simulate(
-        parse_system(system), Place("101B", n_workers=1), [Lengths(40, 4, 4), Lengths(50, 4, 4)], [0.0, 0.0]
-    )
-    equal = simulate(parse_system(system), Place("101B", n_workers=1), [Lengths(40, 4, 4)] * 2, [0.0, 0.0])
-    ratio = max(both.ends) / max(equal.ends)
+    """Prompts of 40 and 50 tokens at once, against two of 40."""
+    place, one, other = Place("101B", n_workers=1), Lengths(40, 4, 4), Lengths(50, 4, 4)
+    unequal = simulate(parse_system(system), place, [one, other], [0.0, 0.0])
+    equal = simulate(parse_system(system), place, [one, one], [0.0, 0.0])
+    ratio = max(unequal.ends) / max(equal.ends)
     assert ratio < 1.1 if together else ratio > 1.7
 
 
@@ -111,9 +110,10 @@ def test_the_throughput_at_a_latency() -> None:
     assert found.throughput == pytest.approx(0.5, abs=1e-4) and found.latency <= 200
 
 
-@pytest.mark.parametrize(
-    "text", ["model,system\n175B,orca(8)\n", POINTS.replace("58", "fast"), POINTS + "175B,x,1,1\n"]
-)
+WRONG = ["model,system\n175B,orca(8)\n", POINTS.replace("58", "fast"), POINTS + "175B,x,1,1\n"]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_wrong_digitised_files(text: str, tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
     path.write_text(text)

@@ -44,6 +44,7 @@ PAIRS: Mapping[str, tuple[float, Callable[[], Scheduler]]] = {
 
 def measure_all(num_requests: int) -> dict[str, Any]:
     """Serve the paper's workload under each pair; print and return microseconds of the processor."""
+    gc.collect()
     found = {name: measure(rate, make(), num_requests) for name, (rate, make) in PAIRS.items()}
     shown = {name: f"{row['us']:6.2f} us, {row['mean_batch_size']:.1f} in a batch" for name, row in found.items()}
     print_table(f"host time of a request and iteration, {num_requests} requests", shown)
@@ -69,7 +70,6 @@ def measure(rate: float, scheduler: Scheduler, num_requests: int) -> dict[str, f
         params = SamplingParams(generated, ignore_eos=True)
         engine.add(str(index), prompt[:num_prompt], params, urgency=urgency)
 
-    gc.collect()
     start = time.process_time()
     for _ in feed(engine, arrivals, add, clock, partial(advance, clock), executor.wait_until):
         pass
