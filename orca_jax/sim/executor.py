@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_jax.request import TokenSet
-from orca_jax.sim.cost import Cost, Work, work_of
+from orca_jax.sim.cost import IterationCost, IterationWork, work_of
 from orca_jax.step import ExecutorStats, Handle, MemberResult, MultiStep, StepPlan, StepResult
 
 END_ID = 0
@@ -31,7 +31,7 @@ class _SimHandle:
     ready_at: float
 
 
-class _Row:
+class _SimRow:
     """The holder of a row: its lengths, and its ids in no result yet."""
 
     __slots__ = ("end", "num_prompt", "unreported")
@@ -67,12 +67,14 @@ class SimExecutor:
         num_stages: devices in the pipeline.
     """
 
-    def __init__(self, cost: Cost, clock: VirtualClock, lengths: Mapping[str, int], *, num_stages: int = 1) -> None:
+    def __init__(
+        self, cost: IterationCost, clock: VirtualClock, lengths: Mapping[str, int], *, num_stages: int = 1
+    ) -> None:
         self.stats = ExecutorStats()
         self._cost = cost
         self._clock = clock
         self._lengths = lengths
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _SimRow] = {}
         self._free_at = [clock.now] * num_stages  # the time at which each stage has done all its work
         self._is_wanted = False
 
@@ -133,11 +135,11 @@ class SimExecutor:
     def close(self) -> None:
         """Do nothing: no memory is held."""
 
-    def _run(self, plan: StepPlan) -> tuple[StepResult, Work]:
+    def _run(self, plan: StepPlan) -> tuple[StepResult, IterationWork]:
         results, parts = [], []
         for member in plan.members:
             if member.sampling is not None:
-                self._rows[member.row] = _Row(member.sampling.num_prompt, self._lengths[member.request_id])
+                self._rows[member.row] = _SimRow(member.sampling.num_prompt, self._lengths[member.request_id])
             row, start, size = self._rows[member.row], member.start, len(member.ids) + member.last_on_device
             parts.append((start, size, size == 1 and start >= row.num_prompt))
             if not member.is_sampling:
@@ -149,7 +151,7 @@ class SimExecutor:
         work = work_of(parts, sum([result is not _NOTHING for result in results]))
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
-    def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, Work]:
+    def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, IterationWork]:
         """Run a plan of many steps; a member draws no more after its end or at its limit."""
         assert len(self._free_at) == 1, "a plan of many steps on several stages"
         limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))

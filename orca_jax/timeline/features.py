@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import Cost, FeatureCost, features
+from orca_jax.sim.cost import FeatureCost, IterationCost, features
 from orca_jax.timeline.fit import host_seconds, non_negative, work_in
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
@@ -40,7 +40,7 @@ def fit_features(timeline: Timeline) -> FeatureFit:
     return FeatureFit(FeatureCost(_weights(iterations), host, buckets), iteration_errors(measured, others))
 
 
-def iteration_errors(cost: Cost, iterations: Sequence[IterationRecord]) -> Mapping[str, float]:
+def iteration_errors(cost: IterationCost, iterations: Sequence[IterationRecord]) -> Mapping[str, float]:
     """The errors of a cost for the device times of single iterations, and for their sum, as shares of the measured."""
     taken = np.array([each.device for each in iterations])
     found = np.array([sum(cost.stages(work_in(each), 1)) for each in iterations])

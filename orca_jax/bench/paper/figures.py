@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 from orca_jax.bench.paper.curves import Digitised, Point, distance, throughput_at
@@ -50,7 +51,7 @@ class Effort:
         """Map over processes."""
         if self.processes == 1:
             return list(map(function, *columns))
-        with ProcessPoolExecutor(self.processes) as pool:
+        with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:  # a fork copies locks of threads
             return list(pool.map(function, *columns))
 
 
