@@ -48,7 +48,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="DIRECTORY", help="write fig9.svg, fig10.svg and fig11.svg here")
     parser.add_argument(
         "--beyond", action="store_true",
-        help="with fig10: tail latencies, sensitivities and later schedulers on 175B, on the same workload",
+        help="also tail latencies, sensitivities and later schedulers on 175B and 101B, with the same workload",
     )  # fmt: skip
     parser.add_argument("--trace-data", metavar="FILE", help="Azure's CSV file for --beyond: answers ended by EOS")
 
