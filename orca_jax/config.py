@@ -1,6 +1,6 @@
 """Settings: one small frozen dataclass per layer of the package.
 
-Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `build/engine.py` resolves them once
+Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `build/resolve.py` resolves them once
 into the other classes. No setting is read from the environment.
 """
 
@@ -98,12 +98,13 @@ class ExecutorConfig:
     compile_cache: str | None = None  # directory; None: no persistent cache
     strict_compile: bool = False  # a compile while serving raises
     max_steps: int = 1  # most repetitions of an iteration in one dispatch, and tokens kept per row
+    pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
 
 
 @names_checked(ConfigError)
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/engine.py` resolves it.
+    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/resolve.py` resolves it.
 
     A setting other than its default is honoured or refused by name (`build/settings.py`).
 
@@ -124,9 +125,10 @@ class EngineConfig:
     overlap: bool | None = None  # chunked (None: yes): select the next iteration while one runs
     check_in_intervals: tuple[int, ...] | None = None  # chunked: iterations between checks of medium, of long requests
     enable_prefix_caching: bool | None = None  # chunked (None: yes): reuse pages of prompts with the same beginning
-    n_workers: int = 1  # the paper's n_workers: iterations in flight
+    n_workers: int | None = None  # the paper's n_workers: iterations in flight; None: one for each pipeline stage
     n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
     tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int = 1  # stages, each with its part of the layers
     page_size: int | None = None
     num_pages: int | None = None
     gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION

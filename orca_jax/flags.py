@@ -31,10 +31,11 @@ HELP: Mapping[str, str] = {
     "requests every K1 iterations and long ones every K2",
     "enable_prefix_caching": "chunked: reuse the KV cache pages of earlier prompts with the same beginning "
     "(default for chunked)",
-    "n_workers": "orca: iterations in flight (the paper's n_workers)",
+    "n_workers": "iterations in flight (the paper's n_workers); default: one for each pipeline stage",
     "n_slots": "orca and request_level: most tokens of KV cache reserved at once (the paper's n_slots); "
     "default: what fits in memory",
     "tensor_parallel_size": "devices that share every layer; default: 1, and on a CPU as many as the model allows",
+    "pipeline_parallel_size": "stages of the model, each with its part of the layers on --tensor-parallel-size devices",
     "page_size": "tokens of one KV cache page",
     "num_pages": "pages of the KV cache; default: what fits in memory",
     "gpu_memory_utilization": "fraction of each accelerator's whole memory for weights and KV cache, above 0 and at "
@@ -53,7 +54,11 @@ HELP: Mapping[str, str] = {
     "python -m orca_jax.timeline shows it",
     "progress": "show progress bars on standard error while loading and compiling",
 }
-ALIASES: Mapping[str, tuple[str, ...]] = {"tensor_parallel_size": ("-tp",), "page_size": ("--block-size",)}
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "page_size": ("--block-size",),
+}
 
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(

@@ -63,6 +63,7 @@ def main(args: argparse.Namespace) -> None:
     source = model_directory(args.model) or args.model
     decoder = load_decoder(source, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
     tokenizer = load_tokenizer(source)
+    assert decoder.embedding is not None, "a whole model"
     vectors = np.asarray(decoder.embedding.table[...])[: decoder.config.vocab_size]
     learnt, held_out = read_log(args.data, tokenizer).split(HELD_OUT, args.seed)
     ranker = train(vectors, learnt, Settings(epochs=args.epochs, seed=args.seed))

@@ -9,7 +9,7 @@ from orca_jax.build.budget import launch_sizes, token_budget
 from orca_jax.build.engine import build_engine
 from orca_jax.config import DType, EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.exec import executor, layers
+from orca_jax.exec import layers
 from orca_jax.kernels.ragged_attention import BackendChoice, xla
 from orca_jax.kernels.ragged_attention.api import BACKENDS
 from orca_jax.request import SamplingParams
@@ -32,7 +32,9 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"scheduler": "fastest"}, "scheduler", "orca, request_level"),
         ({"scheduler": "chunked", "scheduling_policy": "random"}, "scheduling_policy", "fcfs, priority"),
         ({"scheduler": "orca", "scheduling_policy": "fair"}, "scheduling_policy", "needs scheduler chunked"),
-        ({"scheduler": "request_level", "n_workers": 2}, "n_workers", "needs scheduler orca"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size", "at least 1"),
+        ({"pipeline_parallel_size": 5}, "pipeline_parallel_size", "more than the 3 layers"),
+        ({"pipeline_parallel_size": 3, "tensor_parallel_size": 6}, "pipeline_parallel_size", "their product"),
         ({"max_model_len": 65}, "max_model_len", "64 positions"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),
         ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
@@ -123,7 +125,7 @@ def test_the_type_of_the_cache_on_a_cpu(
     dtype: DType, multiplies: bool, pages: str, program_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of bfloat16 are only quicker on a processor that has them."""
-    monkeypatch.setattr("orca_jax.build.engine.multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr("orca_jax.build.resolve.multiplies_bfloat16", lambda: multiplies)
     monkeypatch.setattr("orca_jax.kernels.ragged_attention.xla.multiplies_bfloat16", lambda: multiplies)
     with build_engine(config(program_cache, max_model_len=48, dtype=dtype)) as built:
         assert built.executor_config is not None and built.executor_config.cache.dtype == pages
@@ -145,10 +147,10 @@ def test_the_choice_of_attention_is_logged(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layers, "explain_attention", explain)
-    monkeypatch.setattr(executor, "JaxExecutor", stop)
+    monkeypatch.setattr("orca_jax.build.executor.JaxExecutor", stop)
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         build_engine(config(program_cache))
-    (record,) = [record for record in caplog.records if record.name == "orca_jax.build.engine"]
+    (record,) = [record for record in caplog.records if record.name == "orca_jax.build.resolve"]
     assert record.levelname == level
     assert "attention by 'tpu': the default of this device" in record.message
 

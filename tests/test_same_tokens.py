@@ -142,6 +142,50 @@ def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
 
 @few
 @quick
+@pytest.mark.parametrize(
+    ("name", "devices", "stages"),
+    [
+        ("gpt2-12-heads", 1, 2),
+        ("gpt2-12-heads", 2, 3),
+        ("gpt2-untied-sharded", 1, 2),
+        ("llama-12-heads-3-groups", 4, 2),
+        ("llama-biases-sharded", 1, 3),
+    ],
+)
+def test_pipelines(name: str, devices: int, stages: int, program_cache: str) -> None:
+    """A batch in flight for each stage; or one more, to hide the time of the host."""
+    jobs, answers = greedy_jobs(name)
+    late = [Job(job.prompt, job.params, at_step=2 * i) for i, job in enumerate(jobs)]
+    workers: dict[SchedulerName, int | None] = {"orca": None, "request_level": None, "chunked": stages + 1}
+    for scheduler, number in workers.items():
+        settings = {"pipeline_parallel_size": stages, "n_workers": number, "max_num_seqs": 2, "num_pages": 30}
+        for engine in make_engine(name, program_cache, devices, scheduler, **settings):
+            assert engine.scheduler.n_workers == (number or stages)
+            assert run(engine, jobs) == answers, "together"
+            assert run(engine, late) == answers, "joining while others run"
+
+
+@few
+@quick
+@pytest.mark.parametrize("layers", [6])
+def test_four_stages_of_random_layers(layers: int, tmp_path: Path, program_cache: str) -> None:
+    """With extras, seeds, constraints and preemption; 6 layers are spread as 1, 2, 2, 1."""
+    (tmp_path / "config.json").write_text(
+        (REFERENCE / "gpt2-12-heads" / "config.json").read_text().replace('"n_layer": 3', f'"n_layer": {layers}')
+    )
+    prompts = [job.prompt for job in greedy_jobs("gpt2-12-heads")[0]]
+    jobs = [Job(prompt, params, at_step=i) for i, (prompt, params) in enumerate(zip(prompts, EXTRAS, strict=True))]
+    seen = []
+    for stages in (1, 4):
+        settings = {"load_format": "dummy", "pipeline_parallel_size": stages, "num_pages": 10}
+        for engine in make_engine(str(tmp_path), program_cache, 1, "chunked", **settings):
+            seen.append(run(engine, jobs))
+            assert engine.executor.stats.compiles_while_serving == 0
+    assert seen[0] == seen[1]
+
+
+@few
+@quick
 def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None:
     """33 + 12 tokens need 45 slots, 6 pages of 8; few more are available."""
     jobs, answers = greedy_jobs("gpt2-12-heads")

@@ -13,7 +13,8 @@ from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.build.budget import launch_sizes, token_budget
-from orca_jax.build.engine import Built, build_engine, cache_directory
+from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.resolve import cache_directory
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
 from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
@@ -43,8 +44,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**ORCA, "length_predictor": "quantiles"}, "length_predictor", "no effect"),
     ({**ORCA, **SHORTEST}, "scheduling_policy", "needs scheduler chunked"),
     ({**BASELINE, "scheduling_policy": "priority"}, "scheduling_policy", "needs scheduler chunked"),
-    ({"n_workers": 2}, "n_workers", "needs scheduler orca"),
-    ({**BASELINE, "n_workers": 2}, "n_workers", "needs scheduler orca"),
+    ({"n_workers": 2}, "n_workers", "needs pipeline_parallel_size above 1, or scheduler orca or request_level"),
+    ({"pipeline_parallel_size": 2, "overlap": True}, "overlap", "needs pipeline_parallel_size 1, not 2"),
+    ({**MANY_STEPS, "pipeline_parallel_size": 2}, "check_in_intervals", "needs pipeline_parallel_size 1, not 2"),
     ({"n_slots": 100}, "n_slots", "num_pages"),
     ({**ORCA, "itl_target_ms": 100.0}, "itl_target_ms", "needs scheduler chunked"),
     ({"itl_target_ms": 100.0, "max_num_batched_tokens": 64}, "itl_target_ms", "leave one of them out"),
@@ -85,6 +87,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "n_workers": {**ORCA, "n_workers": 2},
     "n_slots": {**ORCA, "n_slots": 300},
     "tensor_parallel_size": {"tensor_parallel_size": 1},
+    "pipeline_parallel_size": {"pipeline_parallel_size": 3},
     "page_size": {"page_size": 4},
     "num_pages": {"num_pages": 900},
     "gpu_memory_utilization": {},

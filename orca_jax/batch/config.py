@@ -12,6 +12,7 @@ import httpx
 
 from orca_jax.batch.output import old_path
 from orca_jax.batch.rows import COMPLETIONS, LineFormat
+from orca_jax.build.scheduler import num_rows
 from orca_jax.build.settings import adapted, is_toy
 from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
@@ -105,7 +106,7 @@ class BatchConfig:
         if self.concurrency is not None:
             return self.concurrency
         engine = self.server.engine
-        return REMOTE_CONCURRENCY if self.base_url is not None else 2 * engine.max_num_seqs * engine.n_workers
+        return REMOTE_CONCURRENCY if self.base_url is not None else 2 * num_rows(engine)
 
     @property
     def meaning(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def profile(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, fl
     if not isinstance(engine.executor, JaxExecutor):
         raise ConfigError("the toy model has no device to profile; leave out --profile", param="profile")
     parts: dict[Operation, str] = {}
-    for program in engine.executor.programs.values():
+    for program in (program for stage in engine.executor.stages for program in stage.programs.values()):
         text = program.as_text() or ""
         module = text.removeprefix("HloModule ").partition(",")[0]
         parts |= {(module, name): _part(op) for name, op in _INSTRUCTION.findall(text)}

@@ -28,10 +28,10 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
     from orca_jax.model.sharding import most_shards
 
     claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
-    wanted = config.tensor_parallel_size
+    wanted, stages = config.tensor_parallel_size, config.pipeline_parallel_size
     cores = num_processors()
     try:
-        most = max(cores, wanted or 1, jax.config.jax_num_cpu_devices)  # the program may have set more
+        most = max(cores, (wanted or 1) * stages, jax.config.jax_num_cpu_devices)  # the program may have set more
         jax.config.update("jax_num_cpu_devices", most)
     except RuntimeError:  # a backend runs already, so the number of devices is fixed
         cores = min(cores, len(jax.devices("cpu")))
@@ -44,13 +44,15 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
             wanted,
             cores,
         )
-    size = wanted or (most_shards(model, min(cores, len(devices))) if on_cpu else 1)
-    if size > len(devices):
+    size = wanted or (most_shards(model, max(1, min(cores, len(devices)) // stages)) if on_cpu else 1)
+    if size * stages > len(devices):
+        by_stages = f" and pipeline_parallel_size is {stages}" if stages > 1 else ""
         raise ConfigError(
-            f"tensor_parallel_size is {size} but this process sees {len(devices)} {devices[0].platform} devices",
-            param="tensor_parallel_size",
+            f"tensor_parallel_size is {size}{by_stages}, but this process sees {len(devices)} {devices[0].platform} "
+            f"devices; {'their product' if stages > 1 else 'it'} must not be more",
+            param="tensor_parallel_size" if stages == 1 else "pipeline_parallel_size",
         )
-    return devices[:size]
+    return devices[: size * stages]
 
 
 def check_platform(config: EngineConfig, platform: str) -> None:

@@ -6,6 +6,7 @@ from orca_jax.build.settings import (
     SCHEDULERS,
     check_budget,
     check_settings,
+    num_workers,
     overlaps,
     reuses_prefixes,
     traits_of,
@@ -77,18 +78,20 @@ def _pool(
 
 def num_rows(config: EngineConfig) -> int:
     """The largest number of requests with rows."""
-    return config.max_num_seqs * config.n_workers
+    return config.max_num_seqs * num_workers(config)
 
 
 def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> Scheduler:
     """The scheduler alone, for checked settings. The arguments are those of `build_scheduling`."""
     settings = SchedulerSettings(
         max_bs=config.max_num_seqs,
-        n_workers=config.n_workers,
+        n_workers=num_workers(config),
         token_budget=budget,
         ordering=ORDERINGS[config.scheduling_policy],
         overlap=overlaps(config),
         watermark=int(WATERMARK * cache.num_pages),
         check_in_intervals=config.check_in_intervals,
+        # More batches than stages count as stages: the token of a request is always known when it is selected again.
+        num_stages=num_workers(config) if config.pipeline_parallel_size > 1 else 1,
     )
     return SCHEDULERS[config.scheduler].from_settings(settings)

@@ -37,8 +37,8 @@ TOY = "preset:toy"
 MAX_STEPS = 256  # with more of them a new request waits for seconds on most devices
 
 _AT_LEAST_ONE = (
-    "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "page_size", "num_pages",
-    "max_num_batched_tokens",
+    "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "pipeline_parallel_size",
+    "page_size", "num_pages", "max_num_batched_tokens",
 )  # fmt: skip
 
 
@@ -62,8 +62,16 @@ def reuses_prefixes(config: EngineConfig) -> bool:
 
 
 def overlaps(config: EngineConfig) -> bool:
-    """Return True if the next iteration is selected while one runs."""
-    return traits_of(config).has_overlap and config.overlap is not False
+    """Return True if the next iteration is selected while one runs, before the tokens of this one are known.
+
+    A pipeline has iterations of other requests in flight instead.
+    """
+    return traits_of(config).has_overlap and config.overlap is not False and config.pipeline_parallel_size == 1
+
+
+def num_workers(config: EngineConfig) -> int:
+    """Return the number of batches that take turns: by default one for each pipeline stage."""
+    return config.n_workers or config.pipeline_parallel_size
 
 
 def reads_predictions(config: EngineConfig) -> bool:
@@ -88,13 +96,28 @@ def _able(has_trait: Callable[[Traits], bool]) -> str:
 
 NEEDS: tuple[Need, ...] = (
     _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
-    _of_schedulers(
-        "n_workers", (1,), lambda traits: traits.has_workers, "decides itself about its iterations in flight"
+    Need(
+        "n_workers",
+        (None, 1),
+        lambda config: traits_of(config).has_workers or config.pipeline_parallel_size > 1,
+        lambda config: (
+            f"n_workers needs pipeline_parallel_size above 1, or scheduler {_able(lambda traits: traits.has_workers)}: "
+            f"{config.scheduler} decides itself about its iterations in flight on one stage; leave it out"
+        ),
     ),
     _of_schedulers(
         "n_slots", (None,), lambda traits: traits.has_reservations, "reserves nothing, and num_pages bounds its memory"
     ),
     _of_schedulers("overlap", (None, False), lambda traits: traits.has_overlap, "does not overlap iterations"),
+    Need(
+        "overlap",
+        (None, False),
+        lambda config: config.pipeline_parallel_size == 1,
+        lambda config: (
+            f"overlap needs pipeline_parallel_size 1, not {config.pipeline_parallel_size}: a pipeline has iterations "
+            "of other requests in flight; leave it out, and give a larger n_workers to hide the time of the host"
+        ),
+    ),
     _of_schedulers(
         "enable_prefix_caching", (None, False), lambda traits: traits.shares_prefixes, "has no prefix cache"
     ),
@@ -115,6 +138,15 @@ NEEDS: tuple[Need, ...] = (
         lambda config: (
             f"check_in_intervals needs scheduler {_able(lambda traits: traits.has_many_steps)} without overlap: a "
             "device that runs many steps by itself leaves nothing to overlap; give --no-overlap"
+        ),
+    ),
+    Need(
+        "check_in_intervals",
+        (None,),
+        lambda config: config.pipeline_parallel_size == 1,
+        lambda config: (
+            f"check_in_intervals needs pipeline_parallel_size 1, not {config.pipeline_parallel_size}: the devices of "
+            "one stage do not have the tokens of the last one; leave one of them out"
         ),
     ),
     Need(

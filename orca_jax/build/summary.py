@@ -41,7 +41,7 @@ def summary_of(
     return replace(
         summary,
         device=device,
-        num_devices=resolved.tensor_parallel_size,
+        num_devices=resolved.tensor_parallel_size * resolved.pipeline_parallel_size,
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.cache.dtype,
         attention=attention,

@@ -1,11 +1,12 @@
 """Compilation in a thread of its own, while the weights are loaded: programs follow from shapes alone."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from orca_jax.exec.programs import ProgramName, Programs
+from orca_jax.exec.programs import ProgramName, Programs, compile_stages
 from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
 
@@ -14,21 +15,24 @@ class CompiledAhead:
     """Programs being compiled. A context manager: an error within its block stops the compilation.
 
     Args:
-        shapes: of the programs, made from a decoder without values.
+        stages: shapes of the programs of each stage, made from a decoder without values.
         times: takes the phases of the start and the number of programs.
     """
 
-    def __init__(self, shapes: Programs, times: StartTimes) -> None:
-        self.shapes = shapes
+    def __init__(self, stages: Sequence[Programs], times: StartTimes) -> None:
+        self.stages = stages
         self._lock = threading.Lock()
         self._counts = (0, 0)
         self._progress: Progress | None = None
         self._is_stopped = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self._programs = self._thread.submit(shapes.compile, self._take, times)
+        self._programs = self._thread.submit(compile_stages, stages, self._take, times)
 
-    def result(self, progress: Progress) -> dict[ProgramName, jax.stages.Compiled]:
-        """Wait for the programs. `progress` is called from here on; two bars at once would disturb each other."""
+    def result(self, progress: Progress) -> list[dict[ProgramName, jax.stages.Compiled]]:
+        """Wait for the programs of all stages.
+
+        `progress` is called from here on; two bars at once would disturb each other.
+        """
         with self._lock:
             self._progress = progress
             if self._counts[1]:

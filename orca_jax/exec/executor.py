@@ -13,7 +13,7 @@ from typing import cast
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
@@ -21,18 +21,16 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
-from orca_jax.exec.idle import IdleWatch, Pending
-from orca_jax.exec.layers import flatten_module
 from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
-from orca_jax.exec.programs import DeviceState, Programs, allocate_state
-from orca_jax.exec.results import Launch, read_many, read_results
+from orca_jax.exec.programs import Programs, compile_stages
+from orca_jax.exec.results import IdleWatch, Launch, Pending, read_many, read_results
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
+from orca_jax.exec.stage import Hop, LocalHop, Stage, StageModel
 from orca_jax.exec.untouched import Populating
-from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
 from orca_jax.startup import StartTimes
@@ -58,13 +56,14 @@ class JaxHandle:
 
 
 class JaxExecutor:
-    """Runs one model on one mesh.
+    """Runs one model on one mesh, or on a mesh for each stage of a pipeline.
+
+    Stages run the launches in the order of submission, each its own launch at a time (the paper's Figure 8a).
 
     Args:
-        decoder: parameters on the devices of `mesh`.
-        model: of the decoder.
+        stages: of the model, in their order.
+        model: all stages of it.
         config: shapes, for the finite set of programs.
-        mesh: with a tensor axis.
         progress: called before the first compilation and after each, with the number compiled so far and the total.
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
@@ -76,10 +75,9 @@ class JaxExecutor:
 
     def __init__(
         self,
-        decoder: Decoder,
+        stages: Sequence[StageModel],
         model: ModelConfig,
         config: ExecutorConfig,
-        mesh: Mesh,
         progress: Progress = lambda done, total: None,
         *,
         greedy_only: bool = False,
@@ -90,31 +88,34 @@ class JaxExecutor:
         self.config = config
         self.stats = ExecutorStats()
         self._model = model
-        self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._shapes = shapes = (
-            ahead.shapes if ahead else Programs(decoder, model, config, mesh, greedy_only=greedy_only)
+        shapes = (
+            ahead.stages
+            if ahead
+            else [Programs(decoder, model, config, mesh, greedy_only=greedy_only) for decoder, mesh in stages]
         )
-        self._weights, self._unembedding = flatten_module(decoder)[1], flatten_module(decoder.unembedding)[1]
+        self._shapes = shapes[-1]
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
-        self._state = allocate_state(model, config, mesh)
-        self._no_masks = {n: self._put(pack_masks((), n, shapes.num_columns)) for n in shapes.full_widths}
         self._idle = IdleWatch()
         self._seconds_in_flight = 0.0  # expected for everything submitted and not collected
         self._num_in_flight = 0
         self._counter = CompileCounter()
         if ahead is not None:
-            self.programs = ahead.result(progress)
+            programs = ahead.result(progress)
         else:
             with compile_cache(config.compile_cache):
-                self.programs = shapes.compile(progress, times)
+                programs = compile_stages(shapes, progress, times)
+        decoders = [each.decoder for each in stages]
+        self.stages = [Stage(*each) for each in zip(decoders, shapes, programs, strict=True)]
+        self._last = self.stages[-1]
+        self._hops: list[Hop | None] = [None, *(LocalHop(each.mesh) for each in stages[1:])]
         with times.phase("warm_up"):
             measured = self._warm_up()
         self.launch_seconds = measured.usual()
         self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
         self._idle.rest()
-        is_on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self._populating = Populating(jax.tree.leaves(self._state.pages)) if is_on_cpu else None
-        self.stats.compiles = len(self.programs)
+        pages = [stage.state.pages for stage in self.stages]
+        self._populating = Populating(jax.tree.leaves(pages)) if self._shapes.platform == "cpu" else None
+        self.stats.compiles = sum(len(each) for each in programs)
         self._num_before = self._counter.count  # before the first plan
 
     @property
@@ -138,7 +139,7 @@ class JaxExecutor:
             return self._submit_many(plan, plan.multi_step)
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
         if self.config.max_steps > 1 and self._rows.num_unreported.any():
-            handle.unreported = self._state.unreported
+            handle.unreported = self._last.state.unreported
         for segments in launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1]):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
@@ -196,9 +197,8 @@ class JaxExecutor:
         self._counter.close()
         if self._populating is not None:
             self._populating.stop()
-        for array in (*jax.tree.leaves(self._state), *self._no_masks.values()):
-            array.delete()
-        self.programs = {}
+        for stage in self.stages:
+            stage.close()
 
     def _launch(self, plan: StepPlan, segments: Sequence[Segment]) -> Launch:
         """Start the layers of one launch."""
@@ -228,16 +228,13 @@ class JaxExecutor:
         packed = time.perf_counter()
         self._seconds_in_flight += self._longest_seconds[bucket] * multi_step.num_steps
         self._idle.begin()
-        *state, many = self.programs["multi_step", bucket](
-            self._weights, self._unembedding, *self._state, vector, draws, limits
-        )
-        self._state = DeviceState(*state)
-        self._idle.handed_over(many.num_steps)
+        many = self._last.run_many(bucket, vector, draws, limits)
+        self._idle.handed_over(cast(Pending, many.num_steps))
         self.stats.idle_seconds = self._idle.seconds
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
         self.stats.launches += 1
-        return JaxHandle(plan, [], is_complete=True, many=many, unreported=self._state.unreported)
+        return JaxHandle(plan, [], is_complete=True, many=many, unreported=self._last.state.unreported)
 
     def _read(self, handle: JaxHandle) -> StepResult:
         """Wait for results, including those left on the device by earlier plans."""
@@ -257,18 +254,17 @@ class JaxExecutor:
         rows.num_unreported[sampling] = 0
         return read_results(plan, handle.launches, self._model.vocab_size, unreported)
 
-    def _run_layers(self, bucket: int, vector: np.ndarray) -> jax.Array:
-        state = self._state
+    def _run_layers(self, bucket: int, vector: NDArray[np.int32]) -> jax.Array:
         self._idle.begin()
-        # Passing a host array to the program takes a tenth of the time of a `jax.device_put` before it.
-        pages, history, hidden = self.programs["layers", bucket](
-            self._weights, state.pages, state.history, state.last_token, vector
-        )
-        self._state = DeviceState(pages, history, state.last_token, state.unreported)
-        self._idle.handed_over(hidden)
+        hidden: jax.Array | None = None
+        for hop, stage in zip(self._hops, self.stages, strict=True):
+            if hop is not None and hidden is not None:
+                hidden = hop(hidden)
+            hidden = stage.run_layers(bucket, vector, hidden)
+        assert hidden is not None, "there is a stage"
+        self._idle.handed_over(cast(Pending, hidden))
         self.stats.idle_seconds = self._idle.seconds
-        result: jax.Array = hidden
-        return result
+        return hidden
 
     def _draw(self, launch: Launch, masks: Sequence[TokenSet | None]) -> None:
         """Start the smallest and simplest sampler sufficient for a launch, or none if no token is kept."""
@@ -289,25 +285,23 @@ class JaxExecutor:
         self.stats.dispatch_seconds += time.perf_counter() - packed
 
     def _run_sampler(
-        self, width: int, hidden: jax.Array, draws: np.ndarray, extras: np.ndarray | None, mask: np.ndarray | None
+        self,
+        width: int,
+        hidden: jax.Array,
+        draws: NDArray[np.int32],
+        extras: NDArray[np.int32] | None,
+        mask: NDArray[np.int32] | None,
     ) -> Drawn:
-        shapes, state = self._shapes, self._state
-        plain = self._unembedding, state.last_token, hidden, draws
+        shapes = self._shapes
         self._idle.begin()
         if extras is None:
             kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else shapes.kinds[0]
-            last_token, drawn = self.programs[kind, width](*plain)
+            drawn = self._last.draw(kind, width, hidden, draws)
         else:
-            masks = self._no_masks[width] if mask is None else mask
-            last_token, drawn = self.programs["full", width](*plain, state.history, extras, masks)
-        self._state = DeviceState(state.pages, state.history, last_token, state.unreported)
-        result: Drawn = drawn
-        self._idle.handed_over(drawn.tokens)
+            drawn = self._last.draw_full(width, hidden, draws, extras, mask)
+        self._idle.handed_over(cast(Pending, drawn.tokens))
         self.stats.idle_seconds = self._idle.seconds
-        return result
-
-    def _put(self, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array, self._replicated)
+        return drawn
 
     def _warm_up(self) -> LaunchTimes:
         """Run each program without requests, to get lazy start-up work done and to measure it."""

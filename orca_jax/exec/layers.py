@@ -29,17 +29,22 @@ HEADS_SPEC = PartitionSpec(None, MESH_AXES["heads"], None)
 Weights = Sequence[jax.Array]
 
 
-Forward = Callable[[Weights, KVPages, jax.Array, jax.Array, jax.Array], tuple[KVPages, jax.Array, jax.Array]]
+Forward = Callable[
+    [Weights, KVPages, jax.Array | None, jax.Array | None, jax.Array], tuple[KVPages, jax.Array | None, jax.Array]
+]
 """Pages and history stay on the device between iterations, donated from one to the next."""
 
 
 def make_forward(
     structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, layout: Layout, mesh: Mesh
 ) -> Forward:
-    """The program of one bucket: `(weights, pages, history, last_token, vector) -> (pages, history, hidden)`.
+    """The program of one bucket: `(weights, pages, history, inputs, vector) -> (pages, history, hidden)`.
 
     `hidden [B, E]` has the vectors of the kept tokens, padded to the width of the largest sampler. `history [R, L]` has
-    the ids of each row's context by position, up to the last processed one.
+    the ids of each row's context by position, up to the last processed one. `inputs` is `last_token [R]`.
+
+    In a pipeline only the last stage is such a program. The others return `hidden [T, E]`, all tokens, and the next
+    stage takes them as `inputs`. The first one gets None, and the host has all ids. `history` is None.
 
     Args:
         structure: builds a decoder from its weights.
@@ -51,11 +56,14 @@ def make_forward(
     layers = make_layers(structure, model, config, mesh)
 
     def forward(
-        weights: Weights, pages: KVPages, history: jax.Array, last_token: jax.Array, vector: jax.Array
-    ) -> tuple[KVPages, jax.Array, Float[Array, "B E"]]:
+        weights: Weights, pages: KVPages, history: jax.Array | None, inputs: jax.Array | None, vector: jax.Array
+    ) -> tuple[KVPages, jax.Array | None, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
-        pages, history, hidden = layers(weights, pages, history, batch, first_ids(batch, last_token))
-        hidden = jnp.pad(hidden, ((0, sampler_width(config.num_rows) - layout.num_kept), (0, 0)))
+        is_first = inputs is None or inputs.ndim == 1
+        ids = first_ids(batch, inputs) if is_first and inputs is not None else batch.ids
+        pages, history, hidden = layers(weights, pages, history, batch, ids, None if is_first else inputs)
+        if history is not None:
+            hidden = jnp.pad(hidden, ((0, sampler_width(config.num_rows) - layout.num_kept), (0, 0)))
         return pages, history, hidden
 
     return forward
@@ -66,8 +74,15 @@ def first_ids(batch: Batch, last_token: Int[Array, " R"]) -> Int[Array, " T"]:
     return jnp.where(batch.on_device, last_token[batch.token_row], batch.ids)
 
 
-Layers = Callable[[Weights, KVPages, jax.Array, Batch, jax.Array], tuple[KVPages, jax.Array, Float[Array, "K E"]]]
-"""`(weights, pages, history, batch, ids [T]) -> (pages, history, hidden)`, with `hidden` of the kept tokens."""
+Layers = Callable[
+    [Weights, KVPages, jax.Array | None, Batch, jax.Array, jax.Array | None],
+    tuple[KVPages, jax.Array | None, jax.Array],
+]
+"""The layers of a stage: `(weights, pages, history, batch, ids [T], inputs [T, E]) -> (pages, history, hidden)`.
+
+`inputs` is the result of the stage before, in all stages after the first one. Only the last stage has a history, and
+returns the hidden vectors of the kept tokens alone.
+"""
 
 
 def make_layers(
@@ -76,11 +91,19 @@ def make_layers(
     """Make the function of all layers over one batch, from the arguments of `make_forward`."""
 
     def layers(
-        weights: Weights, pages: KVPages, history: jax.Array, batch: Batch, ids: jax.Array
-    ) -> tuple[KVPages, jax.Array, Float[Array, "K E"]]:
-        history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
+        weights: Weights,
+        pages: KVPages,
+        history: jax.Array | None,
+        batch: Batch,
+        ids: Int[Array, " T"],
+        inputs: Float[Array, "T E"] | None,
+    ) -> tuple[KVPages, jax.Array | None, Float[Array, "K E"]]:
+        keep = None
+        if history is not None:
+            history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
+            keep = batch.kept_token
         attend = _make_attend(batch, model, config, mesh)
-        hidden, pages = structure(weights)(ids, batch.positions, attend, pages, keep=batch.kept_token)
+        hidden, pages = structure(weights)(ids if inputs is None else inputs, batch.positions, attend, pages, keep=keep)
         return pages, history, hidden
 
     return layers

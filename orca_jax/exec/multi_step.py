@@ -115,12 +115,13 @@ def make_multi_step(
         def iterate(
             batch: Batch, draws: Draws, pages: KVPages, history: jax.Array, ids: jax.Array
         ) -> tuple[KVPages, jax.Array, jax.Array, jax.Array]:
-            pages, history, hidden = layers(weights, pages, history, batch, ids)
+            pages, longer, hidden = layers(weights, pages, history, batch, ids, None)
+            assert longer is not None, "a model in one stage has a history"
             hidden = jnp.pad(hidden, ((0, size - layout.num_kept), (0, 0)))
             with jax.named_scope("sampling"):
                 logits = unembed(unembedding).scores(hidden)
                 tokens, finite = sample(logits, draws.parameters, vocab_size=model.vocab_size, mesh=mesh)
-            return pages, history, tokens, finite
+            return pages, longer, tokens, finite
 
         batch = layout.unpack(vector)
         draws = unpack_draws(draws_layout(size), draws_vector)

@@ -1,7 +1,8 @@
 """The programs of an executor: the finite set of shapes, and their lowering and compilation at start.
 
-A launch runs two programs: the layers, compiled once for each bucket, and one of a few samplers. A plan of many steps
-runs one program, layers and sampler in a loop.
+A launch runs two programs: the layers, compiled once for each bucket, and one of a few samplers. In a pipeline, each
+stage has a program of its layers, and the last one has the samplers. A plan of many steps runs one program, layers and
+sampler in a loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import bucket_for, sampler_widths
@@ -38,18 +40,27 @@ ProgramName = tuple[str, int]
 class DeviceState(NamedTuple):
     """Arrays staying on the device between iterations, donated from program to program."""
 
-    pages: KVPages
-    history: jax.Array  # [R, L] ids of each row's context by position
-    last_token: jax.Array  # [R]
-    unreported: jax.Array  # [R, K] tokens of plans of many steps, in no result yet
+    pages: KVPages  # of the layers of a stage
+    history: jax.Array | None  # [R, L] ids of each row's context by position; only the last stage has it
+    last_token: jax.Array | None  # [R]; only the last stage has it
+    unreported: jax.Array | None  # [R, K] tokens of plans of many steps, in no result yet; only of a single stage
 
 
 class Programs:
-    """Shapes and programs of one decoder on one mesh. The arguments are those of `JaxExecutor`.
+    """Shapes and programs of one decoder, or one stage of it, on one mesh.
 
     The decoder may hold shapes in place of parameters, so that programs can be compiled before weights are loaded.
 
+    Args:
+        decoder: parameters or shapes.
+        model: all stages of it.
+        config: shapes.
+        mesh: of the stage.
+        greedy_only: see `JaxExecutor`.
+
     Attributes:
+        span: the layers of the stage.
+        is_first, is_last: place of the stage in the pipeline.
         weights, unembedding: shapes of the flat parameters, the first arguments of the programs.
         layouts: of each bucket.
         widths: of the samplers, ascending.
@@ -61,15 +72,16 @@ class Programs:
     def __init__(
         self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False
     ) -> None:
+        self.span = span = decoder.span
+        self.is_first, self.is_last = span.is_first, span.is_last
         self._is_switched = decoder.is_switched
         self._suffix = name_suffix()
-        self._model = model
+        self._model = replace(model, num_layers=span.size)
         self._config = config
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._structure, weights = flatten_module(decoder)
-        self._unembed, unembedding = flatten_module(decoder.unembedding)
-        self.weights, self.unembedding = _shapes(weights), _shapes(unembedding)
+        self.weights, self.unembedding = _shapes(weights), list[jax.ShapeDtypeStruct]()
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
         self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
         self.widths = sampler_widths(config.num_rows)
@@ -79,7 +91,21 @@ class Programs:
             self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)
         self.draws_layouts = {width: draws_layout(width) for width in self.widths}
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
-        self.num_columns = self.unembedding[0].shape[0]
+        self.num_columns = 0
+        if self.is_last:
+            self._unembed, unembedding = flatten_module(decoder.unembedding)
+            self.unembedding = _shapes(unembedding)
+            self.num_columns = self.unembedding[0].shape[0]
+
+    @property
+    def num_programs(self) -> int:
+        """The number of programs to compile."""
+        return len(self._lower())
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices."""
+        return str(self._mesh.devices.flat[0].platform)
 
     def compile(self, progress: Progress, times: StartTimes) -> dict[ProgramName, jax.stages.Compiled]:
         """Load every program from disk, or compile it."""
@@ -88,7 +114,7 @@ class Programs:
         # Neither the directory nor the reaction to late compiles changes a program.
         shapes = replace(config, compile_cache=None, strict_compile=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
-        facts = self._model, shapes, self._is_switched, weights, self.widths, sorted(options.items())
+        facts = self._model, self.span, shapes, self._is_switched, weights, self.widths, sorted(options.items())
         store = ProgramStore(config.compile_cache, self._mesh, facts)
         return compile_all(self._lower(), options, store, progress, times)
 
@@ -96,11 +122,11 @@ class Programs:
         """The functions to trace and lower each program, those that take longest to compile first."""
         config, state = self._config, self._state()
         lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
-        for width in self.full_widths:
+        for width in self.full_widths if self.is_last else ():
             lower["full", width] = partial(self._lower_sampler, "full", width, state)
         for bucket in config.buckets:
             lower["layers", bucket] = partial(self._lower_layers, bucket, state)
-        for width in self.widths:
+        for width in self.widths if self.is_last else ():
             lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
         if config.max_steps > 1:
             most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
@@ -113,19 +139,38 @@ class Programs:
         config = self._config
         shape, spec = cache_shape(self._model, config.cache), cache_spec(config.cache)
         pages: KVPages = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
+        if not self.is_last:
+            return DeviceState(pages, None, None, None)
         sizes = (config.num_rows, config.max_model_len), (config.num_rows,), (config.num_rows, config.max_steps)
         history, last_token, unreported = (cast(jax.Array, self._abstract(size)) for size in sizes)
         return DeviceState(pages, history, last_token, unreported)
 
+    def allocate_state(self) -> DeviceState:
+        """The state before the first launch, without waiting for the devices."""
+        config, mesh = self._config, self._mesh
+        pages = allocate_cache(self._model, config.cache, mesh)
+        if not self.is_last:
+            return DeviceState(pages, None, None, None)
+        history = allocate_history(config.num_rows, config.max_model_len, mesh)
+        sizes = (config.num_rows,), (config.num_rows, config.max_steps)
+        last_token, unreported = (self.replicate(np.zeros(size, np.int32)) for size in sizes)
+        return DeviceState(pages, history, last_token, unreported)
+
+    def replicate(self, array: NDArray[np.int32]) -> jax.Array:
+        """A copy on each device. In several processes, `jax.device_put` would compare it between all of them."""
+        return jax.make_array_from_callback(array.shape, self._replicated, lambda _: array)
+
     def _lower_layers(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
         layout = self.layouts[bucket]
+        is_between = not self.is_first and not self.is_last  # its result has the shape of its input
         program = jax.jit(
             self._named(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
-            donate_argnums=(1, 2),
+            donate_argnums=(1, 2, 3) if is_between else (1, 2),
             out_shardings=(self._sharding_of(state.pages), self._replicated, self._replicated),
         )
-        vector = self._abstract((layout.size,))
-        return program.lower(self.weights, state.pages, state.history, state.last_token, vector)
+        hidden = jax.ShapeDtypeStruct((bucket, self._model.embed_dim), jnp.float32, sharding=self._replicated)
+        inputs = state.last_token if self.is_first else hidden
+        return program.lower(self.weights, state.pages, state.history, inputs, self._abstract((layout.size,)))
 
     def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
@@ -164,15 +209,17 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
 
-def allocate_state(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> DeviceState:
-    """The state before the first launch, without waiting for the devices."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return DeviceState(
-        pages=allocate_cache(model, config.cache, mesh),
-        history=allocate_history(config.num_rows, config.max_model_len, mesh),
-        last_token=jax.device_put(np.zeros(config.num_rows, np.int32), replicated),
-        unreported=jax.device_put(np.zeros((config.num_rows, config.max_steps), np.int32), replicated),
-    )
+def compile_stages(
+    stages: Sequence[Programs], progress: Progress, times: StartTimes
+) -> list[dict[ProgramName, jax.stages.Compiled]]:
+    """Compile the programs of all stages. `progress` gets the numbers of all of them together."""
+    numbers = [stage.num_programs for stage in stages]
+
+    def compile_one(index: int) -> dict[ProgramName, jax.stages.Compiled]:
+        before = sum(numbers[:index])
+        return stages[index].compile(lambda done, total: progress(before + done, sum(numbers)), times)
+
+    return [compile_one(index) for index in range(len(stages))]
 
 
 def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:

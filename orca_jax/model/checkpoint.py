@@ -20,7 +20,7 @@ from jaxtyping import Array
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
-from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.model.parameters import Wanted, first_line, flat_parameters, is_stacked, stored_shape, with_parameters
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.progress import Progress
 
@@ -45,7 +45,7 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(tree))
 
 
-def load_orbax(directory: Path, config: ModelConfig, shapes: nnx.State, progress: Progress) -> nnx.State:
+def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
     """Read the Orbax checkpoint of `directory`, each device its own shards.
 
     In a training state such as {params, opt_state, step}, only the parameters are read.
@@ -53,32 +53,32 @@ def load_orbax(directory: Path, config: ModelConfig, shapes: nnx.State, progress
     Args:
         directory: the model directory; see `orbax_root` for the folder of the checkpoint.
         config: the model; gives the size of the vocabulary without padding.
-        shapes: tree of `ShapeDtypeStruct` with shardings, padded; values are cast to its types.
+        wanted: the parameters.
         progress: called after each parameter.
 
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other types.
     """
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
-    wanted = flat_parameters(shapes)
-    sources, problems = _find(tree, list(wanted))
+    leaves, of_model = flat_parameters(wanted.shapes), flat_parameters(wanted.of_model)
+    sources, problems = _find(tree, list(of_model))
     stores = {}
     for path, keys in sources.items():
         try:
             stores[path] = _open(tree, keys)
         except Exception as error:  # TensorStore raises several kinds for broken files
             problems.append(f"{path}: cannot be read: {first_line(error)}")
-    problems += _compare(stores, wanted, config)
+    problems += _compare(stores, of_model, config)
     values: dict[str, Array] = {}
-    for path, leaf in wanted.items() if not problems else ():
+    for path, leaf in leaves.items() if not problems else ():
         try:
-            values[path] = _read(stores[path], leaf)
+            values[path] = _read(stores[path], leaf, wanted.first_layer if is_stacked(path) else 0)
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
-        progress(len(values), len(wanted))
+        progress(len(values), len(leaves))
     if problems:
         raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
-    return with_parameters(shapes, values)
+    return with_parameters(wanted.shapes, values)
 
 
 def _find(tree: StoredTree, wanted: Sequence[str]) -> tuple[dict[str, Keys], list[str]]:
@@ -144,8 +144,12 @@ def _compare(stores: Mapping[str, Any], wanted: Mapping[str, Any], config: Model
     return problems
 
 
-def _read(store: Any, leaf: jax.ShapeDtypeStruct) -> Array:
-    """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros."""
+def _read(store: Any, leaf: jax.ShapeDtypeStruct, first: int) -> Array:
+    """Read one parameter from index `first` of its first axis on.
+
+    All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
+    """
+    store = store[first:].translate_to[0]
     stored = store.shape
     reads = {}
     for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.model.stages import LayerSpan
 
 Init = Literal["normal", "zeros", "ones"]
 
@@ -30,36 +31,41 @@ class Maker:
     Args:
         dtype: type of every parameter.
         rngs: source of keys.
-        layers: size of the leading layer axis, or None for parameters outside the blocks.
+        span: the layers on the leading axis, or None for parameters outside the blocks.
     """
 
-    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs, layers: int | None = None) -> None:
+    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs, span: LayerSpan | None = None) -> None:
         self.dtype = dtype
         self.rngs = rngs
-        self.layers = layers
+        self.span = span
 
-    def stacked(self, layers: int) -> "Maker":
-        """A maker of parameters with a leading axis of size `layers`."""
-        return Maker(self.dtype, self.rngs, layers)
+    def stacked(self, span: LayerSpan) -> "Maker":
+        """A maker of parameters with a leading axis for the layers of `span`."""
+        return Maker(self.dtype, self.rngs, span)
+
+    def skip(self) -> None:
+        """Use up the key of a random parameter of another stage, so that the values do not depend on the stages."""
+        self.rngs.params()
 
     def __call__(
         self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
     ) -> nnx.Param[Array]:
         """A parameter of `shape`. `axes` names its dimensions. If stacked, both get a leading "layers" axis."""
         value = self._layer_by_layer(shape, std) if init == "normal" else self._constant(shape, float(init == "ones"))
-        return nnx.Param(value, axes=axes if self.layers is None else ("layers", *axes))
+        return nnx.Param(value, axes=axes if self.span is None else ("layers", *axes))
 
     def _constant(self, shape: tuple[int, ...], value: float) -> Array:
-        return jnp.full(shape if self.layers is None else (self.layers, *shape), value, self.dtype)
+        return jnp.full(shape if self.span is None else (self.span.size, *shape), value, self.dtype)
 
     def _layer_by_layer(self, shape: tuple[int, ...], std: float) -> Array:
         def draw(key: Array) -> Array:
             return (std * jax.random.normal(key, shape)).astype(self.dtype)
 
-        if self.layers is None:
+        if self.span is None:
             return draw(self.rngs.params())
+        keys = jax.random.split(self.rngs.params(), self.span.num_layers)
         # A loop: the random bits of all layers at once would need several times the memory of the weights.
-        return jax.lax.map(draw, jax.random.split(self.rngs.params(), self.layers))
+        return jax.lax.map(draw, keys[self.span.start : self.span.stop])
 
 
 def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:

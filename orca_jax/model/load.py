@@ -18,7 +18,9 @@ from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
+from orca_jax.model.parameters import Wanted
 from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
+from orca_jax.model.stages import LayerSpan, whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
 from orca_jax.model.weights import load_safetensors, with_true_head
@@ -32,21 +34,25 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
     return Mesh(np.array(devices), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
 
 
-def decoder_builder(config: ModelConfig, dtype: DType, shards: int, seed: int = 0) -> Callable[[], Decoder]:
-    """A function to trace that creates the decoder with random values."""
+def decoder_builder(
+    config: ModelConfig, dtype: DType, shards: int, seed: int = 0, span: LayerSpan | None = None
+) -> Callable[[], Decoder]:
+    """A function to trace that creates the decoder, or one stage of it, with random values."""
     rows = padded_vocab(config, shards)
-    return lambda: Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows)
+    return lambda: Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span)
 
 
-def abstract_decoder(config: ModelConfig, dtype: DType, mesh: Mesh) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
-    """The decoder's structure, and a tree with a sharded shape in place of each parameter.
+def abstract_decoder(
+    config: ModelConfig, dtype: DType, mesh: Mesh, span: LayerSpan | None = None
+) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
+    """The structure of the decoder or of one stage, and a tree with a sharded shape in place of each parameter.
 
     Raises:
         ConfigError: the model cannot be split evenly over the mesh.
     """
     shards = tensor_parallel_size(mesh)
     check_divisible(config, shards)
-    structure, state = nnx.split(nnx.eval_shape(decoder_builder(config, dtype, shards)))
+    structure, state = nnx.split(nnx.eval_shape(decoder_builder(config, dtype, shards, span=span)))
     shapes: nnx.State = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         state,
@@ -55,14 +61,18 @@ def abstract_decoder(config: ModelConfig, dtype: DType, mesh: Mesh) -> tuple[nnx
     return structure, shapes
 
 
-def random_decoder(config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int = 0) -> Decoder:
-    """A decoder with random weights, created shard by shard. Values do not depend on the mesh, except for padding.
+def random_decoder(
+    config: ModelConfig, *, dtype: DType, mesh: Mesh, seed: int = 0, span: LayerSpan | None = None
+) -> Decoder:
+    """A decoder or one stage with random weights, created shard by shard.
+
+    Values depend neither on the mesh, except for padding, nor on the stages.
 
     Raises:
         ConfigError: the model cannot be split evenly over the mesh.
     """
-    _, shapes = abstract_decoder(config, dtype, mesh)
-    build = decoder_builder(config, dtype, tensor_parallel_size(mesh), seed)
+    _, shapes = abstract_decoder(config, dtype, mesh, span)
+    build = decoder_builder(config, dtype, tensor_parallel_size(mesh), seed, span)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     create = jax.jit(lambda: nnx.state(build()), out_shardings=shardings)
     structure, _ = nnx.split(nnx.eval_shape(build))
@@ -80,20 +90,24 @@ class Loading:
 
     config: ModelConfig
     _dtype: DType
-    _read: Callable[[ModelConfig, nnx.State, Progress], nnx.State] | None  # None: random weights
+    _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
 
-    def shapes(self, mesh: Mesh) -> Decoder:
+    def shapes(self, mesh: Mesh, span: LayerSpan | None = None) -> Decoder:
         """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
-        decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self._dtype, mesh))
+        decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self._dtype, mesh, span))
         return decoder
 
-    def load(self, mesh: Mesh, progress: Progress = lambda loaded, total: None) -> Decoder:
-        """Read the weights. Raises ConfigError and CheckpointError, as `load_decoder` does."""
+    def load(
+        self, mesh: Mesh, progress: Progress = lambda loaded, total: None, span: LayerSpan | None = None
+    ) -> Decoder:
+        """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does."""
         if self._read is None:
-            return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed)
-        structure, shapes = abstract_decoder(self.config, self._dtype, mesh)
-        decoder: Decoder = nnx.merge(structure, self._read(self.config, shapes, progress))
+            return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
+        structure, shapes = abstract_decoder(self.config, self._dtype, mesh, span)
+        _, all_shapes = abstract_decoder(self.config, self._dtype, mesh)
+        wanted = Wanted(shapes, all_shapes, (span or whole(self.config)).start)
+        decoder: Decoder = nnx.merge(structure, self._read(self.config, wanted, progress))
         return decoder
 
 

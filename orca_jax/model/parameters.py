@@ -1,11 +1,27 @@
 """Access to the decoder's parameters by path, for the loaders."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 
 from orca_jax.config import ModelConfig
+
+
+class Wanted(NamedTuple):
+    """The parameters to load: those of a model, or of one pipeline stage.
+
+    The files are compared with the whole model, so that each stage finds the same problems.
+    """
+
+    shapes: nnx.State  # `ShapeDtypeStruct` with shardings, padded; values are cast to its types
+    of_model: nnx.State  # the same for all stages
+    first_layer: int  # of the stage
+
+
+def is_stacked(path: str) -> bool:
+    """True if the first axis of a parameter is the layer."""
+    return path.startswith("blocks.")
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:

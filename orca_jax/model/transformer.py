@@ -14,6 +14,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.rope import Rotation
+from orca_jax.model.stages import LayerSpan, whole
 
 
 class Block(nnx.Module):
@@ -51,7 +52,7 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Token ids in, hidden vectors out, for the merged tokens of an iteration.
+    """Token ids in, hidden vectors out, for the merged tokens of an iteration; or one stage of this.
 
     Parameters are created here with random values, for training and benchmarks. `load.load_decoder` creates the same
     tree sharded, or fills it from a checkpoint. It never holds all values on one device.
@@ -61,45 +62,56 @@ class Decoder(nnx.Module):
         dtype: type of the parameters.
         rngs: source of the random values.
         vocab_rows: rows of the embedding table, at least `config.vocab_size`; padding rows are zeros.
+        span: the layers of this stage; None for all. A stage has only the tables that it reads.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int, span: LayerSpan | None = None
+    ) -> None:
         self.config = config
-        make, embed = Maker(dtype, rngs), config.embed_dim
-        self.embedding = Table(make, vocab_rows, embed, "vocab", used=config.vocab_size)
-        learned = None if config.rope else Table(make, config.max_positions, embed, "positions")
+        self.span = span = span or whole(config)
+        self.num_layers = span.size
+        self.is_first = span.is_first
+        make, tied = Maker(dtype, rngs), config.tied_embeddings
+
+        def table(rows: int, axis: str, used: int | None, *, is_read: bool) -> Table | None:
+            if not is_read:
+                make.skip()
+                return None
+            return Table(make, rows, config.embed_dim, axis, used=used)
+
+        used = config.vocab_size
+        self.embedding = nnx.data(table(vocab_rows, "vocab", used, is_read=span.is_first or (tied and span.is_last)))
+        learned = None if config.rope else table(config.max_positions, "positions", None, is_read=span.is_first)
         self.positions = nnx.data(learned)
-        self.blocks: Block | nnx.List[Block] = Block(make.stacked(config.num_layers), config)
+        self.blocks: Block | nnx.List[Block] = Block(make.stacked(span), config)
         self.is_switched = False
-        self.final_norm = Norm(make, config)
-        tied = config.tied_embeddings
-        self.head = nnx.data(None if tied else Table(make, vocab_rows, embed, "vocab", used=config.vocab_size))
+        self.final_norm = nnx.data(Norm(make, config) if span.is_last else None)
+        self.head = nnx.data(None if tied else table(vocab_rows, "vocab", used, is_read=span.is_last))
 
     def __call__[Cache](
         self,
-        ids: Int[Array, "T"],
+        inputs: Int[Array, "T"] | Float[Array, "T E"],
         positions: Int[Array, "T"],
         attend: Attend[Cache],
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
-        """Run all layers over T tokens of any mix of requests.
+        """Run all layers of this stage over T tokens of any mix of requests.
 
         Args:
-            ids: token ids, below the vocabulary's size.
+            inputs: token ids, below the vocabulary's size; or the result of the stage before.
             positions: position of each token in its own request, below `config.max_positions`.
-            attend: attention of one layer; defines the meaning of `cache`.
+            attend: attention of one layer, by its index in the stage; defines the meaning of `cache`.
             cache: any tree of arrays. It is a flat carry of the scan over layers, never sliced by layer, because
                 only then does XLA update it in place.
             keep: tokens to return hidden vectors of, T at most; None for all. If layers are unstacked, the part of the
                 last layer after attention skips the other tokens: only the last token of a prompt is sampled from.
 
         Returns:
-            Hidden vectors after the final norm, and the cache.
+            Hidden vectors, after the final norm in the last stage, and the cache.
         """
-        x = self.embedding(ids)
-        if self.positions is not None:
-            x = x + self.positions(positions)
+        x = self._embed(inputs, positions) if self.is_first else inputs
         rope = self.config.rope
         rotation = None if rope is None else Rotation(rope, self.config.head_dim, positions)
         if isinstance(self.blocks, Block):
@@ -112,7 +124,12 @@ class Decoder(nnx.Module):
             for index, block in enumerate(self.blocks):
                 wanted = keep if index == last else None
                 x, cache = block(x, rotation, partial(attend, jnp.int32(index)), cache, wanted)
-        return self.final_norm(x), cache
+        return x if self.final_norm is None else self.final_norm(x), cache
+
+    def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
+        assert self.embedding is not None, "the first stage has the embedding"
+        x = self.embedding(ids)
+        return x if self.positions is None else x + self.positions(positions)
 
     def _scan[Cache](
         self, blocks: Block, x: Float[Array, "T E"], rotation: Rotation | None, attend: Attend[Cache], cache: Cache
@@ -126,7 +143,7 @@ class Decoder(nnx.Module):
             block: Block = nnx.merge(structure, parameters)
             return block(x, rotation, partial(attend, index), cache), None
 
-        index = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+        index = jnp.arange(self.num_layers, dtype=jnp.int32)
         (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
         return x, cache
 
@@ -145,7 +162,7 @@ class Decoder(nnx.Module):
         waiting = list(nnx.to_flat_state(stacked))
         self.blocks = nnx.List([])
         del stacked  # so that each stack is freed as soon as its slices are there
-        layers: list[list[Any]] = [[] for _ in range(self.config.num_layers)]
+        layers: list[list[Any]] = [[] for _ in range(self.num_layers)]
         while waiting:
             path, variable = waiting.pop()
             stack, axes = variable.get_value(), variable.get_metadata("axes")
@@ -156,7 +173,9 @@ class Decoder(nnx.Module):
     @property
     def unembedding(self) -> Table:
         """The table with the logits as its `scores`. Those at and after `config.vocab_size` are padding."""
-        return self.embedding if self.head is None else self.head
+        table = self.embedding if self.head is None else self.head
+        assert table is not None, "the last stage has the unembedding"
+        return table
 
     def unembed(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Logits of hidden vectors."""

@@ -24,7 +24,7 @@ from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.parameters import first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.model.parameters import Wanted, first_line, flat_parameters, stored_shape, with_parameters
 from orca_jax.model.weight_files import INDEX, SINGLE, check_safetensors
 from orca_jax.progress import Progress
 
@@ -55,21 +55,25 @@ class ParameterSource:
     weight: Weight
     keys: tuple[str, ...]
 
+    def of_layers(self, first: int) -> "ParameterSource":
+        """The source for the layers from `first` on."""
+        return replace(self, keys=self.keys[first:]) if self.weight.stacked else self
 
-def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, progress: Progress) -> nnx.State:
+
+def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
     """Read a Hugging Face directory, each device its own shards.
 
     Args:
         directory: has model.safetensors, or model.safetensors.index.json and the files listed in it.
         config: the model; its family gives the names of the tensors.
-        shapes: tree of `ShapeDtypeStruct` with shardings, padded; values are cast to its types.
+        wanted: the parameters.
         progress: called after each parameter.
 
     Raises:
         ConfigError: there are only pickled weights. They are refused, since loading them may run code.
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
-    family, wanted = FAMILIES[config.family], flat_parameters(shapes)
+    family, leaves = FAMILIES[config.family], flat_parameters(wanted.shapes)
     with ExitStack() as stack:
         files = _open(directory, stack)
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
@@ -82,19 +86,19 @@ def load_safetensors(directory: Path, config: ModelConfig, shapes: nnx.State, pr
             problem = f"config.json: {config.num_layers} layers, but the files contain {len(files.tensors)} tensors"
             raise CheckpointError(str(directory), [*files.problems, problem])
         sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
-        problems = files.problems + _compare(sources, wanted, family, files, config)
+        problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
         if problems:
             raise CheckpointError(str(directory), problems)
         values: dict[str, Array] = {}
-        for path, leaf in wanted.items():
+        for path, leaf in leaves.items():
             try:
-                values[path] = _build(sources[path], path, leaf, files, config)
+                values[path] = _build(sources[path].of_layers(wanted.first_layer), path, leaf, files, config)
             except (SafetensorError, OSError) as error:
                 problems.append(f"{sources[path].keys[0]}: cannot be read: {first_line(error)}")
-            progress(len(values), len(wanted))
+            progress(len(values), len(leaves))
     if problems:
         raise CheckpointError(str(directory), problems)
-    return with_parameters(shapes, values)
+    return with_parameters(wanted.shapes, values)
 
 
 def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelConfig:

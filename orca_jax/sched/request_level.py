@@ -23,7 +23,7 @@ class RequestLevelScheduler:
       them; without it the batch is cut into equal parts.
     """
 
-    traits: ClassVar[Traits] = Traits(has_reservations=True)
+    traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
 
     def __init__(self, max_bs: int, n_workers: int = 1, mbs: int | None = None) -> None:
         assert mbs is None or mbs * n_workers >= max_bs, f"{n_workers} microbatches of {mbs} do not hold {max_bs}"

@@ -123,7 +123,8 @@ class ToyExecutor:
         num_pages: pages of the simulated KV cache.
         page_size: slots in a page.
         num_rows: rows of plans are below it.
-        latency: seconds of one iteration; iterations in flight run one after another.
+        latency: seconds of one iteration.
+        num_stages: of a pipeline, each with an equal part of the latency; an iteration waits for those before it.
         override: may replace every sampled id, or declare its logits not finite.
         check_pages: read each context back through its page table before sampling, in time proportional to its
             length. Otherwise a running sum is trusted.
@@ -137,12 +138,14 @@ class ToyExecutor:
         num_rows: int,
         *,
         latency: float = 0.0,
+        num_stages: int = 1,
         override: Override | None = None,
         check_pages: bool = True,
     ) -> None:
         self.stats = ExecutorStats()
         self._vocab_size = vocab_size
         self._latency = latency
+        self._num_stages = num_stages
         self._override = override
         self._check_pages = check_pages
         self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
@@ -159,7 +162,7 @@ class ToyExecutor:
         return self._latency * sum(steps)
 
     def submit(self, plan: StepPlan) -> Handle:
-        """Run a plan at once; its result is ready `latency` seconds after the one before it."""
+        """Run a plan at once; its result is ready after the latency, and a stage's part of it after the last one."""
         assert not self._closed, "submit after close"
         assert self._awaiting is None, "submit while an iteration waits for allowed ids"
         assert plan.members, f"iteration {plan.iteration} is empty"
@@ -179,7 +182,8 @@ class ToyExecutor:
         if self._is_wanted:
             self.stats.idle_seconds += max(0.0, now - self._ready_at)
         self._is_wanted = True
-        self._ready_at = max(now, self._ready_at) + self._latency * num_steps
+        duration = self._latency * num_steps
+        self._ready_at = max(now + duration, self._ready_at + duration / self._num_stages)
         handle = _ToyHandle(plan, scores, self._ready_at, result)
         self._in_flight.append(handle)
         if result is not None:

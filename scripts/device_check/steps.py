@@ -18,6 +18,7 @@ from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import free_memory, page_bytes, workspace_bytes
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.stage import StageModel
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder, tensor_mesh
 from orca_jax.model.sharding import most_shards
@@ -124,7 +125,7 @@ class Model:
             if done in (0, total):
                 on_phase("compiled" if done else "lowered")
 
-        executor = JaxExecutor(decoder, self.config, shapes, self.mesh, progress, greedy_only=True)
+        executor = JaxExecutor([StageModel(decoder, self.mesh)], self.config, shapes, progress, greedy_only=True)
         on_phase("warmed")
         return executor
 

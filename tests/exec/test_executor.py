@@ -17,6 +17,7 @@ from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.expected import context_factor
 from orca_jax.exec.sampling.programs import plain_kinds
+from orca_jax.exec.stage import StageModel
 from orca_jax.model.load import random_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
@@ -58,9 +59,8 @@ def make_executor(
 ) -> JaxExecutor:
     decoder, mesh = decoder_on(devices)
     cache = CacheConfig(num_pages=NUM_PAGES, page_size=8, dtype="float32")
-    return JaxExecutor(
-        decoder, MODEL, ExecutorConfig("float32", devices, buckets, 4, 64, cache, None, program_cache, strict), mesh
-    )
+    config = ExecutorConfig("float32", devices, buckets, 4, 64, cache, None, program_cache, strict)
+    return JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
 
 
 def plan(*members: Member) -> StepPlan:
@@ -97,8 +97,8 @@ def test_one_sampler_is_enough_for_greedy_requests(executor: JaxExecutor, progra
     config = replace(executor.config, buckets=(8,))
     times = StartTimes()
     progress: Progress = lambda *counts: done.append(counts)  # noqa: E731
-    quick = JaxExecutor(decoder, MODEL, config, mesh, progress, greedy_only=True, times=times)
-    assert {kind for kind, _ in quick.programs} == {"layers", "greedy"}
+    quick = JaxExecutor([StageModel(decoder, mesh)], MODEL, config, progress, greedy_only=True, times=times)
+    assert {kind for kind, _ in quick.stages[0].programs} == {"layers", "greedy"}
     assert done == [(0, 2), (1, 2), (2, 2)]
     report = times.report()
     assert report.programs == 2 and all(report.seconds[phase] > 0 for phase in ("trace", "compile", "warm_up"))
@@ -110,7 +110,7 @@ def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
     """Donated and aliased: no program holds a second copy of the KV cache, not even of one layer."""
     cache_bytes = NUM_PAGES * page_bytes(MODEL, 8, "float32")
     history_bytes = 4 * 4 * 64
-    for (kind, size), program in executor.programs.items():
+    for (kind, size), program in executor.stages[0].programs.items():
         alias, temp = memory_of(program)
         if kind == "layers":
             assert alias >= cache_bytes + history_bytes, f"bucket {size} does not alias cache and history"
@@ -130,7 +130,7 @@ def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, p
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads programs of XLA:CPU")
 def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
     """`top_k` is a selection only if no other operation is merged with it; a sort takes twenty times as long."""
-    for (kind, size), program in executor.programs.items():
+    for (kind, size), program in executor.stages[0].programs.items():
         text = program.as_text() or ""
         assert kind == "layers" or "TopK" in text
         sorted_columns = [int(number) for number in re.findall(r"\(f32\[\d+,(\d+)\][^()]*\) sort\(", text)]
@@ -149,7 +149,7 @@ def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
 ) -> None:
     monkeypatch.setattr("orca_jax.exec.programs.plain_kinds", lambda platform: plain_kinds("gpu"))
     other = make_executor(program_cache)
-    assert {name for name, _ in executor.programs} == {"layers", "plain", "full"}
+    assert {name for name, _ in executor.stages[0].programs} == {"layers", "plain", "full"}
     texts = {name: str(program.as_text()) for (name, _), program in other.programs.items()}
     assert [kind for kind in plain_kinds("gpu") if "conditional(" in texts[kind]] == ["plain"]
     filtered = Member("d", 1, 0, [5, 6], is_sampling=True, new_pages=[8], sampling=row_sampling(1.0, 0, 0.5, 3))
@@ -229,7 +229,7 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
 
 def test_close_frees_the_cache(program_cache: str) -> None:
     executor = make_executor(program_cache)
-    pages = jax.tree.leaves(executor._state.pages)
+    pages = jax.tree.leaves(executor.stages[0].state.pages)
     executor.close()
     assert all(pool.is_deleted() for pool in pages)
 
@@ -251,9 +251,8 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cac
     table = decoder.embedding.table
     table[...] = table[...].at[7].set(np.nan)
     cache = CacheConfig(NUM_PAGES, page_size=8, dtype="float32")
-    executor = JaxExecutor(
-        decoder, MODEL, ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache), mesh
-    )
+    config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache)
+    executor = JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
     result = executor.collect(
         executor.submit(plan(Member("bad", 0, 0, [7], is_sampling=True, new_pages=range(8), sampling=GREEDY)))
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.exec.idle import IdleWatch
+from orca_jax.exec.results import IdleWatch
 from orca_jax.sim.toy import ToyExecutor
 from orca_jax.step import Member, StepPlan
 from tests.sampling import row_sampling

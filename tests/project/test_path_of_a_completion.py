@@ -126,7 +126,7 @@ def device_files(program_cache: str) -> set[str]:
 
 def lower(executor: JaxExecutor) -> None:
     """Trace the programs of a launch."""
-    shapes, state = executor._shapes, executor._state
+    shapes, state = executor.stages[0].shapes, executor.stages[0].state
     shapes._lower_layers(executor.config.buckets[-1], state)
     shapes._lower_sampler("plain", shapes.widths[0], state)
 

@@ -1,0 +1,136 @@
+"""An executor from resolved settings. It has no "auto": each process of a cluster builds its part in the same way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from orca_jax.config import DType, ExecutorConfig, LoadFormat, ModelConfig
+from orca_jax.exec.ahead import CompiledAhead
+from orca_jax.exec.compile import compile_cache
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.programs import Programs
+from orca_jax.exec.stage import StageModel
+from orca_jax.model.load import Loading, prepare_load, tensor_mesh
+from orca_jax.model.stages import spans
+from orca_jax.model.transformer import Decoder
+from orca_jax.progress import progress_bar
+from orca_jax.startup import StartTimes
+
+
+class PlacedStage(NamedTuple):
+    """A pipeline stage and its devices."""
+
+    mesh: Mesh
+    shapes: Decoder  # with a sharded shape in place of each parameter
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model and its devices, before anything is read or compiled.
+
+    Attributes:
+        weights: found, and not read.
+        stages: all layers, in their order.
+    """
+
+    weights: Loading
+    stages: tuple[PlacedStage, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the first stage. Other stages have as many, of the same kind."""
+        return self.stages[0].mesh
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices of all stages, in their order."""
+        return [device for stage in self.stages for device in stage.mesh.devices.flat]
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices."""
+        platform: str = self.devices[0].platform
+        return platform
+
+
+def place_model(
+    source: str,
+    model: ModelConfig,
+    *,
+    dtype: DType,
+    load_format: LoadFormat,
+    seed: int,
+    devices: list[jax.Device],
+    num_stages: int = 1,
+) -> PlacedModel:
+    """Find the weights of a model, and split their shapes over devices.
+
+    Args:
+        source: see `load_decoder`, as for the next four.
+        model: its configuration.
+        dtype: of the parameters.
+        load_format: of the weights.
+        seed: of random weights.
+        devices: those of the first stage first; each stage has as many.
+        num_stages: pipeline stages.
+
+    Raises:
+        ConfigError: the source or the format is wrong, or the model cannot be split evenly.
+        CheckpointError: the files cannot be found or opened.
+    """
+    weights = prepare_load(source, dtype=dtype, load_format=load_format, seed=seed, config=model)
+    size = len(devices) // num_stages
+    stages = []
+    for index, span in enumerate(spans(weights.config, num_stages)):
+        mesh = tensor_mesh(devices[index * size : (index + 1) * size])
+        stages.append(PlacedStage(mesh, _unstacked(weights.shapes(mesh, span), devices[0].platform)))
+    return PlacedModel(weights, tuple(stages))
+
+
+def start_executor(
+    placed: PlacedModel,
+    config: ExecutorConfig,
+    times: StartTimes,
+    on_compile: Callable[[], None] | None = None,
+    *,
+    has_bars: bool = False,
+) -> JaxExecutor:
+    """Load the weights, and compile the programs meanwhile.
+
+    Args:
+        placed: the model.
+        config: the shapes.
+        times: takes the phases of the start.
+        on_compile: called between loading and compiling.
+        has_bars: draw progress bars.
+
+    Raises:
+        CheckpointError: the weights do not fit the configuration.
+    """
+    weights = placed.weights
+    programs = [Programs(shapes, weights.config, config, mesh) for mesh, shapes in placed.stages]
+    with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
+        with times.phase("load"):
+            stages = [_load(weights, stage, placed.platform, has_bars) for stage in placed.stages]
+        if on_compile is not None:
+            on_compile()
+        compiling = progress_bar("Compiling", has_bars)
+        return JaxExecutor(stages, weights.config, config, compiling, ahead=ahead, times=times)
+
+
+def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -> StageModel:
+    """Read the weights of a stage."""
+    span = stage.shapes.span
+    name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
+    decoder = weights.load(stage.mesh, progress_bar(name, has_bars), span)
+    return StageModel(_unstacked(decoder, platform), stage.mesh)
+
+
+def _unstacked(decoder: Decoder, platform: str) -> Decoder:
+    """The same decoder in the form that suits the platform."""
+    if platform != "tpu":  # on CPUs and GPUs a scan over layers would copy the weights of every layer
+        decoder.unstack(switched=platform == "cpu")
+    return decoder

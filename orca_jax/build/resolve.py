@@ -1,0 +1,129 @@
+"""The settings of an executor, from the settings of the user and the devices. Every "auto" is resolved here."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orca_jax.build.budget import launch_sizes
+from orca_jax.build.scheduler import num_rows
+from orca_jax.config import (
+    GPU_MEMORY_UTILIZATION,
+    CacheConfig,
+    DType,
+    EngineConfig,
+    ExecutorConfig,
+    ModelConfig,
+    PageLayout,
+)
+from orca_jax.errors import ConfigError
+from orca_jax.processor import multiplies_bfloat16
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from orca_jax.build.executor import PlacedModel
+
+logger = logging.getLogger(__name__)
+
+PAGE_SIZE = 128  # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
+
+
+def dtype_of(config: EngineConfig, platform: str) -> DType:
+    """Return the type of weights and activations."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if platform == "cpu" else "bfloat16"
+
+
+def max_model_len_of(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the most tokens of one request. Raises ConfigError if the model has fewer positions."""
+    length = config.max_model_len or model.max_positions
+    if length > model.max_positions:
+        raise ConfigError(
+            f"max_model_len {length} is more than the model's {model.max_positions} positions; lower it",
+            param="max_model_len",
+        )
+    return length
+
+
+def cache_directory(directory: str | None) -> str | None:
+    """Return the directory of compiled programs; None: programs are not kept."""
+    if directory != "auto":
+        return directory
+    try:
+        return str(Path.home() / ".cache" / "orca-jax" / "programs")
+    except RuntimeError:  # no HOME, and a user without an entry in the table of users, as in some containers
+        logger.warning("there is no home directory for the compile cache, so programs are compiled at each start")
+        return None
+
+
+def resolve(config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel") -> ExecutorConfig:
+    """Choose shapes. The size of the cache follows from the memory that the model leaves on its devices.
+
+    Raises:
+        ConfigError: the memory is too small; `param` names a setting.
+    """
+    platform = placed.platform
+    dtype = dtype_of(config, platform)
+    buckets = launch_sizes(config, platform)
+    rows = num_rows(config)
+    return ExecutorConfig(
+        dtype=dtype,
+        tensor_parallel_size=len(placed.devices) // len(placed.stages),
+        buckets=buckets,
+        num_rows=rows,
+        max_model_len=max_model_len,
+        cache=_cache(config, model, max_model_len, placed, buckets[-1]),
+        attention_implementation=config.attention_implementation,
+        compile_cache=cache_directory(config.compile_cache),
+        strict_compile=config.strict_compile,
+        max_steps=max(config.check_in_intervals or (1,)),
+        pipeline_parallel_size=len(placed.stages),
+    )
+
+
+def _cache(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int
+) -> CacheConfig:
+    """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
+    from orca_jax.exec.cache import free_memory, size_cache, weight_bytes, workspace_bytes
+
+    dtype = dtype_of(config, placed.platform)
+    # A CPU converts other types in each product of attention.
+    is_kept = placed.platform != "cpu" or (dtype == "bfloat16" and multiplies_bfloat16())
+    cache_auto: DType = dtype if is_kept else "float32"
+    cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    page_size = config.page_size or PAGE_SIZE
+    layout: PageLayout = "head_major" if placed.platform == "cpu" else "packed"
+    if config.num_pages is not None:
+        return CacheConfig(config.num_pages, page_size, cache_dtype, layout)
+    rows = num_rows(config)
+    # The stage with the most layers decides, as every page has a part in each stage.
+    needed = max(weight_bytes(stage.shapes) for stage in placed.stages)
+    needed += workspace_bytes(model, largest, rows, max_model_len)
+    memory = free_memory(placed.devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, needed)
+    most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
+    memory //= len(placed.stages)
+    cache = size_cache(
+        most_layers, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
+    )
+    return replace(cache, layout=layout)
+
+
+def explain(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> str:
+    """Return the implementation of attention. Log the reason; warn if the device has a faster one for other settings.
+
+    Raises:
+        ConfigError: the configured implementation cannot do these shapes on this device.
+    """
+    from orca_jax.exec.layers import explain_attention
+
+    try:
+        choice = explain_attention(model, config, mesh)
+    except NotImplementedError as error:
+        raise ConfigError(f"{error}; leave attention_implementation out", param="attention_implementation") from None
+    level = logging.WARNING if choice.is_slow else logging.INFO
+    slowly = ". It is slower than the kernels named here" if choice.is_slow else ""
+    logger.log(level, "attention by %r: %s%s", choice.backend.name, choice.reason, slowly)
+    return choice.backend.name

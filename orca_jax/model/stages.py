@@ -1,0 +1,63 @@
+"""The layers of each pipeline stage."""
+
+from typing import NamedTuple
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+
+
+class LayerSpan(NamedTuple):
+    """The layers `start` to `stop` of a model of `num_layers`, as one stage has them.
+
+    The first stage has the embedding as well, and the last one has the final norm and the unembedding.
+    """
+
+    start: int
+    stop: int
+    num_layers: int
+
+    @property
+    def size(self) -> int:
+        """Number of layers."""
+        return self.stop - self.start
+
+    @property
+    def is_first(self) -> bool:
+        """True if the input is token ids; otherwise it is the hidden vectors of the stage before."""
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True if the output goes to the unembedding."""
+        return self.stop == self.num_layers
+
+    @property
+    def is_whole(self) -> bool:
+        """True for a model in one stage."""
+        return self.is_first and self.is_last
+
+
+def whole(config: ModelConfig) -> LayerSpan:
+    """All layers in one stage."""
+    return LayerSpan(0, config.num_layers, config.num_layers)
+
+
+def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:
+    """Spread the layers over stages, with a difference of one layer at most.
+
+    The stages in the middle get the extra layers, since the first and the last one have the vocabulary.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    layers = config.num_layers
+    if stages > layers:
+        raise ConfigError(
+            f"pipeline_parallel_size {stages} is more than the {layers} layers of the model; each stage needs one of "
+            "them",
+            param="pipeline_parallel_size",
+        )
+    extra = (stages - layers % stages) // 2  # the first stage with one more layer
+    sizes = [layers // stages + (extra <= stage < extra + layers % stages) for stage in range(stages)]
+    starts = [sum(sizes[:stage]) for stage in range(stages)]
+    return tuple(LayerSpan(start, start + size, layers) for start, size in zip(starts, sizes, strict=True))
