@@ -134,14 +134,14 @@ def test_a_small_figure_10(digitised: str, tmp_path: Path, capsys: pytest.Captur
     assert found["headline_ratio"] > 10
     assert found["out_of_memory"] == {"175B": ["ft(32,8)"]}
     assert [len(found["curves"]["175B"][name]) for name in ("orca(8)", "ft(1,1)")] == [14, 14]
-    assert "orca(8)" in (tmp_path / "fig10.svg").read_text()
+    assert "orca(8)" in (tmp_path / "paper-fig10.svg").read_text()
 
 
 def test_figure_9_is_close_to_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "fig9", "--plot", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["9b"]["max_abs_log_error"] < 0.12
-    assert (tmp_path / "fig9.svg").stat().st_size < 200_000
+    assert (tmp_path / "paper-fig9.svg").stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("flags", [["--requests", "3"], ["--plot", "/nowhere"], ["--systems", "quick(1)"]])

@@ -41,11 +41,23 @@ STUDIES = (
     Study("chunked, budget 512, 3 in flight", "chunked(32)", Place(n_workers=3)),
     Study("cells of equal position (BatchMaker)", "cells(32)"),
 )
+HOST = 5e-3
+"""Seconds of a slow host before each iteration, for the studies of its overlap with the device."""
 CHECK_INS = (
-    Study("101B: chunked", "chunked(32)", Place("101B", n_workers=1)),
-    Study("101B: chunked, two in flight", "chunked(32)", Place("101B", n_workers=2)),
-    Study("101B: chunked, check-ins every 4 and 16", "chunked(32)", Place("101B", check_ins=(4, 16))),
+    Study("101B, host of 5 ms: chunked", "chunked(32)", Place("101B", host=HOST, n_workers=1)),
+    Study("101B, host of 5 ms: overlap", "chunked(32)", Place("101B", host=HOST, n_workers=2)),
+    Study("101B, host of 5 ms: check-ins every 4, 16", "chunked(32)", Place("101B", host=HOST, check_ins=(4, 16))),
 )
+COLUMNS = {
+    "saturation_requests_per_s": "saturation",
+    "arrivals_per_s": "arrivals",
+    "median_normalized_latency_ms": "median ms/token",
+    "p99_normalized_latency_ms": "p99 ms/token",
+    "p50_ttft_ms": "median TTFT",
+    "p99_ttft_ms": "p99 TTFT",
+    "p50_itl_ms": "median gap",
+    "p99_itl_ms": "p99 gap",
+}
 
 
 def beyond(effort: Effort, azure: str | None) -> dict[str, Any]:
@@ -59,9 +71,15 @@ def beyond(effort: Effort, azure: str | None) -> dict[str, Any]:
     found |= _run(effort, CHECK_INS, requests, LOAD * saturation(parse_system("orca(32)"), Place("101B"), requests))
     if azure is not None:
         found |= _azure(effort, azure)
-    for title, figures in found.items():
-        print_table(title, figures)
+    width = max(map(len, found))
+    head = f"{'beyond the paper: requests/s, then ms':<{width + 2}}  " + "  ".join(COLUMNS.values())
+    print_table(head, {title: _cells(figures) for title, figures in found.items()})
     return found
+
+
+def _cells(figures: Mapping[str, float]) -> str:
+    shown = {name: f"{figures[name]:,.4g}" if name in figures else "-" for name in COLUMNS}
+    return "  ".join(f"{shown[name]:>{len(head)}}" for name, head in COLUMNS.items())
 
 
 def _azure(effort: Effort, path: str) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
     )
-    parser.add_argument("--plot", metavar="DIRECTORY", help="write fig9.svg, fig10.svg and fig11.svg here")
+    parser.add_argument(
+        "--plot", metavar="DIRECTORY", help="write paper-fig9.svg, paper-fig10.svg and paper-fig11.svg here"
+    )
     parser.add_argument(
         "--beyond", action="store_true",
         help="also tail latencies, sensitivities and later schedulers on 175B and 101B, with the same workload",
@@ -75,7 +77,9 @@ def run(args: argparse.Namespace) -> None:
         found["fig11"] = figure_11(effort)
         _print_curves("Figure 11, 175B", found["fig11"]["curves"])
         if args.plot is not None:
-            plot_curves(os.path.join(args.plot, "fig11.svg"), "Figure 11, simulated", found["fig11"]["curves"], {})
+            plot_curves(
+                os.path.join(args.plot, "paper-fig11.svg"), "Figure 11, simulated", found["fig11"]["curves"], {}
+            )
     if args.beyond:
         found["beyond"] = beyond(effort, args.trace_data)
     settings = {
@@ -85,7 +89,16 @@ def run(args: argparse.Namespace) -> None:
         "efficiencies": {name: each._asdict() for name, each in EFFICIENCIES.items()},
     }
     line = found[args.figure] if len(wanted) == 1 and not args.beyond else found
-    print(json.dumps({**line, "settings": settings}), flush=True)
+    print(json.dumps(_rounded({**line, "settings": settings})), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    """The same value with floats of five digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _figure_9(directory: str | None) -> dict[str, Any]:
@@ -95,7 +108,7 @@ def _figure_9(directory: str | None) -> dict[str, Any]:
         print_table(f"Figure {name}: ms of a batch of {', '.join(map(str, found['batch_sizes']))}", rows)
     print_table("Figure 9b against the paper's, read off", found["9b"])
     if directory is not None:
-        plot_batches(os.path.join(directory, "fig9.svg"), found["batch_sizes"], found["batch_ms"])
+        plot_batches(os.path.join(directory, "paper-fig9.svg"), found["batch_sizes"], found["batch_ms"])
     return found
 
 
@@ -108,13 +121,12 @@ def _figure_10(args: argparse.Namespace, effort: Effort, digitised: Digitised) -
     if "175B" in args.models:
         found |= headline(effort)
     _print_curves("Figure 10", found["curves"])
-    for name in ("mean_abs_log_error", "mean_abs_log_error_of_systems"):
-        if name in found:
-            print_table(name.replace("_", " "), found[name])
+    for name in [name for name in found if name.startswith("mean_abs_log_error")]:
+        print_table(name.replace("_", " "), found[name])
     if "headline_ratio" in found:
         print_table("headline: 175B at 190 ms per token", {"ratio": found["headline_ratio"]} | found["headline_points"])
     if args.plot is not None:
-        plot_curves(os.path.join(args.plot, "fig10.svg"), "Figure 10, simulated", found["curves"], digitised)
+        plot_curves(os.path.join(args.plot, "paper-fig10.svg"), "Figure 10, simulated", found["curves"], digitised)
     return found
 
 

@@ -21,6 +21,8 @@ LOADS = (0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.92, 0.97, 1.02, 1.1, 1.3
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""
 QUIET = 0.5
 """Up to this load a third of the requests is enough: latencies hardly vary."""
+KNEE = 0.9
+"""The share of the largest digitised throughput from which on a curve counts as steep."""
 HEADLINE_LATENCY = 190.0
 """ms per token: the paper compares 175B at twice the normalised execution time of a batch of 32 (section 6.2)."""
 HEADLINE = ("orca(32)", "ft(1,1)")
@@ -132,8 +134,9 @@ def _curve_10(panel: str, name: str, effort: Effort) -> list[Point]:
 
 
 def errors_of(curves: Mapping[str, Mapping[str, Sequence[Point]]], digitised: Digitised) -> dict[str, Any]:
-    """The mean distance of each panel and system to the digitised points."""
+    """The mean errors of each panel against the digitised points, along the nearer axis and along a given one."""
     means: dict[str, float] = {}
+    given: dict[str, float] = {}
     systems: dict[str, dict[str, float]] = {}
     for panel, ours in curves.items():
         shared = {name: points for name, points in digitised.get(panel, {}).items() if name in ours}
@@ -142,7 +145,19 @@ def errors_of(curves: Mapping[str, Mapping[str, Sequence[Point]]], digitised: Di
             raise ConfigError(f"the digitised file has no points of {panel} and these systems", param="digitised")
         means[panel] = statistics.fmean([error for each in errors.values() for error in each])
         systems[panel] = {name: statistics.fmean(each) for name, each in errors.items()}
-    return {"mean_abs_log_error": means, "mean_abs_log_error_of_systems": systems}
+        given[panel] = statistics.fmean([e for name in shared for e in _along_given_axis(ours[name], shared[name])])
+    return {
+        "mean_abs_log_error": means,
+        "mean_abs_log_error_along_given_axis": given,
+        "mean_abs_log_error_of_systems": systems,
+    }
+
+
+def _along_given_axis(curve: Sequence[Point], points: Sequence[Point]) -> list[float]:
+    """The errors in latency of points below `KNEE` of the largest digitised throughput, in throughput of the others."""
+    knee = KNEE * max([point.throughput for point in points])
+    errors = [(distance(curve, point), point.throughput <= knee) for point in points]
+    return [error.latency if is_below and error.latency < math.inf else error.throughput for error, is_below in errors]
 
 
 def headline(effort: Effort, place: Place | None = None) -> dict[str, Any]:

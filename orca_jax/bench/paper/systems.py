@@ -74,6 +74,7 @@ class Place:
     slots: float = 1.0  # share of the slots that fit into the memory
     n_workers: int | None = None  # None: one iteration for each stage, and two on a single stage
     control: float = 0.0  # seconds of each stage to pass a plan on
+    host: float = 0.0  # seconds of the host before each iteration
     token_budget: int = 512  # of `chunked`
     check_ins: tuple[int, ...] = ()  # of `chunked` on one stage
 
@@ -86,7 +87,7 @@ class Place:
     def cost(self) -> StageCost:
         """The cost of a stage under ORCA."""
         cost = MODELS[self.model].cost(DEVICES[self.device], self.efficiency or EFFICIENCIES[self.model])
-        return replace(cost, control=self.control)
+        return replace(cost, control=self.control, host=self.host)
 
     @property
     def num_slots(self) -> int:
