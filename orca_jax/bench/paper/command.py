@@ -19,8 +19,10 @@ from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.bench.paper.systems import EFFICIENCIES, FT_FACTOR
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import print_table
+from orca_jax.sim.hardware import DEVICES
 
 HELP = "the paper's evaluation on simulated devices: Figures 9, 10 and 11"
+PAPER_DEVICE = "a100-40"
 FIGURES = ("fig9", "fig10", "fig11")
 
 
@@ -36,6 +38,10 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--systems", nargs="+", default=list(SYSTEMS), metavar="NAME",
         help=f"systems of Figure 10, such as orca(32) or ft(16,8) (default: {' '.join(SYSTEMS)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=sorted(DEVICES), default=PAPER_DEVICE,
+        help="devices of Figure 10, as many as in the paper and with its efficiencies (default: the paper's, a100-40)",
     )  # fmt: skip
     parser.add_argument(
         "--requests", type=int, default=2000, metavar="N",
@@ -117,8 +123,8 @@ def _cells(times: list[float | None]) -> str:
 
 
 def _figure_10(args: argparse.Namespace, effort: Effort, digitised: Digitised) -> dict[str, Any]:
-    found = figure_10(effort, digitised, args.models, args.systems)
-    if "175B" in args.models:
+    found = figure_10(effort, digitised, args.models, args.systems, args.device)
+    if "175B" in args.models and args.device == PAPER_DEVICE:
         found |= headline(effort)
     _print_curves("Figure 10", found["curves"])
     for name in [name for name in found if name.startswith("mean_abs_log_error")]:

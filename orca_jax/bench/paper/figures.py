@@ -114,10 +114,15 @@ def micro(engine: str, model: str, num_prompt: int, size: int) -> float | None:
     return 1e3 * max(simulate(mine, place, requests, [0.0] * size).ends)
 
 
-def figure_10(effort: Effort, digitised: Digitised, panels: Sequence[str], systems: Sequence[str]) -> dict[str, Any]:
-    """The curves of the paper's workload by panel, their errors, and the headline."""
-    names = [(panel, name) for panel in panels for name in systems if Place(panel).fits(parse_system(name))]
-    curves = effort.map(_curve_10, [panel for panel, _ in names], [name for _, name in names], [effort] * len(names))
+def figure_10(
+    effort: Effort, digitised: Digitised, panels: Sequence[str], systems: Sequence[str], device: str
+) -> dict[str, Any]:
+    """The curves of the paper's workload by panel, and their errors."""
+    places = {panel: Place(panel, device) for panel in panels}
+    names = [(panel, name) for panel in panels for name in systems if places[panel].fits(parse_system(name))]
+    curves = effort.map(
+        _curve_10, [places[panel] for panel, _ in names], [name for _, name in names], [effort] * len(names)
+    )
     found: dict[str, dict[str, list[Point]]] = {panel: {} for panel in panels}
     for (panel, name), points in zip(names, curves, strict=True):
         found[panel][name] = points
@@ -128,9 +133,9 @@ def figure_10(effort: Effort, digitised: Digitised, panels: Sequence[str], syste
     return result
 
 
-def _curve_10(panel: str, name: str, effort: Effort) -> list[Point]:
+def _curve_10(place: Place, name: str, effort: Effort) -> list[Point]:
     system = parse_system(name)
-    return curve(system, Place(panel), paper_lengths(effort.of(system), effort.seed), effort.seed)
+    return curve(system, place, paper_lengths(effort.of(system), effort.seed), effort.seed)
 
 
 def errors_of(curves: Mapping[str, Mapping[str, Sequence[Point]]], digitised: Digitised) -> dict[str, Any]:
@@ -160,9 +165,9 @@ def _along_given_axis(curve: Sequence[Point], points: Sequence[Point]) -> list[f
     return [error.latency if is_below and error.latency < math.inf else error.throughput for error, is_below in errors]
 
 
-def headline(effort: Effort, place: Place | None = None) -> dict[str, Any]:
+def headline(effort: Effort) -> dict[str, Any]:
     """The ratio of throughputs at 190 ms per token, with three times the requests of a curve's run."""
-    points = effort.map(_headline_point, HEADLINE, [effort] * 2, [place or Place()] * 2)
+    points = effort.map(_headline_point, HEADLINE, [effort] * 2)
     ours, theirs = points
     return {
         "headline_ratio": ours.throughput / theirs.throughput,
@@ -171,8 +176,8 @@ def headline(effort: Effort, place: Place | None = None) -> dict[str, Any]:
     }
 
 
-def _headline_point(name: str, effort: Effort, place: Place) -> Point:
-    system, count = parse_system(name), 3 * effort.requests
+def _headline_point(name: str, effort: Effort) -> Point:
+    system, place, count = parse_system(name), Place(), 3 * effort.requests
     requests = paper_lengths(count, effort.seed)
 
     def run(rate: float) -> Point:

@@ -100,8 +100,10 @@ class Place:
         return self.n_workers or max(2, self.num_stages)
 
     def fits(self, system: System) -> bool:
-        """False if FasterTransformer's preallocation for `max_bs` requests exceeds the memory."""
-        return system.kind != "ft" or system.max_bs <= MODELS[self.model].most_preallocated(DEVICES[self.device])
+        """False if the weights, or FasterTransformer's preallocation for `max_bs` requests, exceed the memory."""
+        if system.kind == "ft":
+            return system.max_bs <= MODELS[self.model].most_preallocated(DEVICES[self.device])
+        return self.num_slots >= LONGEST
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     Raises:
         ConfigError: the model does not fit, or the system's preallocation does not fit.
     """
-    if place.num_slots < 1 or not place.fits(system):
+    if not place.fits(system):
         raise ConfigError(f"{system.name} is out of memory with {place.model} on {place.device}", param="systems")
     clock = VirtualClock()
     is_slower = system.kind == "ft" and place.num_stages > 1
@@ -127,9 +129,7 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     executor = SimExecutor(cost, clock, lengths, num_stages=place.num_stages)
     scheduler = _MAKERS[system.kind](system, place)
     rows = system.max_bs * scheduler.n_workers
-    n_slots = max(place.num_slots, LONGEST)
-    if system.kind == "ft":
-        n_slots = system.max_bs * LONGEST
+    n_slots = system.max_bs * LONGEST if system.kind == "ft" else place.num_slots
     kv = KVManager(
         -(-(n_slots + rows * (PAGE_SIZE - 1)) // PAGE_SIZE),
         PAGE_SIZE,
