@@ -13,6 +13,9 @@ from orca_jax.timeline.writer import IterationRecord
 
 HELD_OUT = 5
 """Every fifth iteration is left out of the fit that is measured."""
+ROUNDS = 8
+USUAL = 2.0
+"""An error above this multiple of the median error counts less, in inverse proportion."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class FeatureFit:
 
 
 def fit_features(timeline: Timeline) -> FeatureFit:
-    """Fit a cost to the device times by least squares, without negative weights.
+    """Fit a cost to the device times, without negative weights.
 
     Raises:
         ConfigError: the timeline has too few iterations.
@@ -55,8 +58,21 @@ def iteration_errors(cost: IterationCost, iterations: Sequence[IterationRecord])
 
 
 def _weights(iterations: Sequence[IterationRecord]) -> dict[str, float]:
+    """Weights for the smallest relative errors, where outliers count little, then scaled to the measured sum.
+
+    A device time is long now and then, for reasons outside of the engine. Such times must not bend the weights. Their
+    sum counts, since throughput follows from it.
+    """
     rows = [features(work_in(each)) for each in iterations]
     names = list(rows[0])
     matrix = np.array([[row[name] for name in names] for row in rows], np.float64)
-    found = non_negative(matrix, np.array([each.device for each in iterations]))
+    taken = np.array([each.device for each in iterations])
+    found, least = non_negative(matrix, taken), max(1e-9, 1e-3 * float(taken.mean()))
+    for _ in range(ROUNDS):
+        predicted = np.maximum(matrix @ found, least)
+        errors = np.maximum(np.abs(taken / predicted - 1), 1e-12)
+        trust = np.sqrt(np.minimum(1, USUAL * np.median(errors) / errors)) / predicted
+        found = non_negative(matrix * trust[:, None], taken * trust)
+    total = (matrix @ found).sum()
+    found *= taken.sum() / total if total > 0 else 1.0
     return {name: float(weight) for name, weight in zip(names, found, strict=True) if weight > 0}

@@ -1,5 +1,6 @@
 """Predictions from timelines: a fit of many features, its errors, and a simulated run predicted exactly."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_a_simulated_run_is_predicted(run: Timeline) -> None:
     again = figures(replay(run, run.head.config, fit_features(run).cost))
     rows = compared(figures(run), again)
     assert all(abs(row["error"] or 0) < 1e-6 for row in rows.values())
+
+
+def test_a_few_slow_iterations_bend_no_weight(run: Timeline) -> None:
+    """Every tenth iteration takes 20 times as long: all weights grow by one factor, that of the sum."""
+    slow = copy.deepcopy(run)
+    for iteration in slow.iterations[::10]:
+        iteration.device *= 20
+    weights, true = fit_features(slow).cost.weights, fit_features(run).cost.weights
+    factor = sum(each.device for each in slow.iterations) / sum(each.device for each in run.iterations)
+    assert {name: weights[name] / true[name] for name in true} == pytest.approx(dict.fromkeys(true, factor), rel=0.05)
 
 
 def test_a_short_timeline_is_refused(run: Timeline) -> None:
