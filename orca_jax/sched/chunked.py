@@ -183,7 +183,7 @@ class _SelectionBuilder:
         """Choose a running request for as many tokens as budget and pages allow; preempt less urgent ones for pages."""
         if not self.may_take(num_left) or request in self.preempted:
             return
-        size = min(num_left, self.budget)
+        size = num_left if num_left <= self.budget else self.budget
         while (pages := self.kv.lacking(request.row, request.num_computed + size)) > self.free:
             self.is_short = True
             room = (self._num_held(request) + self.free) * self.kv.page_size - request.num_computed

@@ -320,8 +320,7 @@ class RequestPool:
                 other.is_suspect = True
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
-        reason = request.finish_reason
-        update = update_of(request, now)
+        update, reason = update_of(request, now), request.finish_reason
         if reason is None or reason == "abort":  # an aborted request has left already
             return update
         if reason != "error":

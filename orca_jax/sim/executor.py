@@ -136,19 +136,25 @@ class SimExecutor:
         """Do nothing: no memory is held."""
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, IterationWork]:
-        results, parts = [], []
+        results, chunks = [], []
+        increments = context = draws = 0
         for member in plan.members:
             if member.sampling is not None:
                 self._rows[member.row] = _SimRow(member.sampling.num_prompt, self._lengths[member.request_id])
             row, start, size = self._rows[member.row], member.start, len(member.ids) + member.last_on_device
-            parts.append((start, size, size == 1 and start >= row.num_prompt))
+            if size == 1 and start >= row.num_prompt:
+                increments += 1
+                context += start + 1
+            else:
+                chunks.append((start, size, False))
+            draws += member.is_sampling
             if not member.is_sampling:
                 results.append(_NOTHING)
             elif row.unreported:
                 results.append(MemberResult(row.report(row.next_id(start + size))))
             else:  # nearly always
                 results.append(_END if start + size >= row.end else _OTHER)
-        work = work_of(parts, sum([result is not _NOTHING for result in results]))
+        work = work_of(chunks, draws)._replace(increments=increments, context=context)
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, IterationWork]:

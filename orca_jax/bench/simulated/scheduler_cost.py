@@ -24,6 +24,8 @@ from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
 MAX_BS = 32
 TOKEN_BUDGET = 512
 MODEL = "101B"  # of one stage
+RATE = 5.0
+"""Requests per second: three fourths of the saturation, as for most servers."""
 TENANTS = 4  # for the ordering by fair shares; every fourth request has a deadline, every second another priority
 
 
@@ -33,11 +35,11 @@ def _chunked(ordering: str, depth: int = 1) -> Scheduler:
 
 PAIRS: Mapping[str, tuple[float, Callable[[], Scheduler]]] = {
     "request_level": (0.5, partial(RequestLevelScheduler, MAX_BS)),
-    "orca": (4.0, partial(OrcaScheduler, MAX_BS)),
-    "orca, two in flight": (4.0, partial(OrcaScheduler, MAX_BS, 2)),
-    **{f"chunked, {ordering}": (4.0, partial(_chunked, ordering)) for ordering in ORDERINGS},
-    "chunked, fcfs, overlapped": (4.0, partial(_chunked, "fcfs", 2)),
-    "chunked, shortest, overlapped": (4.0, partial(_chunked, "shortest", 2)),
+    "orca": (RATE, partial(OrcaScheduler, MAX_BS)),
+    "orca, two in flight": (RATE, partial(OrcaScheduler, MAX_BS, 2)),
+    **{f"chunked, {ordering}": (RATE, partial(_chunked, ordering)) for ordering in ORDERINGS},
+    "chunked, fcfs, overlapped": (RATE, partial(_chunked, "fcfs", 2)),
+    "chunked, shortest, overlapped": (RATE, partial(_chunked, "shortest", 2)),
 }
 """By name: requests per second, somewhat below the saturation, and the scheduler."""
 
