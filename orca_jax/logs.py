@@ -72,10 +72,15 @@ class _Formatter(logging.Formatter):
             "event": record.getMessage(),
             **structlog.contextvars.get_contextvars(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        line |= {name: value for name, value in vars(record).items() if not _is_own(name)}
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
         return self._render(line)
+
+
+def _is_own(name: str) -> bool:
+    """True for attributes of a record that are no fields; libraries add some that begin with an underscore."""
+    return name in _OWN or name.startswith("_")
 
 
 def _json_line(line: dict[str, object]) -> str:

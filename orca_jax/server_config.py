@@ -1,6 +1,8 @@
 """Settings of the server beside those of the engine. `serve/args.py` makes one flag for each field."""
 
+import socket
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Literal
 
 from orca_jax.checks import check_values, names_checked
@@ -100,6 +102,23 @@ class ServerConfig:
         "URL of an OpenTelemetry collector (OTLP over HTTP) for a span per request; needs the otel extra",
     )
 
+    kv_events_endpoint: str | None = _flag(
+        None,
+        "observability",
+        "ZeroMQ address for events of the prefix cache in vLLM's format, such as tcp://127.0.0.1:5557",
+    )
+    kv_events_replay_endpoint: str | None = _flag(
+        None, "observability", "ZeroMQ address to request lost events, such as tcp://127.0.0.1:5558"
+    )
+    kv_events_topic: str | None = _flag(
+        None, "observability", "topic of these events; default: kv@HOSTNAME@MODEL with the first served model name"
+    )
+    kv_events_allow_remote: bool = _flag(
+        False,
+        "observability",
+        "allow addresses of --kv-events-endpoint that other machines can reach; events hold the token ids of prompts",
+    )
+
     def __post_init__(self) -> None:
         check_values(self)
 
@@ -107,3 +126,43 @@ class ServerConfig:
     def names(self) -> tuple[str, ...]:
         """Names of the model in the API."""
         return self.served_model_name or (self.engine.model,)
+
+    @property
+    def kv_events(self) -> "KvEvents | None":
+        """Settings of the events of the prefix cache; None without an address."""
+        if self.kv_events_endpoint is None:
+            return None
+        topic = self.kv_events_topic or f"kv@{socket.gethostname()}@{self.names[0]}"
+        return KvEvents(self.kv_events_endpoint, topic, self.kv_events_replay_endpoint)
+
+
+@dataclass(frozen=True)
+class KvEvents:
+    """Addresses and topic of the events of the prefix cache."""
+
+    endpoint: str
+    topic: str
+    replay_endpoint: str | None = None
+
+
+def endpoint_fault(endpoint: str, *, allows_remote: bool) -> str | None:
+    """The fault of a ZeroMQ address to listen on; None if it can be used.
+
+    An address that other machines can reach is a fault unless `allows_remote` is set.
+    """
+    kind, separator, place = endpoint.partition("://")
+    if kind == "ipc" and separator and place:
+        return None
+    host, _, port = place.rpartition(":")
+    if kind != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
+        return f"must be an address such as tcp://127.0.0.1:5557 or ipc:///run/events, got {endpoint!r}"
+    if allows_remote or _is_loopback(host):
+        return None
+    return f"{endpoint} can be reached from other machines; use 127.0.0.1, or allow it with --kv-events-allow-remote"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name, or * for all interfaces
+        return host == "localhost"

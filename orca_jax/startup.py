@@ -49,6 +49,8 @@ class EngineSummary:
     dtype: str = ""
     kv_cache_dtype: str = ""
     attention: str = ""  # implementation
+    page_size: int = 0  # tokens of a page of the KV cache
+    num_pages: int = 0
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""

@@ -17,6 +17,7 @@ from orca_jax.bench import (
 )
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
+from orca_jax.bench.peers import command as peers
 from orca_jax.bench.simulated import predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
@@ -31,6 +32,7 @@ COMMANDS = {
     "offline": offline,
     "online": online,
     "paper": paper,
+    "peers": peers,
     "predict": predict,
     "prefix": prefix_reuse,
     "replay": replay,

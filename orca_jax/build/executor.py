@@ -26,6 +26,12 @@ class PlacedStage(NamedTuple):
     mesh: Mesh
     shapes: Decoder  # with a sharded shape in place of each parameter
 
+    @property
+    def is_local(self) -> bool:
+        """True if this process has some of the devices."""
+        devices: list[jax.Device] = self.mesh.devices.flatten().tolist()
+        return any(device.process_index == device.client.process_index() for device in devices)
+
 
 @dataclass(frozen=True)
 class PlacedModel:
@@ -111,7 +117,8 @@ def start_executor(
         CheckpointError: the weights do not fit the configuration.
     """
     weights = placed.weights
-    programs = [Programs(shapes, weights.config, config, mesh) for mesh, shapes in placed.stages]
+    own = [stage for stage in placed.stages if stage.is_local]
+    programs = [Programs(shapes, weights.config, config, mesh) for mesh, shapes in own]
     with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
         with times.phase("load"):
             stages = [_load(weights, stage, placed.platform, has_bars) for stage in placed.stages]
@@ -122,7 +129,9 @@ def start_executor(
 
 
 def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -> StageModel:
-    """Read the weights of a stage."""
+    """Read the weights of a stage, unless it belongs to other processes."""
+    if not stage.is_local:
+        return StageModel(None, stage.mesh)
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
     decoder = weights.load(stage.mesh, progress_bar(name, has_bars), span)

@@ -35,6 +35,8 @@ def summary_of(
         token_budget=header.budget,
         scheduler=header.config.scheduler,
         start=start,
+        page_size=kv.page_size,
+        num_pages=kv.num_pages,
     )
     if resolved is None:
         return summary

@@ -19,7 +19,7 @@ from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
 
-_CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
+CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
@@ -49,7 +49,7 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int) 
         needed: bytes of weights and workspace on one device.
     """
     if devices[0].platform == "cpu":
-        return int((host.free_memory() - needed * len(devices)) * min(utilization, _CPU_SHARE))
+        return int((host.free_memory() - needed * len(devices)) * min(utilization, CPU_SHARE))
     stats = [device.memory_stats() for device in devices]
     free = min(usable_bytes(each, devices[0].platform, utilization) - each["bytes_in_use"] for each in stats)
     return (free - needed) * len(devices)

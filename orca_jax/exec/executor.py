@@ -29,7 +29,7 @@ from orca_jax.exec.results import IdleWatch, Launch, Pending, read_many, read_re
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
-from orca_jax.exec.stage import Hop, LocalHop, Stage, StageModel
+from orca_jax.exec.stage import Hop, Stage, StageModel, make_hop
 from orca_jax.exec.untouched import Populating
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
@@ -58,10 +58,11 @@ class JaxHandle:
 class JaxExecutor:
     """Runs one model on one mesh, or on a mesh for each stage of a pipeline.
 
-    Stages run the launches in the order of submission, each its own launch at a time (the paper's Figure 8a).
+    Stages run the launches in the order of submission, each its own launch at a time (the paper's Figure 8a). If they
+    belong to several processes, every process submits the same plans, and only those of the last stage have results.
 
     Args:
-        stages: of the model, in their order.
+        stages: of the model, in their order, those of other processes included.
         model: all stages of it.
         config: shapes, for the finite set of programs.
         progress: called before the first compilation and after each, with the number compiled so far and the total.
@@ -71,6 +72,8 @@ class JaxExecutor:
 
     Attributes:
         launch_seconds: measured time of a launch of each bucket and its sampler.
+        stages: those of this process.
+        has_results: True if this process has devices of the last stage.
     """
 
     def __init__(
@@ -91,7 +94,11 @@ class JaxExecutor:
         shapes = (
             ahead.stages
             if ahead
-            else [Programs(decoder, model, config, mesh, greedy_only=greedy_only) for decoder, mesh in stages]
+            else [
+                Programs(decoder, model, config, mesh, greedy_only=greedy_only)
+                for decoder, mesh in stages
+                if decoder is not None
+            ]
         )
         self._shapes = shapes[-1]
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
@@ -104,10 +111,18 @@ class JaxExecutor:
         else:
             with compile_cache(config.compile_cache):
                 programs = compile_stages(shapes, progress, times)
-        decoders = [each.decoder for each in stages]
+        decoders = [each.decoder for each in stages if each.decoder is not None]
         self.stages = [Stage(*each) for each in zip(decoders, shapes, programs, strict=True)]
         self._last = self.stages[-1]
-        self._hops: list[Hop | None] = [None, *(LocalHop(each.mesh) for each in stages[1:])]
+        self.has_results = stages[-1].decoder is not None
+        own = iter(self.stages)
+        self._path: list[tuple[Hop | None, Stage | None]] = [
+            (
+                None if index == 0 else make_hop(stages[index - 1].mesh, mesh, model.embed_dim, config.buckets),
+                None if decoder is None else next(own),
+            )
+            for index, (decoder, mesh) in enumerate(stages)
+        ]
         with times.phase("warm_up"):
             measured = self._warm_up()
         self.launch_seconds = measured.usual()
@@ -172,7 +187,7 @@ class JaxExecutor:
         handle.ready_at = time.perf_counter()
 
     def collect(self, handle: Handle) -> StepResult:
-        """Wait for an iteration.
+        """Wait for an iteration. Without `has_results`, the result has no members.
 
         Raises:
             CompileWhileServingError: a program was compiled since start, and `strict_compile` is set.
@@ -239,6 +254,8 @@ class JaxExecutor:
     def _read(self, handle: JaxHandle) -> StepResult:
         """Wait for results, including those left on the device by earlier plans."""
         plan, rows = handle.plan, self._rows
+        if not self.has_results:
+            return StepResult(plan.iteration, ())
         if handle.unreported is None:
             return read_results(plan, handle.launches, self._model.vocab_size)
         if plan.multi_step is not None:
@@ -257,18 +274,18 @@ class JaxExecutor:
     def _run_layers(self, bucket: int, vector: NDArray[np.int32]) -> jax.Array:
         self._idle.begin()
         hidden: jax.Array | None = None
-        for hop, stage in zip(self._hops, self.stages, strict=True):
-            if hop is not None and hidden is not None:
-                hidden = hop(hidden)
-            hidden = stage.run_layers(bucket, vector, hidden)
-        assert hidden is not None, "there is a stage"
-        self._idle.handed_over(cast(Pending, hidden))
+        for hop, stage in self._path:
+            if hop is not None:
+                hidden = hop(bucket, hidden)
+            if stage is not None:
+                newest = hidden = stage.run_layers(bucket, vector, hidden)
+        self._idle.handed_over(cast(Pending, newest))
         self.stats.idle_seconds = self._idle.seconds
-        return hidden
+        return newest
 
     def _draw(self, launch: Launch, masks: Sequence[TokenSet | None]) -> None:
         """Start the smallest and simplest sampler sufficient for a launch, or none if no token is kept."""
-        if not launch.kept.members:
+        if not launch.kept.members or not self.has_results:
             return
         start = time.perf_counter()
         number, rows, shapes = len(launch.kept.members), self._rows, self._shapes
@@ -311,6 +328,8 @@ class JaxExecutor:
             repeats = 2 if bucket == self.config.buckets[-1] else 1  # the first run of all takes memory for its pages
             run = partial(self._run_layers, bucket, vector)
             launch = Launch.of_nothing(times.measure_layers(bucket, run, repeats))
+        if not self.has_results:
+            return times
         for width in shapes.widths:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)

@@ -14,8 +14,11 @@ import socket
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-from orca_jax.build.engine import build_engine
+from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.settings import reuses_prefixes
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
@@ -23,6 +26,9 @@ from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_en
 from orca_jax.logs import install_handler
 from orca_jax.progress import has_terminal
 from orca_jax.startup import StartTimes
+
+if TYPE_CHECKING:
+    from orca_jax.link.kv_events import KvEventPublisher
 
 HEARTBEAT_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 1.0  # between the front end's end and a forced exit
@@ -70,9 +76,28 @@ def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     status.enter("loading")
     times = StartTimes(start.begun)
     times.add("import", times.elapsed)
-    built = build_engine(
-        start.config, on_compile=lambda: status.enter("compiling"), times=times, announce=_log_without_bars
-    )
+    with _publisher(start) as publisher:  # before the model: its address may be wrong
+        built = build_engine(
+            start.config, on_compile=lambda: status.enter("compiling"), times=times, announce=_log_without_bars
+        )
+        if publisher is not None:
+            built.engine.pool.kv.watch(publisher)
+        return _serve(built, start, inbox, send, status)
+
+
+def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"]:
+    """The publisher of changes of the prefix cache, if the settings name its address. Raises ConfigError."""
+    if start.kv_events is None:
+        return nullcontext()
+    if not reuses_prefixes(start.config):
+        message = "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching"
+        raise ConfigError(message, param="kv_events_endpoint")
+    from orca_jax.link.kv_events import KvEventPublisher
+
+    return KvEventPublisher(start.kv_events)
+
+
+def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> int:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)

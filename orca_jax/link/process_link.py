@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -56,7 +57,7 @@ class EngineLink(asyncio.Protocol):
             )
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self.send(Start(config.engine, begun))
+        self.send(Start(config.engine, begun, kv_events=config.kv_events))
 
     def send(self, message: Message) -> None:
         """Send a message; discard it if the engine has ended."""
@@ -101,8 +102,7 @@ class EngineLink(asyncio.Protocol):
         return EngineDeadError(f"the engine process {by_signal}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's classes have other bases
 
     def data_received(self, data: bytes) -> None:
         self.unheard = 0.0

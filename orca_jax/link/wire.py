@@ -12,6 +12,7 @@ import msgspec
 from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
+from orca_jax.server_config import KvEvents
 from orca_jax.startup import EngineSummary
 from orca_jax.step import ExecutorStats
 
@@ -30,6 +31,7 @@ class Start(Message, frozen=True):
 
     config: EngineConfig
     begun: float | None = None  # begin of the start on the system's monotonic clock; None: when the engine reads this
+    kv_events: KvEvents | None = None  # None: the engine publishes no events of its prefix cache
 
 
 class Submit(Message, frozen=True):

@@ -26,6 +26,15 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_presets())
 
 
+def preset_values(model: str) -> dict[str, Any]:
+    """The config.json of "preset:<name>". Raises ConfigError if there is no such preset."""
+    name = model.removeprefix(PRESET_PREFIX)
+    presets = _presets()
+    if name not in presets:
+        raise ConfigError(f"unknown preset {name!r}; the presets are {', '.join(presets)}", param="model")
+    return presets[name]
+
+
 def read_model_config(source: str | Path) -> ModelConfig:
     """The configuration of `source`, a model directory or "preset:<name>".
 
@@ -37,11 +46,7 @@ def read_model_config(source: str | Path) -> ModelConfig:
             or the decoder does not support an option. The error names the parameter.
     """
     if is_preset(str(source)):
-        name = str(source).removeprefix(PRESET_PREFIX)
-        presets = _presets()
-        if name not in presets:
-            raise ConfigError(f"unknown preset {name!r}; the presets are {', '.join(presets)}", param="model")
-        return config_from_hf(presets[name])
+        return config_from_hf(preset_values(str(source)))
     directory = Path(source)
     if not directory.is_dir():
         raise ConfigError(

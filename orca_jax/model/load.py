@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orca_jax.bundled import is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
@@ -43,7 +43,7 @@ def decoder_builder(
 
 
 def abstract_decoder(
-    config: ModelConfig, dtype: DType, mesh: Mesh, span: LayerSpan | None = None
+    config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, span: LayerSpan | None = None
 ) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     """The structure of the decoder or of one stage, and a tree with a sharded shape in place of each parameter.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
@@ -28,7 +28,7 @@ def partition_spec(axes: tuple[str, ...]) -> PartitionSpec:
     return PartitionSpec(*(MESH_AXES[axis] for axis in axes))
 
 
-def param_shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
+def param_shardings(state: nnx.State, mesh: Mesh | AbstractMesh) -> nnx.State:
     """A tree like `state`, with a `NamedSharding` in place of each parameter's value.
 
     Every parameter has its logical axes in its metadata `axes`, written by `layers.Maker`.
@@ -41,7 +41,7 @@ def param_shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
     return placed
 
 
-def tensor_parallel_size(mesh: Mesh) -> int:
+def tensor_parallel_size(mesh: Mesh | AbstractMesh) -> int:
     """Number of devices that share one copy of the weights."""
     return int(mesh.shape[TENSOR_AXIS])
 

@@ -17,10 +17,11 @@ class Endpoint(NamedTuple):
     parser: BodyParser[Any]
     prepare: Callable[..., Awaitable[Job]]
     renderer: Callable[[Tokenizer, Job, Any], Renderer]
+    has_prompts: bool  # True if a call may have several prompts
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    completions.ENDPOINT: Endpoint(completion_parser, completions.prepare, completions.CompletionRenderer),
-    chat.ENDPOINT: Endpoint(chat_parser, chat.prepare, chat.ChatRenderer),
+    completions.ENDPOINT: Endpoint(completion_parser, completions.prepare, completions.CompletionRenderer, True),
+    chat.ENDPOINT: Endpoint(chat_parser, chat.prepare, chat.ChatRenderer, False),
 }
 """The endpoints by path."""

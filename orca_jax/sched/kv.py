@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from orca_jax.errors import ConfigError
-from orca_jax.sched.pages import PagePool
+from orca_jax.sched.pages import CacheWatcher, PagePool
 
 _NO_PAGES: tuple[int, ...] = ()
 
@@ -159,13 +159,25 @@ class KVManager:
         self._pages.share(pages)
         self._pages_of_row[row] = list(pages)
 
-    def remember(self, row: int, index: int, digest: bytes, root: bytes) -> None:
-        """Add the full page `index` of a row to the prefix cache; `root` is the digest of the row's first page."""
-        self._pages.remember(self._pages_of_row[row][index], digest, root)
+    def remember(self, row: int, index: int, digest: bytes, root: bytes) -> bool:
+        """Add the full page `index` of a row to the prefix cache; True if no other page has its content.
+
+        `root` is the digest of the row's first page.
+        """
+        return self._pages.remember(self._pages_of_row[row][index], digest, root)
 
     def forget(self, root: bytes) -> None:
         """Remove all pages with this root from the prefix cache; rows keep theirs."""
         self._pages.forget(root)
+
+    @property
+    def watcher(self) -> CacheWatcher | None:
+        """The receiver of changes of the prefix cache, if any."""
+        return self._pages.watcher
+
+    def watch(self, watcher: CacheWatcher) -> None:
+        """Report each change of the prefix cache from now on. The pool of requests reports the pages added."""
+        self._pages.watcher = watcher
 
     def check_integrity(self) -> None:
         """Assert that no row, slot or page is lost or counted twice. For tests and debugging; O(pages).

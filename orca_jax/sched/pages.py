@@ -2,6 +2,26 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class CacheWatcher(Protocol):
+    """Receives the changes of the prefix cache, in order, in the engine's thread: calls must be short."""
+
+    def stored(self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str) -> None:
+        """A full page can be found from now on.
+
+        Args:
+            digest: the digest of the page and of all content before it.
+            parent: the digest of the page before it; None for the first page of a prompt.
+            ids: the ids of its tokens.
+            salt: the salt of the request; pages with different salts are never shared.
+        """
+        ...
+
+    def removed(self, digest: bytes) -> None:
+        """A page can no longer be found."""
+        ...
 
 
 class PagePool:
@@ -13,10 +33,14 @@ class PagePool:
 
     Args:
         num_pages: pages, numbered `0..num_pages-1`.
+
+    Attributes:
+        watcher: gets each removal of a digest; None for no watcher.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.watcher: CacheWatcher | None = None
         # A stack with the smallest index on top: the page used last is reused first, while it is warm.
         self._free = list(reversed(range(num_pages)))
         self._kept: OrderedDict[int, None] = OrderedDict()  # without holders, but remembered; oldest first
@@ -55,16 +79,18 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def remember(self, page: int, digest: bytes, root: bytes) -> None:
+    def remember(self, page: int, digest: bytes, root: bytes) -> bool:
         """Record the digest of a full page and of all content before it; the first page with a digest counts.
 
-        `root` is the digest of the first page of this content.
+        `root` is the digest of the first page of this content. Returns True if the digest is new.
         """
         assert self._holders[page], f"page {page} has no holder"
-        if digest not in self._page_of and page not in self._digest_of:
-            self._page_of[digest] = page
-            self._digest_of[page] = digest
-            self._root_of[page] = root
+        if digest in self._page_of or page in self._digest_of:
+            return False
+        self._page_of[digest] = page
+        self._digest_of[page] = digest
+        self._root_of[page] = root
+        return True
 
     def forget(self, root: bytes) -> None:
         """Erase the digests of all pages with this root. Kept ones become free; holders keep theirs, unfindable."""
@@ -100,7 +126,10 @@ class PagePool:
             self._holders[page] += 1
 
     def _erase(self, page: int) -> None:
-        del self._page_of[self._digest_of.pop(page)], self._root_of[page]
+        digest = self._digest_of.pop(page)
+        del self._page_of[digest], self._root_of[page]
+        if self.watcher is not None:
+            self.watcher.removed(digest)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Assert that `held`, the pages of all rows, agrees with the counts. Raises AssertionError."""

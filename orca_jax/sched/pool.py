@@ -300,8 +300,12 @@ class RequestPool:
             return  # nearly always
         num_full = min(request.num_computed, request.num_tokens) // size
         digests = request.digests(size, num_full)
+        watcher = self.kv.watcher
         for index in range(request.num_remembered, num_full):
-            self.kv.remember(row, index, digests[index], digests[0])
+            is_new = self.kv.remember(row, index, digests[index], digests[0])
+            if is_new and watcher is not None:
+                parent = digests[index - 1] if index else None
+                watcher.stored(digests[index], parent, request.ids_from(index * size, size), request.params.cache_salt)
         request.num_remembered = num_full
 
     def _distrust(self, request: Request) -> None:

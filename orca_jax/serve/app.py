@@ -1,5 +1,6 @@
 """The ASGI application: routes, middleware, and error answers in OpenAI's format."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from starlette.applications import Starlette
@@ -19,7 +20,7 @@ from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
-from orca_jax.serve.tokenize import detokenize, tokenize
+from orca_jax.serve.tokenize import detokenize, render, tokenize
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 
@@ -33,9 +34,10 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *model_routes(service),
             *observer.routes(),
             openapi_route(service, has_keys=bool(keys)),
-            *(Route(path, partial(complete, end, service), methods=["POST"]) for path, end in ENDPOINTS.items()),
-            Route("/tokenize", partial(tokenize, service), methods=["POST"]),
-            Route("/detokenize", partial(detokenize, service), methods=["POST"]),
+            *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
+            *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+            _post("/tokenize", partial(tokenize, service)),
+            _post("/detokenize", partial(detokenize, service)),
         ],
         exception_handlers={
             ApiError: _on_api_error,
@@ -49,6 +51,10 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     routed = WithoutLastSlash(app)
     guarded = Access(routed, keys) if keys else routed
     return RequestContext(with_cors(guarded, config), observer)
+
+
+def _post(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+    return Route(path, handler, methods=["POST"])
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -2,18 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from orca_jax.checks import did_you_mean
-from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.flags import ALIASES, FlagParser, add_engine_args, add_field_args, engine_config_from_args, flag_of
+from orca_jax.flags import FlagParser, add_engine_args, add_field_args, engine_config_from_args, flag_of
 from orca_jax.request import MAX_LOGPROBS
-from orca_jax.server_config import ServerConfig
+from orca_jax.server_config import ServerConfig, endpoint_fault
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
@@ -27,11 +27,19 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
     Raises:
         ConfigError: the file, a value, or a combination of values is wrong; `param` names the flag.
     """
-    parser = _make_parser()
+    return read_flags(make_parser("python -m orca_jax.serve", DESCRIPTION), argv)[0]
+
+
+def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerConfig, Namespace]:
+    """Read the flags of a parser of `make_parser` and the file of `--config`, for a program with more flags.
+
+    Raises:
+        ConfigError: as `parse_args`.
+    """
     args = parser.parse_args(argv)
     given = parser.given(argv)
     if args.config is not None:
-        flags = list(_file_flags(Path(args.config)))
+        flags = list(flags_of(_read_file(Path(args.config), _names_of(parser))))
         given |= parser.given(flags)
         args = parser.parse_args(argv, parser.parse_args(flags))  # the command line overrides the file
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
@@ -40,7 +48,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
     check(config)
     for name in {"host", "port"} & given if config.uds is not None else ():
         _require(False, name, "cannot be combined with --uds; use one of them")
-    return config
+    return config, args
 
 
 def check(config: ServerConfig) -> None:
@@ -55,6 +63,7 @@ def check(config: ServerConfig) -> None:
         _require(False, "allow_credentials", "needs --allowed-origins with origins other than '*'")
     has_keys = bool(config.api_key) or config.api_key_file is not None
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
+    _check_kv_events(config)
     endpoint = config.otlp_traces_endpoint
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
     _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
@@ -98,6 +107,16 @@ def _check_numbers(config: ServerConfig) -> None:
     _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.max_logprobs}")
 
 
+def _check_kv_events(config: ServerConfig) -> None:
+    for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+        endpoint = getattr(config, name)
+        if endpoint is not None:
+            fault = endpoint_fault(endpoint, allows_remote=config.kv_events_allow_remote)
+            _require(fault is None, name, fault or "")
+    for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote"):
+        _require(config.kv_events_endpoint is not None or not getattr(config, name), name, "needs --kv-events-endpoint")
+
+
 def _require(holds: bool, param: str, what: str) -> None:
     if not holds:
         raise ConfigError(what, param=param)
@@ -107,9 +126,9 @@ def _default(name: str) -> Any:
     return next(field.default for field in _FIELDS if field.name == name)
 
 
-def _make_parser() -> FlagParser:
-    name = "python -m orca_jax.serve"
-    parser = FlagParser(name, f"{name} [flags]", description=DESCRIPTION)
+def make_parser(name: str, description: str) -> FlagParser:
+    """Return a parser with all flags of the server for the program `name`, for `read_flags`."""
+    parser = FlagParser(name, f"{name} [flags]", description=description)
     config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line overrides it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
     add_engine_args(parser)
@@ -117,9 +136,9 @@ def _make_parser() -> FlagParser:
     return parser
 
 
-def _file_flags(path: Path) -> Iterator[str]:
-    """The settings of the file as flags of a command line."""
-    for key, value in _read_file(path).items():
+def flags_of(values: Mapping[str, Any]) -> Iterator[str]:
+    """The settings of a file, by name, as flags of a command line. Raises ConfigError."""
+    for key, value in values.items():
         flag = flag_of(key)
         if value is None:
             continue
@@ -135,8 +154,8 @@ def _file_flags(path: Path) -> Iterator[str]:
             yield f"{flag}={value}"
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    """The values of the file by field name."""
+def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """The values of the file by field name; `known` are the names of the flags."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,7 +166,6 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold flags and their values, such as 'port: 8000'", param="config")
-    known = _known_names()
     found: dict[str, Any] = {}
     for key, value in data.items():
         name = str(key).replace("-", "_")
@@ -160,10 +178,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _known_names() -> list[str]:
-    aliases = [alias.removeprefix("--").replace("-", "_") for names in ALIASES.values() for alias in names]
-    engine = [field.name for field in dataclasses.fields(EngineConfig)]
-    return [*engine, *(field.name for field in _FIELDS), *(name for name in aliases if not name.startswith("_"))]
+def _names_of(parser: FlagParser) -> list[str]:
+    """The names of all settings with a flag, in a file of `--config`."""
+    flags = [flag.removeprefix("--").replace("-", "_") for action in parser._actions for flag in action.option_strings]
+    return [name for name in flags if not name.startswith(("_", "no_")) and name not in ("config", "help")]
 
 
 def _is_plain(value: object) -> bool:

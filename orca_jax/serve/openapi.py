@@ -25,13 +25,14 @@ from orca_jax.openai.schema.answers import (
     Version,
 )
 from orca_jax.openai.schema.components import REF, request_schemas
-from orca_jax.openai.schema.tokens import Detokenized, Tokenized
+from orca_jax.openai.schema.tokens import Detokenized, Rendered, Tokenized
 from orca_jax.serve.access import KEY_HEADERS
 
 Document = dict[str, Any]
 
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
+    Rendered,
     *(EngineHealth, Generated, Live, ServerLoad),
 )
 _ERRORS: Mapping[int, str] = {
@@ -141,6 +142,12 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/v1/chat/completions": post(
             "Answer conversations", "ChatRequest", "ChatCompletion", True, messages=hello, max_tokens=4
         ),
+        "/v1/completions/render": post(
+            "Token ids of the prompts of a completion", "CompletionRequest", "Rendered", False, prompt="Once"
+        ),
+        "/v1/chat/completions/render": post(
+            "Token ids of the prompt of a chat completion", "ChatRequest", "Rendered", False, messages=hello
+        ),
         "/tokenize": post("Token ids of a text or conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
         "/detokenize": post("Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
         "/v1/models": get("List the models", "ModelList", (503,)),
@@ -154,6 +161,8 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/metrics": {"get": _plain("Metrics for Prometheus", "text/plain", "string", has_keys)},
         "/openapi.json": {"get": _plain("This document", "application/json", "object", has_keys)},
     }
+    of_prompts = paths["/v1/completions/render"]["post"]["responses"]["200"]["content"]["application/json"]
+    of_prompts["schema"] = {"type": "array", "items": of_prompts["schema"]}
     _link(paths, "/v1/models", "get", "/v1/models/{model}", {"parameters": {"model": "$response.body#/data/0/id"}})
     _link(paths, "/tokenize", "post", "/detokenize", {"requestBody": {"tokens": "$response.body#/tokens"}})
     return paths

@@ -68,7 +68,7 @@ def _main(argv: Sequence[str] | None, begun: float) -> int:
             gc.set_threshold(*RARE_COLLECTIONS)
             return asyncio.run(_serve(config, listener, context, begun))
     except ConfigError as error:
-        print(f"error: {_flag_message(error)}", file=sys.stderr)
+        print(f"error: {flag_message(error)}", file=sys.stderr)
         return EXIT_CONFIG
     except KeyboardInterrupt:  # before the handlers below were in place
         return 0
@@ -233,7 +233,7 @@ class _ServerRun:
         return made
 
 
-def _flag_message(error: ConfigError) -> str:
+def flag_message(error: ConfigError) -> str:
     """The message, with the flag if the error names one."""
     if error.param is None or error.message.startswith("--"):
         return error.message

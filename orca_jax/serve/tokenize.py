@@ -1,16 +1,18 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize`, and the token ids of a completion's prompts for routers."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from orca_jax.openai.conversation import render_conversation
+from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.logprobs import token_name
 from orca_jax.openai.model import Service
 from orca_jax.openai.params import check_ids
 from orca_jax.openai.schema import detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import MESSAGES_ONLY
-from orca_jax.openai.schema.tokens import Detokenized, Tokenized, TokenizeRequest
+from orca_jax.openai.schema.tokens import Detokenized, Rendered, Tokenized, TokenizeRequest
+from orca_jax.openai.schema.tolerant import Ignored
 from orca_jax.serve.handlers import read_request, report_ignored
 from orca_jax.serve.models import json_response
 
@@ -33,6 +35,17 @@ async def detokenize(service: Service, request: Request) -> Response:
     check_ids(service.model, call.tokens, "tokens")
     text = service.model.tokenizer.decode(call.tokens, skip_special_tokens=False)
     return json_response(Detokenized(prompt=text), headers=report_ignored(service, ignored))
+
+
+async def render(endpoint: Endpoint, service: Service, request: Request) -> Response:
+    """Answer with the token ids of the prompts of a call, without generating. Raises ApiError."""
+    call, ignored = await read_request(request, endpoint.parser, service)
+    service.check_model(call.model)
+    state = request.scope["state"]
+    job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
+    answers = [Rendered(request_id=job.id, token_ids=prompt.ids, model=job.model) for prompt in job.prompts]
+    names = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
+    return json_response(answers if endpoint.has_prompts else answers[0], headers=names)
 
 
 async def _encode(service: Service, call: TokenizeRequest) -> list[int]:

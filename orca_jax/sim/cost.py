@@ -104,7 +104,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class StageCost:
-    """A cost for each stage of a pipeline, from the bytes and operations of its layers (`sim/hardware.py`).
+    """A cost for each stage of a pipeline, from the bytes and operations of its layers (`sim/gpt.py`).
 
     Reading the weights and computing the tokens of prompts add up, as measured on the paper's hardware. A chunk
     behind others reads the keys and values before it, as an increment does.

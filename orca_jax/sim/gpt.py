@@ -1,14 +1,41 @@
 """The models of the paper's evaluation (section 6, Table 1): memory and cost from arithmetic, in 16-bit numbers."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from orca_jax.sim.cost import StageCost
-from orca_jax.sim.hardware import USABLE, Device, Efficiency
 
 VOCABULARY = 50_257  # of GPT-2 and GPT-3
 LONGEST = 2048  # tokens of a request, preallocated by FasterTransformer (section 6.2)
 BYTES = 2  # of a number
 LONGEST_PROMPT = 512  # of the paper's workload
+USABLE = 0.9
+"""The share of a device's memory for weights, keys and values and activations; the rest is the runtime's."""
+
+
+class Device(Protocol):
+    """The published rates of a device, as in `plan/accelerators.py`."""
+
+    @property
+    def memory(self) -> float:
+        """Bytes of its memory."""
+        ...
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of its memory."""
+        ...
+
+    @property
+    def flops(self) -> float:
+        """Operations per second on 16-bit numbers, without sparsity."""
+        ...
+
+
+class Efficiency(NamedTuple):
+    """The shares of the published rates that an engine reaches with one model."""
+
+    memory: float  # of the bandwidth, while weights, keys and values are read
+    compute: float  # of the operations, in products of matrices
 
 
 class GPT(NamedTuple):

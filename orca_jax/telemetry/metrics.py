@@ -151,6 +151,17 @@ class GatewaySeries:
             "num_requests_waiting", "The same as orca_jax_num_requests_waiting.", names, prefix="vllm:"
         )
         self.kv_usage = Gauge("kv_cache_usage_perc", "The same as orca_jax_kv_cache_usage_perc.", names, prefix="vllm:")
+        self.cache_config = Gauge(
+            "cache_config_info",
+            "1, with the tokens of a KV cache page and the number of pages as labels.",
+            ("block_size", "num_gpu_blocks"),
+            prefix="vllm:",
+        )
+
+    def show(self, summary: EngineSummary) -> None:
+        """Set the gauge of the resolved settings."""
+        self.cache_config.clear()
+        self.cache_config.set(1, (str(summary.page_size), str(summary.num_pages)))
 
 
 class Metrics:

@@ -233,6 +233,7 @@ class ServerObserver:
                 engine.self_test.set(1, test)
             if self._engine.summary is not None:
                 engine.show(self._engine.summary)
+                gateway.show(self._engine.summary)
         elif beat is not None:
             state = "ready" if beat.phase == "serving" else beat.phase
             running, waiting = (stats.running, stats.waiting) if stats is not None else (0, 0)

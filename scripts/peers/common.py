@@ -1,7 +1,12 @@
-"""The common code of the peers' programs: flags, the trace, the model's shape, and the report of a result.
+"""The common code of the peers' programs: their flags, their inputs, and the passes over a workload.
 
-They run in environments of their own, with Python 3.11 or later. From this project they import only modules that need
-the standard library alone: the trace of `python -m orca_jax.bench offline`, and the format of its result.
+The programs run in environments of their own, with Python 3.11 or later, and import nothing of this project. Their
+inputs are files that `python -m orca_jax.bench peers --write DIR` writes: a workload as JSON, and a model directory.
+
+By hand, a program runs --passes passes and prints a table and a line of JSON. With --on-request it is one side of a
+comparison: it prints `@peer {"ready": ...}` when the model is loaded and warm, then runs a pass for each line on
+standard input, and prints `@peer {"pass": ...}` after each. It ends with its input. Other lines on standard output are
+logs.
 """
 
 import argparse
@@ -10,98 +15,112 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the project is not installed in these environments
-
-from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args
-from orca_jax.processor import cpu_name
-from orca_jax.reporting import print_table
-
-__all__ = ["GPT2_124M", "Generate", "WorkloadRequest", "arguments", "report", "trace_of", "warm_up"]
-
-GPT2_124M = {  # the shape of preset:gpt2
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-
-Generate = Callable[[Sequence[WorkloadRequest]], list[int]]
-"""Runs requests to their end, greedily; returns the number of tokens of each."""
+PREFIX = "@peer "
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    """The flags of every peer, with the names and defaults of `python -m orca_jax.bench offline`."""
+@dataclass(frozen=True)
+class Request:
+    """A request of the workload. It generates exactly `num_output` tokens greedily; no token ends it."""
+
+    prompt_ids: list[int]
+    num_output: int
+
+
+Generate = Callable[[Sequence[Request]], list[int]]
+"""Runs requests to their end, all given at once; returns the number of generated tokens of each."""
+
+
+def arguments(description: str | None, modes: Sequence[str]) -> argparse.ArgumentParser:
+    """The flags of every peer."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_workload_args(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the trace (default: %(default)s)")
+    parser.add_argument("--workload", required=True, metavar="FILE", help="workload.json of --write")
+    parser.add_argument("--model", required=True, metavar="DIR", help="model directory in Hugging Face's format")
+    parser.add_argument("--mode", choices=modes, default=modes[0], help="way of running (default: %(default)s)")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
         help="of weights and KV cache (default: %(default)s)",
     )
-    threads = os.cpu_count() or 1
     parser.add_argument(
-        "--threads", type=int, default=threads, metavar="N", help="CPU threads (default: one per core, %(default)s)"
+        "--threads", type=int, metavar="N", help="processors to use, and CPU threads (default: all processors)"
     )
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=64, metavar="N", help="requests in one iteration or batch (default: 64)"
+    )
+    parser.add_argument("--passes", type=int, default=1, metavar="N", help="passes over the workload (default: 1)")
+    parser.add_argument("--on-request", action="store_true", help="run a pass for each line on standard input")
     return parser
 
 
-def trace_of(args: argparse.Namespace) -> list[WorkloadRequest]:
-    """The trace given by the flags; all requests arrive at once."""
-    vocab, length = (int(str(GPT2_124M[name])) for name in ("vocab_size", "n_positions"))
-    return workload_from_args(args, vocab_size=vocab, max_model_len=length, rate=None)
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the flags, and keep this process on its first --threads processors.
+
+    This comes before the imports of the peer's packages, which read the number of processors.
+    """
+    args = parser.parse_args()
+    allowed = sorted(os.sched_getaffinity(0))
+    args.threads = args.threads or len(allowed)
+    if not 1 <= args.threads <= len(allowed):
+        parser.error(f"argument --threads: must be from 1 to {len(allowed)}, the available processors")
+    os.sched_setaffinity(0, allowed[: args.threads])
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
+    return args
 
 
-def warm_up(generate: Generate, trace: Sequence[WorkloadRequest]) -> None:
-    """Run a few short requests, as the engine's benchmark does: the first requests pay for caches and compilation."""
-    generate([WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in trace[:4]])
+def read_workload(path: str) -> list[Request]:
+    """Read the requests of a workload file; they must all arrive at once."""
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    if any(one["arrival"] for one in found["requests"]):
+        raise SystemExit("error: the peers run all requests at once; write the workload without arrival times")
+    return [Request(one["prompt_ids"], one["num_output"]) for one in found["requests"]]
 
 
-def report(
-    title: str,
-    packages: Sequence[str],
-    trace: Sequence[WorkloadRequest],
-    got: Sequence[int],
-    wall: float,
-    config: dict[str, Any],
-) -> None:
-    """Print a table and a line of JSON, with the names of the engine's benchmark.
+def run(args: argparse.Namespace, generate: Generate, packages: Sequence[str], config: dict[str, Any]) -> None:
+    """Warm up with a few short requests, then run the passes.
 
     Args:
-        title: heading of the table.
+        args: the parsed flags.
+        generate: runs requests on the loaded model.
         packages: packages to report the versions of.
-        trace: the requests.
-        got: generated tokens of each request, checked against the trace.
-        wall: seconds from the first request to the last token.
-        config: settings of the run.
-
-    Raises:
-        SystemExit: a request got another number of tokens than the trace has.
+        config: further settings to report.
     """
-    outputs = [request.num_output for request in trace]
-    if list(got) != outputs:
-        raise SystemExit(f"error: requested {outputs} tokens, got {list(got)}: the run cannot be compared")
-    inputs = sum(len(request.prompt_ids) for request in trace)
-    result = {
-        "output_tokens_per_s": sum(outputs) / wall,
-        "total_tokens_per_s": (sum(outputs) + inputs) / wall,
-        "requests_per_s": len(trace) / wall,
-        "wall_s": wall,
-    }
-    hardware = {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "devices": "1 x cpu",
-        **{name: importlib.metadata.version(name) for name in packages},
-        "python": platform.python_version(),
-    }
-    print_table(title, result)
-    print(json.dumps({**result, "hardware": hardware, "config": config}))
+    workload = read_workload(args.workload)
+    generate([Request(request.prompt_ids[:64], 4) for request in workload[:4]])
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    about = {"versions": {**versions, "python": platform.python_version()}, "config": {**vars(args), **config}}
+    if args.on_request:
+        _say({"ready": about})
+        for _ in sys.stdin:
+            _say({"pass": _pass(generate, workload)})
+        return
+    for figures in _passes(generate, workload, args.passes):
+        for name, value in figures.items():
+            print(f"  {name:<20}  {value:,.4g}")
+        print(json.dumps({**figures, **about}))
+
+
+def _passes(generate: Generate, workload: Sequence[Request], number: int) -> Iterator[dict[str, float]]:
+    for _ in range(number):
+        yield _pass(generate, workload)
+
+
+def _pass(generate: Generate, workload: Sequence[Request]) -> dict[str, float]:
+    start = time.monotonic()
+    got = generate(workload)
+    wall = time.monotonic() - start
+    wanted = [request.num_output for request in workload]
+    if list(got) != wanted:
+        raise SystemExit(f"error: requested {wanted} tokens, got {list(got)}: the pass cannot be compared")
+    return {"output_tokens_per_s": sum(wanted) / wall, "requests_per_s": len(workload) / wall, "wall_s": wall}
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(PREFIX + json.dumps(message), flush=True)

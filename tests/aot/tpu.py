@@ -47,10 +47,14 @@ LIBTPU = {
 
 def mesh_of(generation: str, chips: int) -> Mesh:
     """A mesh of devices for compilation only."""
+    return tensor_mesh(devices_of(TOPOLOGIES[generation])[:chips])
+
+
+def devices_of(topology: str) -> list[jax.Device]:
+    """All chips of a topology."""
     use_compilers()
     os.environ.update(LIBTPU)
-    topology = topologies.get_topology_desc(topology_name=TOPOLOGIES[generation], platform="tpu")
-    return tensor_mesh(list(topology.devices[:chips]))
+    return list(topologies.get_topology_desc(topology_name=topology, platform="tpu").devices)
 
 
 # Instructions that write an array again: a copy, a transposition, or either by the sparse cores.

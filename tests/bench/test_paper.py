@@ -38,7 +38,7 @@ def test_names_of_systems() -> None:
 
 def test_preallocation_out_of_memory() -> None:
     assert not Place("13B").fits(System("ft", 8, 8)) and Place("13B").fits(System("ft", 4, 4))
-    assert Place("13B").fits(System("orca", 32)) and not Place("175B", "tpu-v5e").fits(System("orca", 1))
+    assert Place("13B").fits(System("orca", 32)) and not Place("175B", "v5e").fits(System("orca", 1))
     with pytest.raises(ConfigError, match="out of memory"):
         simulate(System("ft", 16, 8), Place("101B"), homogeneous(32, 1, 2), [0.0, 0.0])
 

@@ -44,6 +44,7 @@ from orca_jax.request import (
     TokenSet,
     Urgency,
 )
+from orca_jax.server_config import KvEvents
 from orca_jax.sim.toy import toy_generate
 from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.step import ExecutorStats
@@ -51,7 +52,7 @@ from orca_jax.step import ExecutorStats
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [
     Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
-    Start(EngineConfig(), 12.5),
+    Start(EngineConfig(), 12.5, KvEvents("tcp://127.0.0.1:5557", "kv@pod@model", "tcp://127.0.0.1:5558")),
     Submit("r1", [1, 2, 3], SamplingParams(5, temperature=0.5, seed=-(2**63), stop_token_ids=(4,), ignore_eos=True)),
     Submit(
         "r2",

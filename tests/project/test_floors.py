@@ -47,6 +47,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
+    "deploy": FACTS | {"console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS
     | {"console", "flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
     "bench": FACTS
@@ -58,6 +59,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "reporting",
         "sched",
         "text",
+        "model",
         "exec",
         "ranker",
         "sim",
@@ -65,7 +67,8 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
         "timeline",
     }
-    | {"build", "batch"},
+    | {"build", "batch", "plan"},
+    "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
     "__init__": FACTS | {"llm"},
 }
@@ -81,6 +84,7 @@ NO_JAX = STANDARD_LIBRARY_ONLY | {
     "telemetry",
     "openai",
     "serve",
+    "deploy",
     "server_config",
     "flags",
 }

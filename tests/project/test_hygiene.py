@@ -28,6 +28,7 @@ OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/bench/load_plot.py": {"matplotlib"},
     "orca_jax/bench/paper/plot.py": {"matplotlib"},
     "orca_jax/timeline/plot.py": {"matplotlib"},
+    "orca_jax/deploy/ray_serve.py": {"ray"},
 }
 HOME_OR_SCRATCH = re.compile(r"(?<![\w.~$}])/(home|root|Users|tmp|mnt|opt|work|workspace)/\w")
 
@@ -99,7 +100,7 @@ def test_imports_are_declared() -> None:
     """Every import of the package is a dependency of a bare `pip install`, not of the dev extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
-    imported_as = {"orbax-checkpoint": "orbax", "pyyaml": "yaml"}
+    imported_as = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "pyzmq": "zmq"}
     importable = {imported_as.get(name, name.replace("-", "_")) for name in declared}
     used = set[str]().union(*(imported_packages(file) - OF_EXTRAS.get(str(file), set()) for file in PACKAGE_FILES))
     assert used - importable - set(sys.stdlib_module_names) <= {"orca_jax"}

@@ -162,8 +162,8 @@ FORMS: dict[str, set[str]] = {
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
     "Answer", "BadLine", "Deadlines", "DeviceState", "EngineStats", "ExecutorStats", "HeadMajorPages", "Heartbeat",
-    "Range", "RequestEnd", "RequestMetrics", "Row", "ToyRow", "Urgency", "Usage", "VectorLayout", "_Filters",
-    "_SoftmaxState", "_ToyHandle",
+    "Range", "RequestEnd", "RequestMetrics", "ResultReady", "Row", "ToyRow", "Urgency", "Usage", "VectorLayout",
+    "_Filters", "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 

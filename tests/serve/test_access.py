@@ -37,6 +37,8 @@ ROUTES = {
     "/v1/chat/completions": "POST",
     "/tokenize": "POST",
     "/detokenize": "POST",
+    "/v1/completions/render": "POST",
+    "/v1/chat/completions/render": "POST",
 }
 OPEN = {"/live", "/health"}
 

@@ -1,6 +1,7 @@
 """Flags of the server, and the file of `--config`."""
 
 import dataclasses
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.server import main
-from orca_jax.server_config import ServerConfig
+from orca_jax.server_config import KvEvents, ServerConfig
 
 
 def test_every_field_has_a_flag_and_the_same_default() -> None:
@@ -77,6 +78,14 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--cache-salt-per-key", "cache_salt_per_key"),
         ("--served-model-name=", "served_model_name"),
         ("--otlp-traces-endpoint localhost:4318", "otlp_traces_endpoint"),
+        ("--kv-events-endpoint tcp://*:5557", "kv_events_endpoint"),
+        ("--kv-events-endpoint tcp://10.0.0.1:5557", "kv_events_endpoint"),
+        ("--kv-events-endpoint 127.0.0.1:5557", "kv_events_endpoint"),
+        ("--kv-events-endpoint tcp://127.0.0.1", "kv_events_endpoint"),
+        ("--kv-events-endpoint ipc://a --kv-events-replay-endpoint tcp://[::]:1", "kv_events_replay_endpoint"),
+        ("--kv-events-replay-endpoint ipc://a", "kv_events_replay_endpoint"),
+        ("--kv-events-topic t", "kv_events_topic"),
+        ("--kv-events-allow-remote", "kv_events_allow_remote"),
         ("--config missing.yaml", "config"),
     ],
 )
@@ -159,3 +168,17 @@ def test_types_hold_in_a_file_too(tmp_path: Path, text: str, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         parse_args(["--config", write(tmp_path, text)])
     assert text.partition(":")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["ipc:///run/events", "tcp://127.0.0.1:5557", "tcp://[::1]:1", "tcp://localhost:1"]
+)
+def test_events_stay_on_the_machine(endpoint: str) -> None:
+    events = parse_args(["--kv-events-endpoint", endpoint, "--served-model-name", "m"]).kv_events
+    assert events == KvEvents(endpoint, f"kv@{socket.gethostname()}@m")
+
+
+def test_events_for_other_machines_are_allowed_by_name() -> None:
+    flags = ["--kv-events-endpoint", "tcp://*:5557", "--kv-events-allow-remote", "--kv-events-topic", "kv@a@b"]
+    assert parse_args(flags).kv_events == KvEvents("tcp://*:5557", "kv@a@b")
+    assert ServerConfig().kv_events is None

@@ -55,3 +55,16 @@ def test_a_conversation_counts_what_its_completion_will(server: Server) -> None:
 )
 def test_what_is_refused(server: Server, path: str, fields: dict[str, Any], param: str) -> None:
     assert check_error(post(server, path, **fields))["param"] == param
+
+
+@pytest.mark.conforms("POST /v1/completions/render", "POST /v1/chat/completions/render")
+def test_rendered_prompts_are_those_of_the_completion(server: Server) -> None:
+    (answer,) = post(server, "/v1/completions/render", model=MODEL, prompt="hi", stream=True).json()
+    assert answer == {"request_id": answer["request_id"], "token_ids": [104, 105], "features": None, "model": MODEL}
+    several = post(server, "/v1/completions/render", prompt=[[1, 2], [3]]).json()
+    assert [one["token_ids"] for one in several] == [[1, 2], [3]]
+    messages = [{"role": "user", "content": "How many tokens?"}]
+    chat = post(server, "/v1/chat/completions/render", model=MODEL, messages=messages).json()
+    assert chat["token_ids"] == post(server, "/tokenize", messages=messages).json()["tokens"]
+    wrong = post(server, "/v1/chat/completions/render", messages=messages, temperature=-1)
+    assert check_error(wrong)["param"] == "temperature"

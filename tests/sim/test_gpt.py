@@ -2,10 +2,10 @@
 
 import pytest
 
-from orca_jax.sim.gpt import MODELS
-from orca_jax.sim.hardware import DEVICES, GIB, Efficiency
+from orca_jax.plan.accelerators import ACCELERATORS, GIB
+from orca_jax.sim.gpt import MODELS, Efficiency
 
-A100 = DEVICES["a100-40"]
+A100 = ACCELERATORS["a100-40"]
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_batches_of_faster_transformer(name: str, runs: int, fails: int) -> None
 
 
 def test_a_larger_device_has_room() -> None:
-    assert MODELS["13B"].most_preallocated(DEVICES["a100-80"]) >= 16
-    assert MODELS["175B"].num_slots(DEVICES["tpu-v5e"]) < 0, "16 devices of 16 GiB hold 256 GiB, and not the weights"
+    assert MODELS["13B"].most_preallocated(ACCELERATORS["a100-80"]) >= 16
+    assert MODELS["175B"].num_slots(ACCELERATORS["v5e"]) < 0, "16 devices of 16 GiB hold 256 GiB, and not the weights"
 
 
 def test_the_seconds_of_a_stage() -> None:

@@ -258,7 +258,7 @@ def test_settings_and_times_are_those_of_the_last_start() -> None:
     client = PlayedClient()
     observer = ServerObserver(ServerConfig())
     observer.follow(client)
-    parts = ("engine_info", "token_budget", "orca_jax_start_")
+    parts = ("engine_info", "token_budget", "orca_jax_start_", "cache_config")
 
     def found() -> dict[str, float]:
         return {key: value for key, value in samples(observer).items() if any(part in key for part in parts)}
@@ -266,7 +266,8 @@ def test_settings_and_times_are_those_of_the_last_start() -> None:
     assert found() == {"orca_jax_token_budget": 0, "orca_jax_start_total_seconds": 0}, "before the first start"
     for dtype, seconds in (("bfloat16", 9.0), ("float32", 4.0)):
         start = StartReport({"import": 1.5, "compile": seconds}, 8.0, 16, 12)
-        client.summary = EngineSummary(64, 1000, 15, 128, "chunked", start, "cpu", 2, dtype, dtype, "xla")
+        pages = 100 + int(seconds)
+        client.summary = EngineSummary(64, 1000, 15, 128, "chunked", start, "cpu", 2, dtype, dtype, "xla", 16, pages)
     assert found() == {
         "orca_jax_engine_info{attention=xla,device=cpu,dtype=float32,kv_cache_dtype=float32,num_devices=2,"
         "scheduler=chunked}": 1,
@@ -276,6 +277,7 @@ def test_settings_and_times_are_those_of_the_last_start() -> None:
         "orca_jax_start_seconds{phase=compile}": 4,
         "orca_jax_start_programs{source=compiled}": 4,
         "orca_jax_start_programs{source=cache}": 12,
+        "vllm:cache_config_info{block_size=16,num_gpu_blocks=104}": 1,
     }
 
 

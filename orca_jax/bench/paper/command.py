@@ -18,8 +18,8 @@ from orca_jax.bench.paper.plot import plot_batches, plot_curves
 from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.bench.paper.systems import EFFICIENCIES, FT_FACTOR
 from orca_jax.errors import ConfigError
+from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.reporting import print_table
-from orca_jax.sim.hardware import DEVICES
 
 HELP = "the paper's evaluation on simulated devices: Figures 9, 10 and 11"
 PAPER_DEVICE = "a100-40"
@@ -40,7 +40,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         help=f"systems of Figure 10, such as orca(32) or ft(16,8) (default: {' '.join(SYSTEMS)})",
     )  # fmt: skip
     parser.add_argument(
-        "--device", choices=sorted(DEVICES), default=PAPER_DEVICE,
+        "--device", choices=list(ACCELERATORS), default=PAPER_DEVICE,
         help="devices of Figure 10, as many as in the paper and with its efficiencies (default: the paper's, a100-40)",
     )  # fmt: skip
     parser.add_argument(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from orca_jax.bench.paper.cells import CellScheduler
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
+from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -17,8 +18,7 @@ from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.cost import StageCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
-from orca_jax.sim.gpt import LONGEST, MODELS
-from orca_jax.sim.hardware import DEVICES, Efficiency
+from orca_jax.sim.gpt import LONGEST, MODELS, Device, Efficiency
 
 EFFICIENCIES: Mapping[str, Efficiency] = {
     "13B": Efficiency(memory=0.49, compute=0.40),  # not in Figure 10; as 101B, which has no pipeline either
@@ -84,15 +84,20 @@ class Place:
         return MODELS[self.model].num_stages
 
     @property
+    def kind(self) -> Device:
+        """The rates of the device."""
+        return ACCELERATORS[self.device]
+
+    @property
     def cost(self) -> StageCost:
         """The cost of a stage under ORCA."""
-        cost = MODELS[self.model].cost(DEVICES[self.device], self.efficiency or EFFICIENCIES[self.model])
+        cost = MODELS[self.model].cost(self.kind, self.efficiency or EFFICIENCIES[self.model])
         return replace(cost, control=self.control, host=self.host)
 
     @property
     def num_slots(self) -> int:
         """The paper's `n_slots`."""
-        return int(self.slots * MODELS[self.model].num_slots(DEVICES[self.device]))
+        return int(self.slots * MODELS[self.model].num_slots(self.kind))
 
     @property
     def in_flight(self) -> int:
@@ -102,7 +107,7 @@ class Place:
     def fits(self, system: System) -> bool:
         """False if the weights, or FasterTransformer's preallocation for `max_bs` requests, exceed the memory."""
         if system.kind == "ft":
-            return system.max_bs <= MODELS[self.model].most_preallocated(DEVICES[self.device])
+            return system.max_bs <= MODELS[self.model].most_preallocated(self.kind)
         return self.num_slots >= LONGEST
 
 

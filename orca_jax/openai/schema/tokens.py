@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`, in vLLM's shapes."""
+"""`POST /tokenize`, `POST /detokenize` and the routes of rendering, in vLLM's shapes."""
 
 from typing import Annotated
 
@@ -49,6 +49,15 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """The token ids of a prompt that a call would generate from: the part of vLLM's answer that routers read."""
+
+    request_id: str
+    token_ids: list[int]
+    features: None = None  # of images; there are none
+    model: str
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):

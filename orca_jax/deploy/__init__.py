@@ -1,0 +1,1 @@
+"""Deployment on clusters: replicas of the server in Ray Serve."""

@@ -1,0 +1,254 @@
+"""Replicas of the server in Ray Serve (the extra `ray`): `python -m orca_jax.deploy.ray_serve --model MODEL`.
+
+Each replica is one engine on one device, or on one mesh of `--tensor-parallel-size` devices, behind the same
+application as that of `python -m orca_jax.serve`. Ray Serve's proxy has the only HTTP port.
+"""
+
+import dataclasses
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from orca_jax.checks import check_values, names_checked
+from orca_jax.console import lasting_output
+from orca_jax.deploy.replica import EngineReplica
+from orca_jax.errors import ConfigError
+from orca_jax.flags import add_field_args
+from orca_jax.logs import configure_logging
+from orca_jax.openai.model import check_texts
+from orca_jax.serve.announcement import announcement
+from orca_jax.serve.args import flags_of, make_parser, read_flags
+from orca_jax.serve.server import EXIT_CONFIG, EXIT_ENGINE_DIED, flag_message
+from orca_jax.server_config import ServerConfig
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+logger = logging.getLogger("orca_jax.deploy.ray_serve")  # `__name__` may be "__main__"
+
+DESCRIPTION = "Serve replicas of one model with Ray Serve."
+APPLICATION = "orca-jax"
+HEALTH_CHECK_SECONDS = 2.0  # between two checks of a replica
+HEALTH_CHECK_TIMEOUT = 10.0
+DRAIN_MARGIN = 15.0  # seconds after --shutdown-timeout until Ray kills a replica
+RETRY_SECONDS = 1  # `Retry-After` of a call refused by the proxy
+TARGET_SHARE = 0.75  # of `--max-num-seqs`: open calls of a replica that autoscaling aims at
+WATCH_SECONDS = 1.0  # between two looks at the state of the application
+UNUSED = ("uds", "read_timeout", "write_timeout", "kv_events_endpoint")  # of sockets that a replica does not have
+ROUTERS = {
+    "balanced": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
+    "session": "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter",
+}
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"group": "Ray Serve", "help": text})
+
+
+@names_checked(ConfigError)
+@dataclass(frozen=True)
+class RayConfig:
+    """Settings of the replicas.
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, or outside its range; `param` names it.
+    """
+
+    replicas: int = _option(1, "number of replicas; with --max-replicas the least number")
+    max_replicas: int | None = _option(
+        None, "largest number of replicas; their number then follows the number of open calls"
+    )
+    target_ongoing_requests: float | None = _option(
+        None, f"open calls of a replica that --max-replicas aims at; default: {TARGET_SHARE:g} of --max-num-seqs"
+    )
+    replica_cpus: float = _option(1.0, "processors that Ray reserves for a replica")
+    routing: Literal["balanced", "session"] = _option(
+        "balanced",
+        "balanced: the less busy of two random replicas; session: the same replica for all calls with the same "
+        "x-session-id header, which reuses its prefix cache",
+    )
+    ray_address: str | None = _option(None, 'address of a Ray cluster, or "auto"; default: a new one on this machine')
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        _require(self.replicas >= 1, "replicas", f"must be at least 1, got {self.replicas}")
+        most = self.max_replicas
+        _require(most is None or most >= self.replicas, "max_replicas", f"must be at least --replicas, got {most}")
+        target = self.target_ongoing_requests
+        _require(target is None or most is not None, "target_ongoing_requests", "needs --max-replicas")
+        _require(target is None or target > 0, "target_ongoing_requests", f"must be positive, got {target}")
+        _require(self.replica_cpus >= 0, "replica_cpus", f"must be at least 0, got {self.replica_cpus}")
+
+
+def app(args: Mapping[str, Any]) -> "Application":
+    """Build the application for `serve run orca_jax.deploy.ray_serve:app model=demo`, or for a file of Ray Serve.
+
+    Args:
+        args: flags without dashes, with their values; those of the address belong to Ray Serve then.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    words = {"true": True, "false": False}  # the command line of `serve run` has strings only
+    values = {name: words.get(value, value) if isinstance(value, str) else value for name, value in args.items()}
+    return application(*read_settings(list(flags_of(values))))
+
+
+def read_settings(argv: Sequence[str] | None) -> tuple[ServerConfig, RayConfig]:
+    """Read the flags of the server and of the replicas. Raises ConfigError; its `param` names the flag."""
+    parser = make_parser("python -m orca_jax.deploy.ray_serve", DESCRIPTION)
+    fields = dataclasses.fields(RayConfig)
+    add_field_args(parser, RayConfig, fields)
+    config, args = read_flags(parser, argv)
+    _refuse_unused(config, args)
+    return config, RayConfig(**{one.name: getattr(args, one.name) for one in fields})
+
+
+def _refuse_unused(config: ServerConfig, args: Namespace) -> None:
+    defaults = ServerConfig()
+    for name in UNUSED:
+        is_default = getattr(config, name) == getattr(defaults, name)
+        _require(is_default, name, "has no effect on replicas, whose HTTP is that of Ray Serve; leave it out")
+    is_alone = args.replicas == 1 and args.max_replicas is None
+    _require(is_alone or config.engine.trace_file is None, "trace_file", "several replicas cannot share one file")
+
+
+def application(config: ServerConfig, settings: RayConfig) -> "Application":
+    """Build the application of Ray Serve: one deployment of `EngineReplica`. Raises ConfigError without Ray."""
+    from ray import serve
+
+    deployment = serve.deployment(
+        name="engine",
+        max_ongoing_requests=config.engine.max_num_seqs + config.max_num_queued_reqs,
+        max_queued_requests=max(1, config.max_num_queued_reqs),
+        backpressure_config={"status_code": config.overload_status, "retry_after_s": RETRY_SECONDS},
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=config.shutdown_timeout + DRAIN_MARGIN,
+        health_check_period_s=HEALTH_CHECK_SECONDS,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT,
+        request_router_config={"request_router_class": ROUTERS[settings.routing]},
+        ray_actor_options=actor_options(config, settings),
+        **scaling(config, settings),
+    )
+    return deployment(serve.ingress()(EngineReplica)).bind(config)
+
+
+def scaling(config: ServerConfig, settings: RayConfig) -> dict[str, Any]:
+    """Ray Serve's settings of the number of replicas."""
+    if settings.max_replicas is None:
+        return {"num_replicas": settings.replicas}
+    target = settings.target_ongoing_requests or max(1.0, TARGET_SHARE * config.engine.max_num_seqs)
+    limits = {"min_replicas": settings.replicas, "max_replicas": settings.max_replicas}
+    return {"autoscaling_config": {**limits, "target_ongoing_requests": target}}
+
+
+def actor_options(config: ServerConfig, settings: RayConfig) -> dict[str, Any]:
+    """The resources of one replica: on a cluster with accelerators as many as `--tensor-parallel-size`."""
+    import ray
+
+    options: dict[str, Any] = {"num_cpus": settings.replica_cpus}
+    there = ray.cluster_resources() if ray.is_initialized() else {}
+    count = config.engine.tensor_parallel_size or 1
+    if there.get("TPU"):
+        options["resources"] = {"TPU": count}
+    elif there.get("GPU"):
+        options["num_gpus"] = count
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal, the end of the application (`serve shutdown`), or its failure.
+
+    Args:
+        argv: the flags; None for those of this process.
+
+    Returns:
+        0 after SIGINT, SIGTERM or the end of the application, 1 if it failed, 2 if a setting is wrong.
+    """
+    with lasting_output():
+        try:
+            config, settings = read_settings(argv)
+            configure_logging(config)
+            check_texts(config)
+            return _run(config, settings)
+        except ConfigError as error:
+            print(f"error: {flag_message(error)}", file=sys.stderr)
+            return EXIT_CONFIG
+
+
+def _run(config: ServerConfig, settings: RayConfig) -> int:
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(f"Ray Serve is not installed ({error}); run: pip install 'orca-jax[ray]'") from None
+    _connect(config, settings)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    is_own = settings.ray_address is None
+    try:
+        serve.start(http_options=_http_options(config))
+        serve.run(application(config, settings), name=APPLICATION)
+        print(announcement(config, _url(config), None), flush=True)
+        while APPLICATION in serve.status().applications:
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        logger.info("stopping the replicas")
+    except RuntimeError as error:  # no replica starts; the log has the reason
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ENGINE_DIED
+    finally:
+        serve.delete(APPLICATION)  # open calls end, and the proxy still carries their answers
+        if is_own:
+            serve.shutdown()
+        ray.shutdown()
+    return 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Begin to stop at the first signal, and ignore the others: stopping takes a bounded time."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _connect(config: ServerConfig, settings: RayConfig) -> None:
+    """Connect to the cluster, or start one with enough processors for all replicas. Raises ConfigError."""
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.WARNING}
+    if settings.ray_address is None:
+        most = (settings.max_replicas or settings.replicas) * settings.replica_cpus
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(most)), include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=settings.ray_address, **quiet)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at {settings.ray_address}: {error}", param="ray_address") from None
+
+
+def _http_options(config: ServerConfig) -> dict[str, Any]:
+    names = ("host", "port", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs")
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
+
+
+def _url(config: ServerConfig) -> str:
+    scheme = "http" if config.ssl_certfile is None else "https"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{config.port}{config.root_path}"
+
+
+def _require(holds: bool, param: str, what: str) -> None:
+    if not holds:
+        raise ConfigError(what, param=param)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""`python -m orca_jax.plan --model M --devices D`: memory and expected times of a model, before a device is touched.
+
+    python -m orca_jax.plan --model preset:gpt3-175b --devices a100-40x16
+
+prints a table of all sensible ways to split the model over the devices: tensor parallelism within a layer, pipeline
+stages, and copies of the model. Then it prints the flags of the best one. A model directory needs its config.json only.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from orca_jax.bundled import model_directory
+from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, ModelConfig
+from orca_jax.console import lasting_output
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.flags import FlagParser, human_int
+from orca_jax.model.describe import read_model_config
+from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, parse_devices
+from orca_jax.plan.roofline import PeakShares
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a plan. Return the exit code: 1 if the model does not fit or the report was lost, 2 if a flag is wrong."""
+    with lasting_output() as output:
+        status = _main(argv)
+    return 1 if output.is_lost and status == 0 else status
+
+
+def parser() -> FlagParser:
+    """Return the parser of the command line."""
+    made = FlagParser(
+        prog="python -m orca_jax.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = ", ".join(ACCELERATORS)
+    made.add_argument("--model", required=True, metavar="MODEL", help="directory with a config.json, or preset:<name>")
+    made.add_argument(
+        "--devices",
+        required=True,
+        metavar="NAMExN",
+        help=f"N devices, such as h200x8, or v5e-8 as in Google Cloud; names: {known}; cpu: this machine",
+    )
+    types = get_args(DType)
+    made.add_argument("--dtype", choices=("auto", *types), default="auto", help="type of weights (default: auto)")
+    made.add_argument(
+        "--kv-cache-dtype", choices=("auto", *types), default="auto", help="type of the KV cache (default: --dtype)"
+    )
+    made.add_argument(
+        "--max-num-seqs", type=human_int, metavar="N", help="rows; default: the most up to 256 of --context tokens"
+    )
+    made.add_argument("--max-model-len", type=human_int, metavar="N", help="longest request; default: what fits")
+    made.add_argument(
+        "--context", type=human_int, metavar="N", help="mean tokens of a running request (default: at most 1024)"
+    )
+    made.add_argument(
+        "--prompt", type=human_int, default=512, metavar="N", help="tokens of the timed prompt (default: 512)"
+    )
+    made.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=GPU_MEMORY_UTILIZATION,
+        metavar="X",
+        help=f"share of an accelerator's memory (default: {GPU_MEMORY_UTILIZATION})",
+    )
+    made.add_argument(
+        "--itl-target-ms",
+        type=float,
+        default=100.0,
+        metavar="X",
+        help="most milliseconds between tokens of a request, for the choice of a split (default: 100)",
+    )
+    for name, value in PeakShares()._asdict().items():
+        made.add_argument(
+            f"--{name}-share",
+            type=float,
+            default=value,
+            metavar="X",
+            help=f"assumed share of the peak rate (default: {value})",
+        )
+    made.add_argument(
+        "--compile",
+        action="store_true",
+        help="TPUs: compile the programs of the best split with libtpu, and print their memory; takes a minute",
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    return made
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        report, has_fit = _plan(args)
+    except OrcaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(report))
+    return 0 if has_fit else 1
+
+
+def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    """Print the table and the choice. Returns the JSON object, and True if the model fits in some way."""
+    source = Path(args.model)
+    if source.name == "config.json" and source.is_file():
+        args.model = str(source.parent)
+    model = read_model_config(model_directory(args.model) or args.model)
+    _check(args, model)
+    devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
+    # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
+    from orca_jax.plan.compiled import compiled_memory, topology_of
+    from orca_jax.plan.memory import Demand
+    from orca_jax.plan.options import choose, options
+
+    if args.compile:
+        topology_of(devices, 1)  # refused before the table is printed
+    default: DType = "float32" if devices.kind.platform == "cpu" else "bfloat16"
+    dtype: DType = default if args.dtype == "auto" else args.dtype
+    demand = Demand(
+        dtype=dtype,
+        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        utilization=args.gpu_memory_utilization,
+        context=args.context,
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=args.max_model_len,
+    )
+    shares = PeakShares(*(getattr(args, f"{name}_share") for name in PeakShares._fields))
+    found = options(model, devices, demand, args.prompt, shares)
+    chosen = choose(found, args.itl_target_ms)
+    from orca_jax.plan.report import described, print_compiled, print_plan
+
+    flags = [f"--dtype={args.dtype}"] * (args.dtype != "auto")
+    print_plan(args.model, devices, found, chosen, flags)
+    compiled = compiled_memory(args.model, devices, chosen.memory, demand) if args.compile and chosen else None
+    if compiled is not None and chosen is not None:
+        print_compiled(compiled, chosen)
+    report = {
+        "model": {"name": args.model, **asdict(model)},
+        "devices": {"name": devices.name, "number": devices.number, **devices.kind._asdict()},
+        "demand": {**asdict(demand), "prompt": args.prompt, "shares": shares._asdict()},
+        "options": [described(option) for option in found],
+        "chosen": described(chosen) if chosen else None,
+        "compiled": compiled,
+    }
+    return report, chosen is not None
+
+
+def this_machine() -> Devices:
+    """Return the processors of this machine as devices, with their free memory. Their peak rates are unknown."""
+    from orca_jax.exec.host import free_memory, num_processors
+
+    number = num_processors()
+    return Devices("cpu", Accelerator("cpu", free_memory() / number, 0, 0, 0, number, "this machine"), number)
+
+
+def _check(args: argparse.Namespace, model: ModelConfig) -> None:
+    """Refuse numbers out of range. Raises ConfigError; `param` names the flag."""
+    for name in ("max_num_seqs", "max_model_len", "context", "prompt"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    if args.max_model_len is not None and args.max_model_len > model.max_positions:
+        message = f"max_model_len {args.max_model_len} is more than the model's {model.max_positions} positions"
+        raise ConfigError(message + "; lower it", param="max_model_len")
+    for name in ("gpu_memory_utilization", *(f"{field}_share" for field in PeakShares._fields)):
+        if not 0 < getattr(args, name) <= 1:
+            raise ConfigError(f"{name} must be in (0, 1], got {getattr(args, name)}", param=name)
+    if not args.itl_target_ms > 0:
+        raise ConfigError(f"itl_target_ms must be above 0, got {args.itl_target_ms}", param="itl_target_ms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

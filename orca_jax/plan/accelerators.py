@@ -1,0 +1,70 @@
+"""Accelerators by their published peak rates, and devices as a user names them."""
+
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from orca_jax.checks import did_you_mean
+from orca_jax.errors import ConfigError
+
+GIB = 2**30
+MAX_DEVICES = 16_384  # more than any slice or cluster of one server
+
+
+class Accelerator(NamedTuple):
+    """One device of JAX: a GPU, a chip of a TPU, or one of the two cores of a TPU7x chip."""
+
+    platform: Literal["gpu", "tpu", "cpu"]
+    memory: float  # bytes
+    bandwidth: float  # of the memory, bytes per second
+    flops: float  # per second, in products of bfloat16 without sparsity
+    link: float  # to devices of the same host or slice, in one direction, bytes per second
+    per_host: int  # devices of the largest usual host
+    source: str
+    cores: int = 1  # TensorCores, which names of Google Cloud such as v5p-8 count
+
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+    "a100-40": Accelerator("gpu", 40 * GIB, 1.555e12, 312e12, 300e9, 8, "NVIDIA A100 data sheet, SXM4 40 GB"),
+    "a100-80": Accelerator("gpu", 80 * GIB, 2.039e12, 312e12, 300e9, 8, "NVIDIA A100 data sheet, SXM4 80 GB"),
+    "h100": Accelerator("gpu", 80 * GIB, 3.35e12, 989.4e12, 450e9, 8, "NVIDIA H100 data sheet, SXM5"),
+    "h200": Accelerator("gpu", 141e9, 4.8e12, 989.4e12, 450e9, 8, "NVIDIA H200 data sheet, SXM5"),
+    "v5e": Accelerator("tpu", 16 * GIB, 819e9, 197e12, 200e9, 8, "Cloud TPU documentation, v5e"),
+    "v5p": Accelerator("tpu", 95 * GIB, 2.765e12, 459e12, 600e9, 4, "Cloud TPU documentation, v5p", 2),
+    "v6e": Accelerator("tpu", 32 * GIB, 1.6e12, 918e12, 400e9, 8, "Cloud TPU documentation, v6e"),
+    "tpu7x": Accelerator("tpu", 96 * GIB, 3.69e12, 1153.5e12, 300e9, 8, "Cloud TPU documentation, TPU7x: half a chip"),
+}
+
+
+class Devices(NamedTuple):
+    """A number of equal devices."""
+
+    name: str
+    kind: Accelerator
+    number: int
+
+
+def parse_devices(text: str) -> Devices:
+    """Read `h200x8`, `v5e-8` or `a100-80`.
+
+    `NAMExN` are N devices of JAX. `NAME-N` is a name of Google Cloud, where N counts TensorCores: v5p-8 has 4 devices.
+
+    Raises:
+        ConfigError: the name or the number is wrong; `param` is "devices".
+    """
+    name = text.removeprefix("tpu-")
+    if name in ACCELERATORS:
+        return Devices(name, ACCELERATORS[name], 1)
+    match = re.fullmatch(r"(?P<name>.+)(?P<mark>[x-])(?P<number>\d{1,9})", name)
+    known = ", ".join(ACCELERATORS)
+    if match is None or match["name"] not in ACCELERATORS:
+        hint = did_you_mean(match["name"] if match else name, (*ACCELERATORS, "cpu"))
+        message = f"devices must be cpu, NAMExN or NAME-N, with a NAME of {known}, got {text!r}{hint}"
+        raise ConfigError(message, param="devices")
+    kind, number = ACCELERATORS[match["name"]], int(match["number"])
+    cores = kind.cores if match["mark"] == "-" else 1
+    if not 1 <= number <= MAX_DEVICES or number % cores:
+        least = f"a multiple of {cores}, the cores of a chip, " if cores > 1 else ""
+        message = f"devices {text}: the number must be {least}from 1 to {MAX_DEVICES}"
+        raise ConfigError(message, param="devices")
+    return Devices(match["name"], kind, number // cores)

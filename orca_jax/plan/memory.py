@@ -1,0 +1,167 @@
+"""Memory of each device for one way of splitting a model, by the engine's own arithmetic, without any device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+
+from orca_jax.build.budget import largest_launch
+from orca_jax.config import DType, EngineConfig, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
+from orca_jax.model.load import abstract_decoder
+from orca_jax.model.sharding import TENSOR_AXIS
+from orca_jax.model.stages import LayerSpan, spans
+from orca_jax.plan.accelerators import Accelerator
+
+PAGE_SIZE = 128  # tokens, the engine's default
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The settings of the user. None is chosen: most rows, and the longest requests."""
+
+    dtype: DType
+    kv_cache_dtype: DType
+    utilization: float  # share of an accelerator's memory
+    context: int | None = None  # tokens of a request on average
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A copy of the model on `tensor * stages` devices."""
+
+    tensor: int
+    stages: int
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of a copy."""
+        return self.tensor * self.stages
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on each device of a stage."""
+
+    span: LayerSpan
+    weights: int
+    workspace: int  # for programs, beside weights and cache
+    cache: int  # of the pages in use; 0 if the model does not fit
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The memory of a split, and the requests for which it suffices.
+
+    Attributes:
+        split: the way of splitting.
+        stages: memory of each stage.
+        rows: `--max-num-seqs`, of one of the batches that follow each other through the stages.
+        max_model_len: tokens of the longest request.
+        context: tokens of a request on average.
+        num_pages: pages of the KV cache.
+        shortage: bytes lacking on a device; 0 if the model fits.
+    """
+
+    split: Split
+    stages: tuple[StageMemory, ...]
+    rows: int
+    max_model_len: int
+    context: int
+    num_pages: int
+    shortage: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """The most running requests: a batch for each stage."""
+        return self.rows * self.split.stages
+
+    @property
+    def cache_tokens(self) -> int:
+        """The tokens for which the KV cache has room."""
+        return self.num_pages * PAGE_SIZE
+
+
+def fit(model: ModelConfig, split: Split, kind: Accelerator, demand: Demand) -> Capacity:
+    """Return the most rows and the longest requests that fit, or the shortage with the fewest and shortest ones.
+
+    The longest requests come first: a shorter `max_model_len` is chosen only if a single row does not fit.
+    """
+    last = None
+    for length in _lengths(model, demand):
+        context = min(demand.context or min(1024, max(1, length // 2)), length)
+        for rows in _row_counts(demand):
+            last = _fit(model, split, kind, demand, rows, length, context)
+            is_enough = demand.max_num_seqs is not None or last.cache_tokens >= last.num_rows * context
+            if not last.shortage and (is_enough or rows == 1):
+                return last
+    assert last is not None
+    return last
+
+
+def cache_memory(kind: Accelerator, needed: int, utilization: float) -> int:
+    """Bytes for the KV cache on a device: the rest beside weights and workspace, as `exec/cache.free_memory`."""
+    if kind.platform == "cpu":
+        return int((kind.memory - needed) * min(utilization, CPU_SHARE))
+    return int(kind.memory * utilization) - needed
+
+
+def _lengths(model: ModelConfig, demand: Demand) -> Sequence[int]:
+    if demand.max_model_len is not None:
+        return [demand.max_model_len]
+    lengths = [model.max_positions]
+    while lengths[-1] > 1024:
+        lengths.append(max(1024, lengths[-1] // 2))
+    return lengths
+
+
+def _row_counts(demand: Demand) -> Sequence[int]:
+    return [2**power for power in range(8, -1, -1)] if demand.max_num_seqs is None else [demand.max_num_seqs]
+
+
+def _fit(
+    model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
+) -> Capacity:
+    num_rows = rows * split.stages
+    largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
+    workspace = workspace_bytes(model, largest, num_rows, length)
+    parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
+    # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
+    room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
+    most_layers = replace(model, num_layers=max(span.size for span, _ in parts))
+    try:
+        cache = size_cache(
+            most_layers,
+            page_size=PAGE_SIZE,
+            dtype=demand.kv_cache_dtype,
+            memory=room * split.tensor,
+            num_rows=num_rows,
+            max_model_len=length,
+        )
+        pages, shortage = cache.num_pages, 0
+    except ConfigError:
+        least = -(-length // PAGE_SIZE) + num_rows
+        pages = 0
+        shortage = least * page_bytes(most_layers, PAGE_SIZE, demand.kv_cache_dtype) // split.tensor - room
+    layer = page_bytes(replace(model, num_layers=1), PAGE_SIZE, demand.kv_cache_dtype) // split.tensor
+    stages = [StageMemory(span, weights, workspace, pages * span.size * layer) for span, weights in parts]
+    return Capacity(split, tuple(stages), rows, length, context, pages, shortage)
+
+
+def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:
+    """Bytes of the weights of a stage on each device."""
+    layers = span.num_layers
+    start = 0 if span.is_first else layers - span.size if span.is_last else 1  # middle stages differ in size alone
+    return _traced_weights(model, dtype, tensor, LayerSpan(start, start + span.size, layers))
+
+
+@cache
+def _traced_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:
+    """The same, from shapes: the decoder is traced on a mesh without devices."""
+    mesh = AbstractMesh((tensor,), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
+    return weight_bytes(nnx.merge(*abstract_decoder(model, dtype, mesh, span)))

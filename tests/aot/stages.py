@@ -1,0 +1,72 @@
+"""Compilation of pipeline stages for absent TPUs, with the programs of the executor."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.exec.compile import compile_one, compiler_options
+from orca_jax.exec.programs import Programs
+from orca_jax.model.load import abstract_decoder, tensor_mesh
+from orca_jax.model.stages import spans
+from orca_jax.model.transformer import Decoder
+from tests.aot.tpu import Compiled, devices_of, read
+
+PAGE_SIZE = 128
+
+
+@dataclass(frozen=True)
+class Split:
+    """A model on `stages * chips` chips.
+
+    Attributes:
+        topology: name of libtpu's topology, with all chips.
+        preset: of the model.
+        stages: of the pipeline.
+        chips: of each stage.
+    """
+
+    topology: str
+    preset: str
+    stages: int
+    chips: int
+
+    def __str__(self) -> str:
+        return f"{self.preset}, pp {self.stages} x tp {self.chips} on {self.topology}"
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The program of a stage, and the bytes of its arrays on each chip."""
+
+    program: Compiled
+    weights: int
+    kv: int
+
+
+def compile_stage(
+    split: Split, index: int, model: ModelConfig, *, tokens: int, rows: int, max_model_len: int, num_pages: int
+) -> StageMemory:
+    """Compile the layers of stage `index`."""
+    cache = CacheConfig(num_pages, PAGE_SIZE, "bfloat16", "packed")
+    config = ExecutorConfig(
+        "bfloat16", split.chips, (tokens,), rows, max_model_len, cache, pipeline_parallel_size=split.stages
+    )
+    mesh: Mesh = tensor_mesh(devices_of(split.topology)[index * split.chips : (index + 1) * split.chips])
+    span = spans(model, split.stages)[index]
+    decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh, span))
+    programs = Programs(decoder, model, config, mesh)
+    state = programs._state()
+    lowered = programs._lower_layers(tokens, state)
+    compiled = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
+    shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), state.pages)
+    stacked = [weight for weight in programs.weights if len(weight.shape) == 3]
+    return StageMemory(read(compiled, shard, stacked), _bytes(programs.weights), _bytes(jax.tree.leaves(state.pages)))
+
+
+def _bytes(arrays: list[jax.ShapeDtypeStruct]) -> int:
+    """Bytes on one device."""
+    return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in arrays)

@@ -1,0 +1,263 @@
+"""Comparisons with other engines: fakes on both sides, the protocol of the programs, and the files they read."""
+
+import ast
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.bench.__main__ import main
+from orca_jax.bench.peers import command, environment
+from orca_jax.bench.peers.command import Pairs, alternate
+from orca_jax.bench.peers.environment import intel_openmp, prepare_environment, program_of
+from orca_jax.bench.peers.inputs import checkpoint_shapes, model_for_peers, read_workload, write_workload
+from orca_jax.bench.peers.own import run_passes
+from orca_jax.bench.peers.registry import PEERS, TORCH, TORCH_INDEX, Peer
+from orca_jax.bench.peers.side import PREFIX, Side
+from orca_jax.bench.workload.generate import WorkloadRequest
+from orca_jax.build.engine import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.model.describe import read_model_config
+from tests.project.source import ROOT
+
+PROGRAMS = ROOT / "scripts" / "peers"
+READY = {"versions": {"fake": "1.0"}, "hardware": {"devices": "none"}}
+
+# It follows the protocol, with passes of 1, 2, ... times a rate; RATE is replaced.
+FAKE = f"""
+import json, sys
+print("a log before")
+print("{PREFIX}" + json.dumps({{"ready": {{**{READY!r}, "flags": sys.argv[1:]}}}}), flush=True)
+for number, _ in enumerate(sys.stdin, start=1):
+    print("{PREFIX}" + json.dumps({{"pass": {{"output_tokens_per_s": RATE * number}}}}), flush=True)
+"""
+
+# A program of its own on the common code; FAULT is subtracted from the tokens of each request.
+ON_COMMON = f"""
+import sys
+sys.path.insert(0, {str(PROGRAMS)!r})
+from common import arguments, parse, run
+args = parse(arguments("a fake", ("only",)))
+run(args, lambda requests: [one.num_output - (FAULT if one.num_output != 4 else 0) for one in requests], (), {{}})
+"""
+
+
+def fake(folder: Path, name: str, rate: float) -> Path:
+    path = folder / name
+    path.write_text(FAKE.replace("RATE", str(rate)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    workload = [WorkloadRequest(0.0, (1, 2, 3), 2), WorkloadRequest(0.0, (4,), 3)]
+    write_workload(tmp_path / "workload.json", workload, {"trace": "orca"})
+    return tmp_path / "workload.json"
+
+
+def test_the_whole_comparison_with_fakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    peer = Peer(str(fake(tmp_path, "peer.py", 10.0)), ("slow", "fast"), (), ())
+    monkeypatch.setattr(command, "PEERS", {"fake": peer})
+    ours = fake(tmp_path, "ours.py", 15.0)
+    monkeypatch.setattr(command, "own_command", lambda *_: [sys.executable, str(ours)])
+    flags = ["--peer", "fake", "--environment", str(tmp_path / "environment"), "--model", "preset:gpt2-tiny"]
+    assert main(["peers", *flags, "--num-requests", "2", "--threads", "1", "--dtype", "bfloat16"]) == 0
+    printed = capsys.readouterr().out
+    result = json.loads(printed.splitlines()[-1])
+    # Ours stays loaded for all modes, so its passes go on from the fourth; the peer starts anew.
+    assert result["ratios"] == {"fake/bfloat16/slow/1": 1.5, "fake/bfloat16/fast/1": 75 / 20}
+    assert result["settings"]["fake/bfloat16/slow/1"]["own_passes"] == [15, 30, 45]
+    assert result["settings"]["fake/bfloat16/fast/1"]["ratio_least"] == 90 / 30
+    seen = result["sides"]["peer"]["flags"]
+    assert seen[seen.index("--mode") + 1] == "fast" and "--on-request" in seen
+    assert "cpu_flags" in result["hardware"] and "ratio 1.50 (1.50 to 1.50)" in printed
+
+
+def test_ratios_by_hand() -> None:
+    figures = Pairs([10.0, 30.0, 20.0], [10.0, 10.0, 5.0]).figures()
+    assert (figures["ratio"], figures["ratio_least"], figures["ratio_most"]) == (3, 1, 4)
+    assert (figures["own_tokens_per_s"], figures["peer_tokens_per_s"]) == (20, 10)
+
+
+def test_sides_take_turns_in_being_first() -> None:
+    order: list[str] = []
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run_pass(self) -> dict[str, float]:
+            order.append(self.name)
+            return {"output_tokens_per_s": float(len(order))}
+
+    own, peer = Recorded("own"), Recorded("peer")
+    pairs = alternate(own, peer, 3)  # type: ignore[arg-type]
+    assert order == ["own", "peer", "peer", "own", "own", "peer"]
+    assert (pairs.own, pairs.peer) == ([1, 4, 5], [2, 3, 6])
+
+
+def side_on_common(inputs: Path, fault: int) -> Side:
+    program = ON_COMMON.replace("FAULT", str(fault))
+    flags = ["--workload", str(inputs), "--model", "none", "--threads", "1", "--on-request"]
+    return Side("fake", [sys.executable, "-c", program, *flags], timeout=60)
+
+
+def test_programs_speak_the_protocol(inputs: Path) -> None:
+    with side_on_common(inputs, 0) as side:
+        config = side.about()["config"]
+        assert (config["mode"], config["threads"]) == ("only", 1)
+        assert [side.run_pass()["output_tokens_per_s"] > 0 for _ in range(2)] == [True, True]
+
+
+def test_a_pass_with_other_lengths_is_refused(inputs: Path) -> None:
+    with side_on_common(inputs, 1) as side:
+        side.about()
+        with pytest.raises(OrcaError, match=r"fake ended with code 1; .* requested \[2, 3\] tokens, got \[1, 2\]"):
+            side.run_pass()
+
+
+def test_a_program_that_ends_or_hangs() -> None:
+    fails = "import sys; print('no such model', file=sys.stderr); sys.exit(3)"
+    with (
+        Side("fake", [sys.executable, "-c", fails], timeout=60) as side,
+        pytest.raises(OrcaError, match=r"fake ended with code 3; its output ends with: no such model"),
+    ):
+        side.about()
+    with (
+        Side("fake", [sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.1) as side,
+        pytest.raises(OrcaError, match=r"fake took more than 0\.1 seconds; raise --timeout"),
+    ):
+        side.about()
+
+
+def test_our_side_speaks_the_protocol(inputs: Path) -> None:
+    out = io.StringIO()
+    with build_engine(EngineConfig(model="preset:toy", enable_prefix_caching=False)) as built:
+        run_passes(built, read_workload(inputs), {"config": {}}, ["pass\n", "pass\n"], out)
+    messages = [json.loads(line.removeprefix(PREFIX)) for line in out.getvalue().splitlines()]
+    assert [list(message) for message in messages] == [["ready"], ["pass"], ["pass"]]
+    assert messages[1]["pass"]["output_tokens_per_s"] > 0
+
+
+def test_a_workload_survives_its_file(tmp_path: Path) -> None:
+    workload = [WorkloadRequest(0.5, (1, 2), 3)]
+    write_workload(tmp_path / "w", workload, {})
+    assert read_workload(tmp_path / "w") == workload
+
+
+@pytest.mark.parametrize(("preset", "parameters"), [("gpt2", 124_439_808), ("llama-3-8b", 8_030_261_248)])
+def test_checkpoints_have_the_known_number_of_parameters(preset: str, parameters: int) -> None:
+    total = 0
+    for shape in checkpoint_shapes(read_model_config(f"preset:{preset}")).values():
+        size = 1
+        for length in shape:
+            size *= length
+        total += size
+    assert total == parameters
+
+
+def test_the_model_of_a_preset_can_be_loaded(tmp_path: Path) -> None:
+    import jax
+    import numpy as np
+
+    from orca_jax.model.load import load_decoder, tensor_mesh
+
+    folder = model_for_peers("preset:gpt2-tiny", 3, tmp_path / "model")
+    decoder = load_decoder(folder, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
+    assert read_model_config(folder) == read_model_config("preset:gpt2-tiny")
+    assert np.all(np.asarray(decoder.final_norm.scale[...]) == 1)
+    assert 0.019 < np.asarray(decoder.embedding.table[...])[:512].std() < 0.021
+
+
+def test_write_leaves_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "preset:gpt2-tiny", "--num-requests", "3"]
+    assert main(["peers", "--write", str(tmp_path / "in"), *flags]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(read_workload(Path(found["workload"]))) == 3
+    assert (Path(found["model"]) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "environment is missing; give a folder"),
+        (["--environment", "x", "--rounds", "0"], "rounds must be at least 1"),
+        (["--environment", "x", "--modes", "sluggish"], "modes of vllm are eager, compiled, got 'sluggish'"),
+        (["--environment", "x", "--threads", "100000"], "threads must be from 1 to"),
+    ],
+)
+def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peers", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def record(given: list[str]) -> None:
+        calls.append(given)
+        if "venv" in given:
+            (tmp_path / "new" / "bin").mkdir(parents=True)
+            (tmp_path / "new" / "bin" / "python").touch()
+
+    monkeypatch.setattr(environment, "_run", record)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: f"found/{name}")
+    python = prepare_environment(PEERS["vllm"], tmp_path / "new")
+    assert python == prepare_environment(PEERS["vllm"], tmp_path / "new")
+    assert calls[0] == ["found/python3.11", "-m", "venv", str(tmp_path / "new")]
+    assert calls[1][-3:] == ["--extra-index-url", TORCH_INDEX, TORCH] and "--no-deps" in calls[1]
+    assert calls[2][-2:] == [TORCH, *PEERS["vllm"].packages]
+    assert calls[3][-3:] == list(PEERS["vllm"].unwanted)
+    assert len(calls) == 4
+    (tmp_path / "new" / ".orca-jax-incomplete").touch()  # as if a run had been killed
+    prepare_environment(PEERS["vllm"], tmp_path / "new")
+    assert len(calls) == 8 and not (tmp_path / "new" / ".orca-jax-incomplete").exists()
+
+
+def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not an environment of Python"):
+        prepare_environment(PEERS["vllm"], tmp_path)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"python3\.11 is not on the PATH"):
+        prepare_environment(PEERS["vllm"], tmp_path / "new")
+    # A Python without network: making the folder works, and pip fails.
+    stand_in = tmp_path / "stand-in"
+    stand_in.write_text('#!/bin/sh\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && exit\n'
+                        'echo "no route to host" >&2; exit 1\n')  # fmt: skip
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: str(stand_in))
+    with pytest.raises(OrcaError, match="ended with code 1: no route to host; it needs the network"):
+        prepare_environment(PEERS["vllm"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_programs_need_a_source_tree(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the programs of peers are in the source tree"):
+        program_of(PEERS["vllm"], tmp_path)
+    assert all(program_of(peer).is_file() for peer in PEERS.values())
+
+
+def test_intel_openmp_is_found_in_wheels(tmp_path: Path) -> None:
+    assert intel_openmp(tmp_path) is None
+    library = tmp_path / "lib" / "python3.11" / "site-packages" / "torch" / "lib" / "libiomp5.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert intel_openmp(tmp_path) == library
+
+
+@pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.name)
+def test_programs_run_on_older_pythons_without_this_package(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 11))
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert modules and not [name for name in modules if name.startswith("orca_jax")]

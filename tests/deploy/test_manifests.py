@@ -1,0 +1,120 @@
+"""The manifests of deploy/kubernetes fit the server: their flags parse, and their probes ask open routes."""
+
+import dataclasses
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from orca_jax.config import EngineConfig
+from orca_jax.deploy.ray_serve import RayConfig
+from orca_jax.serve.args import parse_args
+from orca_jax.server_config import ServerConfig
+from tests.project.source import ROOT
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+PROBES = {"startup": "/health", "readiness": "/health", "liveness": "/live"}
+SET_BY_LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "orca-jax-0.orca-jax.default"}
+FLAGS = {field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)}
+
+
+@cache
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")))
+
+
+def parsed(container: dict[str, Any], **variables: str) -> ServerConfig:
+    """The settings of a container, whose variables Kubernetes replaces."""
+    assert container["command"] == ["python", "-m", "orca_jax.serve"]
+    return parse_args([re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], flag) for flag in container["args"]])
+
+
+def check_pod(pod: dict[str, Any]) -> dict[str, Any]:
+    """Check a pod with a server; return its container."""
+    (container,) = pod["containers"]
+    assert {name: container[f"{name}Probe"]["httpGet"]["path"] for name in PROBES} == PROBES
+    first = pod.get("initContainers", [])
+    mounted = {mount["name"] for one in (container, *first) for mount in one["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert isinstance(container, dict)
+    return container
+
+
+def patched(deployment: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+    """A deployment after a JSON patch of additions."""
+    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(deployment))
+    for operation in operations:
+        assert operation["op"] == "add"
+        *parents, last = operation["path"].strip("/").split("/")
+        target: Any = result
+        for name in parents:
+            target = target[int(name)] if isinstance(target, list) else target[name]
+        if last == "-":
+            target.append(operation["value"])
+        else:
+            target[last] = operation["value"]
+    return result
+
+
+def test_a_server_with_its_pool() -> None:
+    deployment, service, pool = documents("orca-jax.yaml")
+    template = deployment["spec"]["template"]
+    container = check_pod(template["spec"])
+    config = parsed(container)
+    assert template["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout + 5
+    selector = deployment["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["selector"] == pool["spec"]["selector"]["matchLabels"] == selector
+    assert selector.items() <= template["metadata"]["labels"].items()
+    assert (
+        pool["spec"]["targetPorts"] == [{"number": config.port}] == [{"number": container["ports"][0]["containerPort"]}]
+    )
+
+
+def test_events_of_the_prefix_cache() -> None:
+    """The patch makes a server whose events only the picker can read."""
+    deployment, *_ = documents("orca-jax.yaml")
+    (operations,) = documents("kv-events.yaml")
+    (policy,) = documents("kv-events-policy.yaml")
+    pod = patched(deployment, operations)["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    config = parsed(container, **{one["name"]: "10.0.0.7" for one in container["env"]})
+    events = config.kv_events
+    assert events is not None and events.topic == f"kv@10.0.0.7:{config.port}@{config.names[0]}"
+    ports = {int(address.rpartition(":")[2]) for address in (events.endpoint, events.replay_endpoint or "")}
+    everyone, picker = policy["spec"]["ingress"]
+    assert {one["port"] for one in everyone["ports"]} == {config.port} and "from" not in everyone
+    assert {one["port"] for one in picker["ports"]} == ports and picker["from"]
+    assert {one["containerPort"] for one in container["ports"]} == ports | {config.port}
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.skipif("nnodes" not in FLAGS, reason="this version has no servers over several hosts")
+def test_a_server_over_several_hosts() -> None:
+    group, service = documents("several-hosts.yaml")
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    container = check_pod(leader["spec"])
+    config = parsed(container, **SET_BY_LWS)
+    (other,) = worker["spec"]["containers"]
+    assert parsed(other, **SET_BY_LWS) == config
+    assert config.cluster_key_file == leader["spec"]["initContainers"][0]["command"][-1]  # type: ignore[attr-defined]
+    assert leader["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout + 5
+    assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
+    selector = service["spec"]["selector"].items()
+    assert selector <= leader["metadata"]["labels"].items() and not selector <= worker["metadata"]["labels"].items()
+
+
+def test_flags_of_the_page_exist() -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    of_replicas = {field.name for field in dataclasses.fields(RayConfig)}
+    named = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)", text)}
+    others = {"gpus", "device", "privileged"}  # of docker
+    assert named - others <= FLAGS | of_replicas
+    assert of_replicas - {"replica_cpus"} <= named
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
+    for path in re.findall(r"deploy/[\w./-]+", text):
+        assert (ROOT / path.rstrip(".")).exists(), path

@@ -1,0 +1,272 @@
+"""Plans of deployments: bytes by hand, borders of fitting, times by hand, names of devices, and the whole command."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from orca_jax.build.executor import place_model
+from orca_jax.build.resolve import resolve
+from orca_jax.config import EngineConfig, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.exec.cache import weight_bytes
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import Loading, tensor_mesh
+from orca_jax.model.stages import spans
+from orca_jax.plan.__main__ import main
+from orca_jax.plan.accelerators import ACCELERATORS, GIB, Accelerator, Devices, parse_devices
+from orca_jax.plan.memory import Demand, Split, fit, stage_weights
+from orca_jax.plan.options import Option, choose, options, splits
+from orca_jax.plan.roofline import ALL_REDUCE_SECONDS, PeakShares, expected_times
+
+TINY = read_model_config("preset:gpt2-tiny")  # 2 layers of 64, 2 heads of 32, MLP 256, 512 ids, 1,024 positions
+# Norms, queries with keys and values, their projection back, and both layers of the MLP.
+TINY_LAYER = 4 * 64 + 3 * (64 * 64 + 64) + (64 * 64 + 64) + (64 * 256 + 256) + (256 * 64 + 64)
+TINY_NUMBERS = 2 * TINY_LAYER + 512 * 64 + 1024 * 64 + 2 * 64  # and the tables, and the last norm
+PAGE = 128 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, heads, head dim, bytes
+ROWS, LENGTH = 4, 1024
+WORKSPACE = 4 * 2048 * (8 * 64 + 3 * 256 + 4 * 64) + 10 * 4 * 64 * 512 + 4 * ROWS * LENGTH
+DEMAND = Demand("float32", "float32", 1.0, context=512, max_num_seqs=ROWS, max_model_len=LENGTH)
+EXACT = PeakShares(1.0, 1.0, 1.0)
+
+
+def device(memory: float, flops: float = 1e12, bandwidth: float = 1e9) -> Accelerator:
+    return Accelerator("gpu", memory, bandwidth, flops, 1e9, 8, "invented")
+
+
+def test_weights_by_hand() -> None:
+    (whole,) = spans(TINY, 1)
+    assert stage_weights(TINY, "float32", 1, whole) == 4 * TINY_NUMBERS == 793_600
+    split_layer = 4 * 64 + 3 * (64 * 32 + 32) + (32 * 64 + 64) + (64 * 128 + 128) + (128 * 64 + 64)
+    on_each_of_two = 2 * split_layer + 256 * 64 + 1024 * 64 + 2 * 64  # half of the vocabulary, all positions
+    assert stage_weights(TINY, "bfloat16", 2, whole) == 2 * on_each_of_two
+    first, last = spans(TINY, 2)
+    assert stage_weights(TINY, "float32", 1, first) == 4 * (TINY_LAYER + 512 * 64 + 1024 * 64)
+    assert stage_weights(TINY, "float32", 1, last) == 4 * (TINY_LAYER + 512 * 64 + 2 * 64)  # tied: the table again
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-3.2-1b", "llama-3-8b"])
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (4, 1), (2, 3)])
+def test_weights_are_those_of_the_engine(model: str, tensor: int, stages: int) -> None:
+    config = read_model_config(f"preset:{model}")
+    mesh = tensor_mesh(jax.devices()[:tensor])
+    for span in spans(config, stages):
+        of_engine = weight_bytes(Loading(config, "bfloat16", None, 0).shapes(mesh, span))
+        assert stage_weights(config, "bfloat16", tensor, span) == of_engine
+
+
+def test_the_border_of_fitting() -> None:
+    least = LENGTH // 128 + ROWS  # a request of full length, and a partly filled page of each row
+    enough = 4 * TINY_NUMBERS + WORKSPACE + least * PAGE
+    found = fit(TINY, Split(1, 1), device(enough), DEMAND)
+    (stage,) = found.stages
+    assert (found.shortage, found.num_pages, found.cache_tokens) == (0, least, 128 * least)
+    assert (stage.weights, stage.workspace, stage.cache) == (4 * TINY_NUMBERS, WORKSPACE, least * PAGE)
+    lacking = fit(TINY, Split(1, 1), device(enough - 1), DEMAND)
+    assert (lacking.shortage, lacking.num_pages, lacking.stages[0].cache) == (1, 0, 0)
+
+
+def test_more_memory_is_not_filled_with_useless_pages() -> None:
+    found = fit(TINY, Split(1, 1), device(10 * GIB), DEMAND)
+    assert found.num_pages == ROWS * (LENGTH + 127) // 128 + 1
+
+
+def test_the_fullest_stage_decides() -> None:
+    """Both stages have one layer. The first has the positions as well, so it has less memory for pages."""
+    first = 4 * (TINY_LAYER + 512 * 64 + 1024 * 64)
+    least = LENGTH // 128 + 2 * ROWS  # each stage has a batch
+    workspace = WORKSPACE + 4 * ROWS * LENGTH  # a longer history
+    found = fit(TINY, Split(1, 2), device(first + workspace + least * PAGE // 2), DEMAND)
+    assert (found.shortage, found.num_pages) == (0, least)
+    assert [stage.cache for stage in found.stages] == [least * PAGE // 2] * 2
+    assert fit(TINY, Split(1, 2), device(first + workspace + least * PAGE // 2 - 1), DEMAND).shortage == 1
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (2, 2)])
+def test_pages_are_those_of_the_engine(tensor: int, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, memory = tensor * stages, 3 * GIB // 100
+    monkeypatch.setattr("orca_jax.exec.host.free_memory", lambda: memory)
+    config = EngineConfig(max_num_seqs=16, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    devices = jax.devices()[:number]
+    placed = place_model(
+        "preset:gpt2-tiny", TINY, dtype="float32", load_format="auto", seed=0, devices=devices, num_stages=stages
+    )
+    cache = resolve(config, TINY, LENGTH, placed).cache
+    kind = Accelerator("cpu", memory / number, 0, 0, 0, number, "this machine")
+    planned = fit(TINY, Split(tensor, stages), kind, replace(DEMAND, max_num_seqs=16, utilization=0.9))
+    assert (planned.shortage, planned.num_pages) == (0, cache.num_pages)
+
+
+def test_rows_and_length_are_chosen_by_memory() -> None:
+    free = replace(DEMAND, max_num_seqs=None, max_model_len=None)
+    assert fit(TINY, Split(1, 1), device(10 * GIB), free).rows == 256
+    small = fit(TINY, Split(1, 1), device(4 * TINY_NUMBERS + WORKSPACE + 40 * PAGE), free)
+    # Eight rows of 512 tokens take 32 pages, and 16 rows more than there are.
+    assert (small.rows, small.max_model_len) == (8, 1024)
+    long = replace(TINY, max_positions=8192)
+    short = fit(long, Split(1, 1), device(4 * TINY_NUMBERS + 4 * 7168 * 64 + WORKSPACE + 40 * PAGE), free)
+    # Eight rows would need 32 + 8 pages, and their longer history takes the last of the 40.
+    assert (short.rows, short.max_model_len) == (4, 4096)
+
+
+def test_times_by_hand() -> None:
+    """With slow memory each part takes its bytes by the bandwidth, and with slow arithmetic its operations."""
+    table, layers = 512 * 64, TINY_NUMBERS - 512 * 64
+    slot = 2 * 2 * 2 * 32 * 4
+    memory = fit(TINY, Split(1, 1), device(10 * GIB), DEMAND)
+    times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), DEMAND, 100, EXACT)
+    interval = (4 * (layers + table) + ROWS * 512 * slot) / 1e9
+    assert times.token_seconds == pytest.approx(interval)
+    assert times.tokens_per_second == pytest.approx(ROWS / interval)
+    times = expected_times(TINY, memory, device(10 * GIB, flops=1e9, bandwidth=1e18), DEMAND, 100, EXACT)
+    pairs = 100 * 101 / 2
+    assert times.prompt_seconds == pytest.approx((2 * 100 * layers + 2 * 4 * 2 * 32 * pairs + 2 * table) / 1e9)
+
+
+def test_the_slower_stage_sets_the_pace() -> None:
+    """Two batches follow each other through two stages."""
+    memory = fit(TINY, Split(1, 2), device(10 * GIB), DEMAND)
+    times = expected_times(TINY, memory, device(10 * GIB, flops=1e18), DEMAND, 100, EXACT)
+    slot = 2 * 2 * 32 * 4
+    last = (4 * (TINY_LAYER + 2 * 64 + 512 * 64) + ROWS * 512 * slot) / 1e9
+    first = (4 * (TINY_LAYER + 1024 * 64) + ROWS * 512 * slot) / 1e9
+    assert times.token_seconds == pytest.approx(2 * max(first, last))
+    assert times.tokens_per_second == pytest.approx(2 * ROWS / times.token_seconds)
+
+
+def test_sums_over_devices_take_time() -> None:
+    memory = fit(TINY, Split(2, 1), device(10 * GIB), DEMAND)
+    fast = device(10 * GIB, flops=1e30, bandwidth=1e30)
+    sent = 2 * 1 / 2 * ROWS * 64 * 4
+    times = expected_times(TINY, memory, fast, DEMAND, 100, EXACT)
+    assert times.token_seconds == pytest.approx(4 * (sent / 1e9 + ALL_REDUCE_SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "number"),
+    [
+        ("h200x8", "h200", 8),
+        ("v5e-8", "v5e", 8),
+        ("v5p-8", "v5p", 4),
+        ("v5px8", "v5p", 8),
+        ("a100-80", "a100-80", 1),
+        ("a100-80x16", "a100-80", 16),
+        ("tpu7x-8", "tpu7x", 8),
+        ("tpu-v6e-4", "v6e", 4),
+    ],
+)
+def test_names_of_devices(text: str, name: str, number: int) -> None:
+    assert parse_devices(text) == Devices(name, ACCELERATORS[name], number)
+
+
+@pytest.mark.parametrize("text", ["b300x8", "h20", "", "x8", "h200xmany", "8xh200"])
+def test_unknown_devices_list_the_known_ones(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_devices(text)
+    assert error.value.param == "devices"
+    assert all(name in str(error.value) for name in ACCELERATORS)
+
+
+@pytest.mark.parametrize("text", ["h200x0", "v5ex999999", "v5p-7"])
+def test_numbers_of_devices(text: str) -> None:
+    with pytest.raises(ConfigError, match="the number must be"):
+        parse_devices(text)
+
+
+def test_splits_divide_heads_and_stay_within_hosts() -> None:
+    llama = read_model_config("preset:llama-3-70b")  # 8 key/value heads, 80 layers
+    found = splits(llama, parse_devices("h200x16"))
+    assert {split.tensor for split in found} == {1, 2, 4, 8}
+    assert Split(8, 2) in found and Split(1, 16) in found and Split(16, 1) not in found
+    gpt = read_model_config("preset:gpt3-175b")
+    assert Split(16, 1) in splits(gpt, parse_devices("v5e-16"))
+    assert Split(16, 1) not in splits(gpt, parse_devices("a100-80x16"))
+    assert max(split.stages for split in splits(TINY, parse_devices("h200x8"))) == 2  # layers
+
+
+def plan(model: ModelConfig, devices: str) -> list[Option]:
+    return options(model, parse_devices(devices), Demand("bfloat16", "bfloat16", 0.9), 512, PeakShares())
+
+
+def test_a_small_model_gets_replicas() -> None:
+    chosen = choose(plan(read_model_config("preset:llama-3-8b"), "h200x8"), 100.0)
+    assert chosen is not None
+    assert (chosen.replicas, chosen.memory.split, chosen.nodes) == (8, Split(1, 1), 1)
+    assert chosen.flags()[:4] == ["--tensor-parallel-size", "1", "--max-num-seqs", "256"]
+
+
+def test_a_large_model_gets_two_hosts() -> None:
+    chosen = choose(plan(read_model_config("preset:gpt3-341b"), "a100-80x16"), 100.0)
+    assert chosen is not None
+    assert chosen.memory.split == Split(8, 2)
+    assert chosen.flags()[:6] == [
+        *("--tensor-parallel-size", "8", "--pipeline-parallel-size", "2", "--nnodes", "2"),
+    ]  # fmt: skip
+
+
+def test_a_target_out_of_reach_gives_the_fastest() -> None:
+    found = plan(read_model_config("preset:llama-3-8b"), "h200x8")
+    chosen = choose(found, 1e-3)
+    assert chosen is not None and chosen.times is not None
+    assert chosen.times.token_seconds == min(option.times.token_seconds for option in found if option.times)
+
+
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 4, "eos_token_id": 1}))
+    for model in (tmp_path, tmp_path / "config.json"):
+        assert main(["--model", str(model), "--devices", "h200x2", "--max-num-seqs", "8", "--json"]) == 0
+        table, last = capsys.readouterr().out.strip().rsplit("\n", 1)
+        found = json.loads(last)
+        assert found["chosen"]["replicas"] == 2 and found["chosen"]["max_num_seqs"] == 8
+        assert len(found["options"]) == 3  # two copies, two stages, two shards
+        assert "start 2 replicas" in table
+        assert f"--model {tmp_path} --tensor-parallel-size 1 --max-num-seqs 8 --max-model-len 1024" in table
+
+
+def test_a_model_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "preset:gpt3-175b", "--devices", "v5ex4"]) == 1
+    printed = capsys.readouterr().out
+    assert "tensor 4, 1 stage: does not fit; a device lacks" in printed
+    assert "tensor 1, 4 stages or fewer: does not fit" in printed
+    assert "use more or larger devices" in printed
+
+
+def test_this_machine_has_memory_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "preset:gpt2-tiny", "--devices", "cpu", "--max-num-seqs", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["demand"]["dtype"] == "float32"
+    assert found["chosen"]["times"] is None
+    assert np.prod([found["chosen"]["pipeline_parallel_size"], found["chosen"]["nnodes"]]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices", "h300x8"], "did you mean h200"),
+        (["--devices", "h200", "--model", "preset:gpt5"], "unknown preset 'gpt5'"),
+        (["--devices", "h200", "--max-model-len", "99999"], "more than the model's 1024 positions; lower it"),
+        (["--devices", "h200", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["--devices", "h200", "--gpu-memory-utilization", "1.5"], "gpu_memory_utilization must be in (0, 1]"),
+        (["--devices", "h200", "--flops-share", "0"], "flops_share must be in (0, 1]"),
+        (["--devices", "h200", "--itl-target-ms", "0"], "itl_target_ms must be above 0"),
+    ],
+)
+def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "preset:gpt2", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_device_is_opened() -> None:
+    program = (
+        "from orca_jax.plan.__main__ import main\n"
+        "from orca_jax.exec.memory import has_jax_started\n"
+        "assert main(['--model', 'preset:gpt2', '--devices', 'v5e-4']) == 0\n"
+        "assert not has_jax_started()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
