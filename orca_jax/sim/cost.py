@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 
-class IterationWork(NamedTuple):
+class WorkCounts(NamedTuple):
     """The work of one iteration, or of all steps of a plan with many.
 
     An increment processes one generated token. All other tokens are in chunks: of prompts, or computed again after a
@@ -28,21 +28,21 @@ class IterationWork(NamedTuple):
         """Tokens of the merged batch, without padding."""
         return self.chunk_tokens + self.increments
 
-    def padded(self, buckets: tuple[int, ...]) -> "IterationWork":
+    def padded(self, buckets: tuple[int, ...]) -> "WorkCounts":
         """The same work in launches of these sizes."""
         if not buckets:
             return self
         num_tokens = self.num_tokens
         return self._replace(launches=-(-num_tokens // buckets[-1]), padding=padded(num_tokens, buckets) - num_tokens)
 
-    def repeated(self, num_steps: int) -> "IterationWork":
+    def repeated(self, num_steps: int) -> "WorkCounts":
         """The work of `num_steps` steps of a plan of increments, each one token further, with all members."""
         further = self.increments * num_steps * (num_steps - 1) // 2
-        every = IterationWork(*[num_steps * count for count in self])
+        every = WorkCounts(*[num_steps * count for count in self])
         return every._replace(context=every.context + further)
 
 
-def work_of(members: Iterable[tuple[int, int, bool]], num_draws: int = 0) -> IterationWork:
+def work_of(members: Iterable[tuple[int, int, bool]], num_draws: int = 0) -> WorkCounts:
     """The work of members given as (first position, number of tokens, whether it is an increment), without padding."""
     chunk_tokens = chunk_pairs = chunk_context = increments = context = 0
     for start, size, is_increment in members:
@@ -53,7 +53,7 @@ def work_of(members: Iterable[tuple[int, int, bool]], num_draws: int = 0) -> Ite
             chunk_tokens += size
             chunk_pairs += size * start + size * (size + 1) // 2
             chunk_context += start
-    return IterationWork(1, 1, 0, chunk_tokens, chunk_pairs, chunk_context, increments, context, num_draws)
+    return WorkCounts(1, 1, 0, chunk_tokens, chunk_pairs, chunk_context, increments, context, num_draws)
 
 
 def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
@@ -77,7 +77,7 @@ class IterationCost(Protocol):
         """Padded numbers of tokens of a launch, ascending; empty: nothing is padded."""
         ...
 
-    def stages(self, work: IterationWork, num_stages: int) -> Sequence[float]:
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """Seconds on each stage of a pipeline."""
         ...
 
@@ -95,7 +95,7 @@ class LinearCost:
     host: float = 0.0  # seconds for each iteration, before it is submitted
     buckets: tuple[int, ...] = ()  # ascending; empty: nothing is padded
 
-    def stages(self, work: IterationWork, num_stages: int) -> Sequence[float]:
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """An equal part of the iteration's seconds on each stage."""
         pairs = work.chunk_pairs + work.context
         seconds = self.per_iteration * work.steps + self.per_token * (work.num_tokens + work.padding)
@@ -118,7 +118,7 @@ class StageCost:
     host: float = 0.0
     buckets: tuple[int, ...] = ()
 
-    def stages(self, work: IterationWork, num_stages: int) -> Sequence[float]:
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """The same seconds on each stage, since all have as many layers."""
         seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
         seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
@@ -143,7 +143,7 @@ class FeatureCost:
     host: float = 0.0
     buckets: tuple[int, ...] = ()
 
-    def stages(self, work: IterationWork, num_stages: int) -> Sequence[float]:
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """An equal part of the iteration's seconds on each stage."""
         found = features(work)
         seconds = sum([weight * found[name] for name, weight in self.weights.items()])
@@ -154,7 +154,7 @@ FIRST_SAMPLER = 8
 """Rows of the smallest sampler; each next one has twice as many."""
 
 
-def features(work: IterationWork) -> dict[str, float]:
+def features(work: WorkCounts) -> dict[str, float]:
     """The features of a fit to measured times, by name."""
     draws = -(-work.draws // work.steps)
     return {

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_jax.request import TokenSet
-from orca_jax.sim.cost import IterationCost, IterationWork, work_of
+from orca_jax.sim.cost import IterationCost, WorkCounts, work_of
 from orca_jax.step import ExecutorStats, Handle, MemberResult, MultiStep, StepPlan, StepResult
 
 END_ID = 0
@@ -135,7 +135,7 @@ class SimExecutor:
     def close(self) -> None:
         """Do nothing: no memory is held."""
 
-    def _run(self, plan: StepPlan) -> tuple[StepResult, IterationWork]:
+    def _run(self, plan: StepPlan) -> tuple[StepResult, WorkCounts]:
         results, chunks = [], []
         increments = context = draws = 0
         for member in plan.members:
@@ -157,7 +157,7 @@ class SimExecutor:
         work = work_of(chunks, draws)._replace(increments=increments, context=context)
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
-    def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, IterationWork]:
+    def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, WorkCounts]:
         """Run a plan of many steps; a member draws no more after its end or at its limit."""
         assert len(self._free_at) == 1, "a plan of many steps on several stages"
         limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import IterationWork, LinearCost, work_of
+from orca_jax.sim.cost import LinearCost, WorkCounts, work_of
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
 
@@ -66,7 +66,7 @@ def host_seconds(timeline: Timeline) -> float:
     return statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
 
 
-def work_in(iteration: IterationRecord) -> IterationWork:
+def work_in(iteration: IterationRecord) -> WorkCounts:
     """The work of a recorded iteration, over all its steps."""
     parts = [(start, 1, True) for _, start in iteration.increments]
     parts += [(start, size, False) for _, start, size, _ in iteration.chunks]

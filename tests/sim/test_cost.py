@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from orca_jax.request import SamplingParams
-from orca_jax.sim.cost import FeatureCost, IterationWork, LinearCost, StageCost, features, work_of
+from orca_jax.sim.cost import FeatureCost, LinearCost, StageCost, WorkCounts, features, work_of
 from orca_jax.sim.executor import SimExecutor, VirtualClock
 from orca_jax.step import Member, RowSampling, StepPlan
 
@@ -52,7 +52,7 @@ def test_padding_and_launches() -> None:
 
 @pytest.mark.parametrize(("draws", "rows"), [(0, 0), (1, 8), (8, 8), (9, 16), (33, 64)])
 def test_samplers_have_sizes(draws: int, rows: int) -> None:
-    assert features(IterationWork(draws=draws))["sampler_rows"] == rows
+    assert features(WorkCounts(draws=draws))["sampler_rows"] == rows
 
 
 def test_features_have_weights() -> None:
