@@ -62,11 +62,7 @@ class ModelConfig:
     rope: RopeConfig | None = None  # None: learned positions
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-
-    @property
-    def padded_vocab_multiple(self) -> int:
-        """Rows of the vocabulary are padded to a multiple of this and of the mesh, for aligned matrix products."""
-        return 128
+    kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
+from tests.model import eight_heads
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 # For tests of tokens; `generate` and log probabilities are compared with the programs that users run.
@@ -93,9 +96,15 @@ def check_orderings(engine: Engine, jobs: Sequence[Job], answers: list[list[int]
         assert run(engine, urgent) == answers, scheduler.ordering.name
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+GPT2, LLAMA = "gpt2-12-heads", "llama-12-heads-3-groups"
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
+@pytest.mark.parametrize(("name", "devices"), [(GPT2, 1), (GPT2, 2), (GPT2, 4), (LLAMA, 1), (LLAMA, 2), slow(LLAMA, 4)])
 def test_greedy_tokens_equal_generate(
     name: str, devices: int, scheduler: SchedulerName, program_cache: str, request: pytest.FixtureRequest
 ) -> None:
@@ -106,10 +115,41 @@ def test_greedy_tokens_equal_generate(
     for engine in make_engine(name, program_cache, devices, scheduler):
         for job, answer in zip(jobs, answers, strict=True):
             assert run(engine, [job]) == [answer], "alone"
-        assert run(engine, jobs) == answers, "together"
-        assert run(engine, jobs[::-1] * 2) == answers[::-1] * 2, "more than fit in a batch"
-        late = [Job(job.prompt, job.params, at_step=3 * i) for i, job in enumerate(jobs)]
-        assert run(engine, late) == answers, "joining while others run"
+        check_together(engine, jobs, answers)
+
+
+def check_together(engine: Engine, jobs: Sequence[Job], answers: list[list[int]]) -> None:
+    """Check jobs in the batches of others."""
+    assert run(engine, jobs) == answers, "together"
+    assert run(engine, jobs[::-1] * 2) == answers[::-1] * 2, "more than fit in a batch"
+    late = [Job(job.prompt, job.params, at_step=3 * i) for i, job in enumerate(jobs)]
+    assert run(engine, late) == answers, "joining while others run"
+
+
+@pytest.fixture(scope="module", params=eight_heads.CONFIGS)
+def of_eight_heads(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Job], list[list[int]]]:
+    """A model with eight query heads, jobs, and their tokens without an engine."""
+    directory = eight_heads.make_model(request.param, tmp_path_factory.mktemp("models") / request.param)
+    random = np.random.default_rng(1)
+    prompts = [tuple(random.integers(0, 300, length).tolist()) for length in (3, 17, 30)]
+    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+    jobs = [Job(prompt, params) for prompt in prompts]
+    return directory, jobs, eight_heads.greedy_tokens(directory, prompts, params.max_tokens)
+
+
+@few
+@quick
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("devices", [slow(1), slow(2), slow(4), 8])
+def test_eight_devices_and_copies_of_heads(
+    of_eight_heads: tuple[Path, list[Job], list[list[int]]], devices: int, scheduler: SchedulerName, program_cache: str
+) -> None:
+    """Each device has one of GPT-2's heads; of Llama's two key/value heads, four and eight devices hold copies."""
+    directory, jobs, answers = of_eight_heads
+    for engine in make_engine(str(directory), program_cache, devices, scheduler):
+        check_together(engine, jobs, answers)
 
 
 @few
@@ -257,8 +297,7 @@ EXTRAS = (
 
 @few
 @quick
-@pytest.mark.parametrize("devices", [1, 2])
-def test_sampling_and_extras_do_not_depend_on_mates_or_scheduler(devices: int, program_cache: str) -> None:
+def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(program_cache: str) -> None:
     prompts = [job.prompt for job in greedy_jobs("gpt2-12-heads")[0]]
     extras = [Job(*pair, at_step=2) for pair in zip(prompts, EXTRAS, strict=True)]
     jobs = extras + [
@@ -269,7 +308,7 @@ def test_sampling_and_extras_do_not_depend_on_mates_or_scheduler(devices: int, p
         )
     ]  # fmt: skip
     seen = []
-    for scheduler in SCHEDULERS:
+    for devices, scheduler in product((1, 2, 4), SCHEDULERS):
         for engine in make_engine("gpt2-12-heads", program_cache, devices, scheduler):
             seen.append([run(engine, [Job(job.prompt, job.params)])[0] for job in jobs])
             seen.append(run(engine, jobs))

@@ -134,10 +134,10 @@ def _build(
         devices=devices,
         num_stages=num_stages,
     )
-    resolved = resolve(config, model, max_model_len, placed)
+    resolved = resolve(config, placed.config, max_model_len, placed)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    attention = explain(model, resolved, placed.mesh)
+    attention = explain(placed.config, resolved, placed.mesh)
     executor = start_executor(placed, resolved, times, on_compile, has_bars=config.progress)
     budget = token_budget(config, platform, executor.launch_seconds)
     scheduler = build_scheduler(config, resolved.cache, budget)
@@ -156,6 +156,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         return config, ()
     from orca_jax.exec.memory import has_jax_started
     from orca_jax.kernels.ragged_attention.self_test import Trial
+    from orca_jax.model.sharding import check_divisible, on_shards
 
     if has_jax_started():
         logger.info(
@@ -164,10 +165,12 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         return config, ()
     dtype = dtype_of(config, "gpu")
     chips = config.tensor_parallel_size or 1
+    check_divisible(model, chips)
+    held = on_shards(model, chips)
     trial = Trial(
-        num_heads=max(1, model.num_heads // chips),
-        num_kv_heads=max(1, model.num_kv_heads // chips),
-        head_dim=model.head_dim,
+        num_heads=held.num_heads // chips,
+        num_kv_heads=held.num_kv_heads // chips,
+        head_dim=held.head_dim,
         page_size=config.page_size or PAGE_SIZE,
         dtype=dtype,
         page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,

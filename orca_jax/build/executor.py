@@ -51,6 +51,12 @@ class PlacedModel:
         return self.stages[0].mesh
 
     @property
+    def config(self) -> ModelConfig:
+        """The configuration as a mesh holds it: it may have more key/value heads than the model."""
+        config: ModelConfig = self.stages[0].shapes.config
+        return config
+
+    @property
     def devices(self) -> list[jax.Device]:
         """The devices of all stages, in their order."""
         return [device for stage in self.stages for device in stage.mesh.devices.flat]
@@ -118,14 +124,14 @@ def start_executor(
     """
     weights = placed.weights
     own = [stage for stage in placed.stages if stage.is_local]
-    programs = [Programs(shapes, weights.config, config, mesh) for mesh, shapes in own]
+    programs = [Programs(shapes, config, mesh) for mesh, shapes in own]
     with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
         with times.phase("load"):
             stages = [_load(weights, stage, placed.platform, has_bars) for stage in placed.stages]
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", has_bars)
-        return JaxExecutor(stages, weights.config, config, compiling, ahead=ahead, times=times)
+        return JaxExecutor(stages, placed.config, config, compiling, ahead=ahead, times=times)
 
 
 def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -> StageModel:

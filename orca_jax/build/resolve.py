@@ -101,7 +101,7 @@ def _cache(
     rows = num_rows(config)
     # The stage with the most layers decides, as every page has a part in each stage.
     needed = max(weight_bytes(stage.shapes) for stage in placed.stages)
-    needed += workspace_bytes(model, largest, rows, max_model_len)
+    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size)
     memory = free_memory(placed.devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, needed)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
     memory //= len(placed.stages)

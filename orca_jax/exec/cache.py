@@ -16,7 +16,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.memory import usable_bytes
 from orca_jax.exec.untouched import untouched
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
-from orca_jax.model.sharding import MESH_AXES
+from orca_jax.model.sharding import MESH_AXES, padded_vocab
 from orca_jax.model.transformer import Decoder
 
 CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
@@ -114,12 +114,12 @@ def allocate_history(num_rows: int, max_model_len: int, mesh: Mesh) -> jax.Array
     return create()
 
 
-def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int) -> int:
-    """An upper estimate of the memory of programs beside weights and cache, in bytes on one device.
+def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int, shards: int = 1) -> int:
+    """An upper estimate of the memory of programs beside weights and cache, in bytes on one of `shards` devices.
 
-    It includes one layer's float32 activations, the history of all rows, and the full sampler's copies of the logits:
-    original and changed ones, counts of tokens, and the gathered and ordered ones of a draw.
+    It includes one layer's float32 activations, the history of all rows, and the full sampler's copies of the device's
+    logits: original and changed ones, counts of tokens, and the ordered ones of a draw.
     """
     activations = 4 * num_tokens * (8 * model.embed_dim + 3 * model.mlp_dim + 4 * model.num_heads * model.head_dim)
-    logits = 4 * sampler_width(num_rows) * model.vocab_size
+    logits = 4 * sampler_width(num_rows) * padded_vocab(model, shards) // shards
     return activations + 10 * logits + 4 * num_rows * max_model_len

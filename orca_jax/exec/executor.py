@@ -95,7 +95,7 @@ class JaxExecutor:
             ahead.stages
             if ahead
             else [
-                Programs(decoder, model, config, mesh, greedy_only=greedy_only)
+                Programs(decoder, config, mesh, greedy_only=greedy_only)
                 for decoder, mesh in stages
                 if decoder is not None
             ]

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from orca_jax.config import ExecutorConfig, ModelConfig
+from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import bucket_for, sampler_widths
 from orca_jax.exec.cache import allocate_cache, allocate_history, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
@@ -53,7 +53,6 @@ class Programs:
 
     Args:
         decoder: parameters or shapes.
-        model: all stages of it.
         config: shapes.
         mesh: of the stage.
         greedy_only: see `JaxExecutor`.
@@ -69,14 +68,12 @@ class Programs:
         num_columns: V, the padded vocabulary.
     """
 
-    def __init__(
-        self, decoder: Decoder, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False
-    ) -> None:
+    def __init__(self, decoder: Decoder, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False) -> None:
         self.span = span = decoder.span
         self.is_first, self.is_last = span.is_first, span.is_last
         self._is_switched = decoder.is_switched
         self._suffix = name_suffix()
-        self._model = replace(model, num_layers=span.size)
+        self._model = replace(decoder.config, num_layers=span.size)
         self._config = config
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, PartitionSpec())

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.layers import Linear, Maker, unfused
+from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
 
 type Attend[Cache] = Callable[
@@ -35,14 +36,9 @@ class Attention(nnx.Module):
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         self.head_dim = config.head_dim
         bias = config.attention_bias
-        embed, heads, kv_heads = (
-            config.embed_dim,
-            config.num_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim,
-        )
+        embed, heads = config.embed_dim, config.num_heads * config.head_dim
         self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=bias)
-        self.key = Linear(make, (embed, kv_heads), ("embed", "kv_heads"), bias=bias)
-        self.value = Linear(make, (embed, kv_heads), ("embed", "kv_heads"), bias=bias)
+        self.key, self.value = _kv_projection(make, config), _kv_projection(make, config)
         self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=bias, std=out_std)
 
     def __call__[Cache](
@@ -72,3 +68,13 @@ class Attention(nnx.Module):
         """Project the heads of every token back, or of those in `keep`."""
         merged = out.reshape(out.shape[0], -1)
         return self.out(merged if keep is None else merged[keep])
+
+
+def _kv_projection(make: Maker, config: ModelConfig) -> Linear:
+    """The projection to keys or to values. All copies of a head have the values that the head has without copies."""
+    columns = copied_columns(range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim)
+    sizes = config.embed_dim, len(columns) // config.kv_copies
+    projection = Linear(make, sizes, ("embed", "kv_heads"), bias=config.attention_bias)
+    if config.kv_copies > 1:
+        projection.take_outputs(columns)
+    return projection

@@ -20,7 +20,17 @@ from jaxtyping import Array
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
-from orca_jax.model.parameters import Wanted, first_line, flat_parameters, is_stacked, stored_shape, with_parameters
+from orca_jax.model.parameters import (
+    Wanted,
+    copied_columns,
+    first_copies,
+    first_line,
+    flat_parameters,
+    is_stacked,
+    num_copies,
+    stored_shape,
+    with_parameters,
+)
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.progress import Progress
 
@@ -39,8 +49,9 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-        rows = stored_shape(path, value.shape, decoder.config)[0]
-        node[name] = np.asarray(value[:rows].astype(jnp.dtype(dtype)))
+        rows, copies = stored_shape(path, value.shape, decoder.config)[0], num_copies(path, decoder.config)
+        stored = np.asarray(value[:rows].astype(jnp.dtype(dtype)))
+        node[name] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(tree))
 
@@ -72,7 +83,8 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     values: dict[str, Array] = {}
     for path, leaf in leaves.items() if not problems else ():
         try:
-            values[path] = _read(stores[path], leaf, wanted.first_layer if is_stacked(path) else 0)
+            first = wanted.first_layer if is_stacked(path) else 0
+            values[path] = _read(stores[path][first:], leaf, num_copies(path, config), config.head_dim)
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
         progress(len(values), len(leaves))
@@ -144,27 +156,31 @@ def _compare(stores: Mapping[str, Any], wanted: Mapping[str, Any], config: Model
     return problems
 
 
-def _read(store: Any, leaf: jax.ShapeDtypeStruct, first: int) -> Array:
-    """Read one parameter from index `first` of its first axis on.
+def _read(store: Any, leaf: jax.ShapeDtypeStruct, copies: int, head_dim: int) -> Array:
+    """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
 
-    All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
+    `copies` and `head_dim` are those of `copied_columns`.
     """
-    store = store[first:].translate_to[0]
-    stored = store.shape
+    store = store.translate_to[0]
     reads = {}
     for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):
-        bounds = [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
+        bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
+        columns = copied_columns(bounds[-1], copies, head_dim)
+        if copies > 1:
+            bounds[-1] = range(columns[0], columns[-1] + 1)
         cut = tuple(
-            slice(min(start, size), min(stop, size)) for (start, stop), size in zip(bounds, stored, strict=True)
+            slice(min(bound.start, size), min(bound.stop, size))
+            for bound, size in zip(bounds, store.shape, strict=True)
         )
-        reads[index] = ([stop - start for start, stop in bounds], store[cut].read())
+        reads[index] = ([len(bound) for bound in bounds], columns - bounds[-1].start, store[cut].read())
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "every parameter has at least one axis"
-        shape, read = reads[index]
+        shape, columns, read = reads[index]
         values = np.asarray(read.result()).astype(leaf.dtype)
         padding = [(0, size - found) for size, found in zip(shape, values.shape, strict=True)]
-        return np.pad(values, padding) if any(after for _, after in padding) else values
+        values = np.pad(values, padding) if any(after for _, after in padding) else values
+        return values[..., columns] if copies > 1 else values
 
     array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
     return array

@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -100,6 +101,12 @@ class Linear(nnx.Module):
         """Project every token; float32 out."""
         out = matmul(x, self.kernel[...])
         return out if self.bias is None else out + self.bias[...].astype(jnp.float32)
+
+    def take_outputs(self, columns: np.ndarray) -> None:
+        """Replace the outputs by those of `columns`, which may repeat."""
+        for parameter in (self.kernel, self.bias):
+            if parameter is not None:
+                parameter.set_value(parameter.get_value()[..., columns])
 
 
 class Norm(nnx.Module):

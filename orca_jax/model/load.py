@@ -19,7 +19,14 @@ from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.parameters import Wanted
-from orca_jax.model.sharding import TENSOR_AXIS, check_divisible, padded_vocab, param_shardings, tensor_parallel_size
+from orca_jax.model.sharding import (
+    TENSOR_AXIS,
+    check_divisible,
+    on_shards,
+    padded_vocab,
+    param_shardings,
+    tensor_parallel_size,
+)
 from orca_jax.model.stages import LayerSpan, whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
@@ -37,9 +44,9 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 def decoder_builder(
     config: ModelConfig, dtype: DType, shards: int, seed: int = 0, span: LayerSpan | None = None
 ) -> Callable[[], Decoder]:
-    """A function to trace that creates the decoder, or one stage of it, with random values."""
-    rows = padded_vocab(config, shards)
-    return lambda: Decoder(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span)
+    """A function to trace that creates the decoder, or one stage of it, with random values for `shards` devices."""
+    rows, held = padded_vocab(config, shards), on_shards(config, shards)
+    return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span)
 
 
 def abstract_decoder(
@@ -107,7 +114,8 @@ class Loading:
         structure, shapes = abstract_decoder(self.config, self._dtype, mesh, span)
         _, all_shapes = abstract_decoder(self.config, self._dtype, mesh)
         wanted = Wanted(shapes, all_shapes, (span or whole(self.config)).start)
-        decoder: Decoder = nnx.merge(structure, self._read(self.config, wanted, progress))
+        held = on_shards(self.config, tensor_parallel_size(mesh))
+        decoder: Decoder = nnx.merge(structure, self._read(held, wanted, progress))
         return decoder
 
 

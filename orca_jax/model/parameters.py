@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from flax import nnx
 
 from orca_jax.config import ModelConfig
@@ -37,8 +38,27 @@ def with_parameters(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
 
 
 def stored_shape(path: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
-    """The shape of a parameter without the padding of the vocabulary."""
-    return (config.vocab_size, *shape[1:]) if path in ("embedding.table", "head.table") else shape
+    """The shape of a parameter in checkpoints: no padding of the vocabulary, and one copy of each key/value head."""
+    if path in ("embedding.table", "head.table"):
+        return (config.vocab_size, *shape[1:])
+    return (*shape[:-1], shape[-1] // num_copies(path, config))
+
+
+def num_copies(path: str, config: ModelConfig) -> int:
+    """The copies of each key/value head in a parameter; 1 in parameters without such heads."""
+    return config.kv_copies if path.startswith(("blocks.attention.key.", "blocks.attention.value.")) else 1
+
+
+def copied_columns(bounds: range, copies: int, head_dim: int) -> np.ndarray:
+    """The stored columns that the columns `bounds` of a parameter with `copies` of each head are copies of."""
+    column = np.arange(bounds.start, bounds.stop)
+    return column // (head_dim * copies) * head_dim + column % head_dim
+
+
+def first_copies(values: np.ndarray, copies: int, head_dim: int) -> np.ndarray:
+    """The stored columns of a parameter with `copies` of each head."""
+    heads = values.reshape(*values.shape[:-1], -1, copies, head_dim)
+    return heads[..., 0, :].reshape(*values.shape[:-1], -1)
 
 
 def first_line(error: Exception) -> str:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
-import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -11,6 +11,8 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 
 TENSOR_AXIS = "tensor"
+
+VOCAB_BLOCK = 128  # each shard has whole blocks of the vocabulary: matrix products are aligned, sums are by blocks
 
 MESH_AXES: Mapping[str, str | None] = {
     "layers": None,
@@ -47,29 +49,50 @@ def tensor_parallel_size(mesh: Mesh | AbstractMesh) -> int:
 
 
 def padded_vocab(config: ModelConfig, shards: int) -> int:
-    """Rows of the embedding table: the vocabulary, rounded up to a multiple of 128 and of the number of shards."""
-    multiple = math.lcm(config.padded_vocab_multiple, shards)
+    """Rows of the embedding table: the vocabulary, rounded up to whole blocks on each shard."""
+    multiple = VOCAB_BLOCK * shards
     return math.ceil(config.vocab_size / multiple) * multiple
 
 
+def on_shards(config: ModelConfig, shards: int) -> ModelConfig:
+    """The configuration as `shards` devices hold it: with at least one key/value head on each device.
+
+    If there are more devices than heads, each head is held several times. The copies are next to each other, so each
+    query head finds its key/value head on its own device.
+    """
+    copies = max(1, shards // config.num_kv_heads)
+    return replace(config, num_kv_heads=config.num_kv_heads * copies, kv_copies=config.kv_copies * copies)
+
+
+def can_share(config: ModelConfig, shards: int) -> bool:
+    """True if `shards` devices can share the model."""
+    return not _uneven(config, shards)
+
+
 def most_shards(config: ModelConfig, most: int) -> int:
-    """The largest number of devices, up to `most`, that divides heads and MLP evenly."""
-    sizes = (config.num_heads, config.num_kv_heads, config.mlp_dim)
-    return max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes))
+    """The largest number of devices, up to `most`, that can share the model."""
+    return max(n for n in range(1, most + 1) if can_share(config, n))
 
 
 def check_divisible(config: ModelConfig, shards: int) -> None:
     """Check that `shards` devices can share the model.
 
     Raises:
-        ConfigError: heads, key/value heads or the MLP do not divide evenly. The error names them and valid numbers.
+        ConfigError: the heads or the MLP cannot be shared evenly. The error names them and valid numbers.
     """
-    sizes = {"query heads": config.num_heads, "key/value heads": config.num_kv_heads, "mlp width": config.mlp_dim}
-    uneven = [f"{size} {name}" for name, size in sizes.items() if size % shards]
+    uneven = _uneven(config, shards)
     if uneven:
-        common = int(np.gcd.reduce(list(sizes.values())))
-        fitting = [n for n in range(1, common + 1) if common % n == 0]
+        fitting = [n for n in range(1, config.num_heads + 1) if can_share(config, n)]
         raise ConfigError(
-            f"tensor_parallel_size {shards} does not divide {', '.join(uneven)}; use one of {fitting}",
-            param="tensor_parallel_size",
+            f"tensor_parallel_size {shards} {' and '.join(uneven)}; use one of {fitting}", param="tensor_parallel_size"
         )
+
+
+def _uneven(config: ModelConfig, shards: int) -> list[str]:
+    """The reasons for which `shards` devices cannot share the model."""
+    sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
+    undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]
+    reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
+    if shards % config.num_kv_heads and config.num_kv_heads % shards:
+        reasons.append(f"neither divides {config.num_kv_heads} key/value heads nor is a multiple of them")
+    return reasons

@@ -24,7 +24,15 @@ from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.parameters import Wanted, first_line, flat_parameters, stored_shape, with_parameters
+from orca_jax.model.parameters import (
+    Wanted,
+    copied_columns,
+    first_line,
+    flat_parameters,
+    num_copies,
+    stored_shape,
+    with_parameters,
+)
 from orca_jax.model.weight_files import INDEX, SINGLE, check_safetensors
 from orca_jax.progress import Progress
 
@@ -253,36 +261,46 @@ def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _build(source: ParameterSource, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
     """Read one parameter, shard by shard."""
-    rows = stored_shape(path, leaf.shape, config)[0]
+    stored, copies = stored_shape(path, leaf.shape, config), num_copies(path, config)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "every parameter has at least one axis"
         bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
-        if source.weight.stacked:
-            stack = np.empty([len(bound) for bound in bounds], leaf.dtype)
-            for place, layer in enumerate(bounds[0]):
-                stack[place] = _cut(source, layer, bounds[1:], files, leaf)
-            return stack
-        bounds[0] = range(min(bounds[0].start, rows), min(bounds[0].stop, rows))
-        values = _cut(source, 0, bounds, files, leaf)
-        padding = len(range(*index[0].indices(leaf.shape[0]))) - len(values)
-        return np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)]) if padding else values
+        if copies == 1:
+            return _read(source, bounds, stored, files, leaf.dtype)
+        columns = copied_columns(bounds[-1], copies, config.head_dim)
+        bounds[-1] = range(columns[0], columns[-1] + 1)
+        return _read(source, bounds, stored, files, leaf.dtype)[..., columns - columns[0]]
 
     array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
     return array
 
 
-def _cut(
-    source: ParameterSource, layer: int, bounds: list[range], files: Files, leaf: jax.ShapeDtypeStruct
+def _read(
+    source: ParameterSource, bounds: list[range], stored: tuple[int, ...], files: Files, dtype: jnp.dtype
 ) -> np.ndarray:
-    """Read the slice `bounds` of one layer's parameter, in the parameter's orientation and type."""
+    """Read the slice `bounds` of a parameter of shape `stored`. Rows beyond the stored ones are zeros."""
+    if source.weight.stacked:
+        stack = np.empty([len(bound) for bound in bounds], dtype)
+        for place, layer in enumerate(bounds[0]):
+            stack[place] = _cut(source, layer, bounds[1:], stored[-1], files, dtype)
+        return stack
+    rows = range(min(bounds[0].start, stored[0]), min(bounds[0].stop, stored[0]))
+    values = _cut(source, 0, [rows, *bounds[1:]], stored[-1], files, dtype)
+    padding = len(bounds[0]) - len(values)
+    return np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)]) if padding else values
+
+
+def _cut(
+    source: ParameterSource, layer: int, bounds: list[range], width: int, files: Files, dtype: jnp.dtype
+) -> np.ndarray:
+    """Read the slice `bounds` of one layer's parameter, whose last axis has `width` columns, in its orientation."""
     weight, key = source.weight, source.keys[layer]
     if any(len(bound) == 0 for bound in bounds):
-        return np.zeros([len(bound) for bound in bounds], leaf.dtype)
+        return np.zeros([len(bound) for bound in bounds], dtype)
     part, _ = weight.part
     cut = [slice(bound.start, bound.stop) for bound in bounds]
-    offset = part * leaf.shape[-1]
-    cut[-1] = slice(cut[-1].start + offset, cut[-1].stop + offset)
+    cut[-1] = slice(cut[-1].start + part * width, cut[-1].stop + part * width)
     tensor = files.tensors[key].get_slice(key)
     piece = tensor[tuple(cut[::-1])].T if weight.transpose else tensor[tuple(cut)]
-    return np.asarray(piece).astype(leaf.dtype)
+    return np.asarray(piece).astype(dtype)

@@ -104,7 +104,7 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
         pipeline_parallel_size=job["stages"],
     )
     shapes = Loading(model, job["dtype"], None, 0).shapes(mesh, LayerSpan(*job["span"]))
-    programs = Programs(shapes, model, config, mesh, greedy_only=True)
+    programs = Programs(shapes, config, mesh, greedy_only=True)
     memory: dict[str, Any] = {}
     for (name, _), program in programs.compile(lambda *_: None, StartTimes()).items():
         memory[name] = program.memory_analysis()

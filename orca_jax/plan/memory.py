@@ -12,7 +12,7 @@ from orca_jax.config import DType, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
 from orca_jax.model.load import abstract_decoder
-from orca_jax.model.sharding import TENSOR_AXIS
+from orca_jax.model.sharding import TENSOR_AXIS, on_shards
 from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.plan.accelerators import Accelerator
 
@@ -127,9 +127,9 @@ def _row_counts(demand: Demand) -> Sequence[int]:
 def _fit(
     model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
-    num_rows = rows * split.stages
+    model, num_rows = on_shards(model, split.tensor), rows * split.stages
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
-    workspace = workspace_bytes(model, largest, num_rows, length)
+    workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
     # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)

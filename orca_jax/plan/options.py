@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca_jax.config import ModelConfig
+from orca_jax.model.sharding import can_share
 from orca_jax.plan.accelerators import Devices
 from orca_jax.plan.memory import Capacity, Demand, Split, fit
 from orca_jax.plan.roofline import PeakShares, Times, expected_times
@@ -42,13 +43,13 @@ class Option:
 def splits(model: ModelConfig, devices: Devices) -> list[Split]:
     """Return the splits that use all devices with equal copies.
 
-    Tensor parallelism stays within a host of GPUs, and divides heads and MLP evenly. A CPU has no pipeline.
+    Tensor parallelism stays within a host of GPUs, and divides heads and MLP evenly; devices may hold copies of
+    key/value heads. A CPU has no pipeline.
     """
-    sizes = (model.num_heads, model.num_kv_heads, model.mlp_dim)
     kind, number = devices.kind, devices.number
     widest = min(number, kind.per_host) if kind.platform == "gpu" else number
     most_stages = 1 if kind.platform == "cpu" else min(number, model.num_layers)
-    tensors = [n for n in range(1, widest + 1) if number % n == 0 and all(size % n == 0 for size in sizes)]
+    tensors = [n for n in range(1, widest + 1) if number % n == 0 and can_share(model, n)]
     return [
         Split(tensor, stages)
         for tensor in tensors

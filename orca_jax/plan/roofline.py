@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.sharding import padded_vocab
+from orca_jax.model.sharding import on_shards, padded_vocab
 from orca_jax.plan.accelerators import Accelerator
 from orca_jax.plan.memory import Capacity, Demand, Split, StageMemory
 
@@ -80,7 +80,7 @@ def stage_seconds(
     tables = span.is_first + (span.is_last and not (span.is_first and model.tied_embeddings))
     layers = stage.weights - tables * table
     products = max(layers / bandwidth, 2 * work.tokens * layers / itemsize / flops)
-    slot = 2 * model.num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
+    slot = 2 * on_shards(model, split.tensor).num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
     scores = 4 * model.num_heads * model.head_dim
     attention = span.size / split.tensor * max(slot * work.read / bandwidth, scores * work.pairs / flops)
     unembedding = max(table / bandwidth, 2 * work.sampled * table / itemsize / flops) if span.is_last else 0.0

@@ -21,7 +21,7 @@ from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.stage import StageModel
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder, tensor_mesh
-from orca_jax.model.sharding import most_shards
+from orca_jax.model.sharding import most_shards, on_shards
 from orca_jax.model.transformer import Decoder
 from orca_jax.request import SamplingParams
 from orca_jax.step import Member, RowSampling, StepPlan
@@ -62,6 +62,11 @@ class Model:
         return tensor_mesh(devices[: most_shards(self.config, len(devices)) if self.setting.kind == "tpu" else 1])
 
     @property
+    def held(self) -> ModelConfig:
+        """The configuration as the mesh holds it."""
+        return on_shards(self.config, self.mesh.size)
+
+    @property
     def dtype(self) -> DType:
         """The type of weights and KV cache."""
         return "float32" if self.setting.dry_run else "bfloat16"
@@ -92,9 +97,9 @@ class Model:
 
     def pages_that_fit(self, num_tokens: int, rows: int, max_model_len: int) -> int:
         """The number of pages that fit beside loaded weights and the programs for `num_tokens`."""
-        workspace = workspace_bytes(self.config, num_tokens, rows, max_model_len)
+        workspace = workspace_bytes(self.held, num_tokens, rows, max_model_len, self.mesh.size)
         memory = free_memory(list(self.mesh.devices.flat), UTILIZATION, workspace)
-        return max(0, memory) // page_bytes(self.config, self.page_size, self.dtype)
+        return max(0, memory) // page_bytes(self.held, self.page_size, self.dtype)
 
     def executor(
         self,
@@ -125,7 +130,7 @@ class Model:
             if done in (0, total):
                 on_phase("compiled" if done else "lowered")
 
-        executor = JaxExecutor([StageModel(decoder, self.mesh)], self.config, shapes, progress, greedy_only=True)
+        executor = JaxExecutor([StageModel(decoder, self.mesh)], self.held, shapes, progress, greedy_only=True)
         on_phase("warmed")
         return executor
 
@@ -193,7 +198,7 @@ def measure_rows(
     num_pages = min(model.pages_that_fit(rows, rows, max_model_len), 64 if model.setting.dry_run else 1 << 20)
     context = min(wanted, num_pages // rows * model.page_size - 2 * STEPS)
     if context <= 0:
-        needed = rows * page_bytes(model.config, model.page_size, model.dtype)
+        needed = rows * page_bytes(model.held, model.page_size, model.dtype)
         raise Skip(f"a page of each row takes {gib(needed)}; there are {num_pages} pages")
     start = time.perf_counter()
 
@@ -234,7 +239,7 @@ class Run:
     @property
     def bytes_read(self) -> float:
         """Bytes read by one device in the middle iteration: weights, and the KV cache of its heads."""
-        token = page_bytes(self.model.config, 1, self.model.dtype) / self.model.mesh.size
+        token = page_bytes(self.model.held, 1, self.model.dtype) / self.model.mesh.size
         return self.weight_bytes + self.rows * (self.context + STEPS // 2) * token
 
     def measure(self, executor: JaxExecutor, steps: int = STEPS) -> Found:

@@ -58,7 +58,7 @@ def compile_stage(
     mesh: Mesh = tensor_mesh(devices_of(split.topology)[index * split.chips : (index + 1) * split.chips])
     span = spans(model, split.stages)[index]
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh, span))
-    programs = Programs(decoder, model, config, mesh)
+    programs = Programs(decoder, config, mesh)
     state = programs._state()
     lowered = programs._lower_layers(tokens, state)
     compiled = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))

@@ -9,17 +9,14 @@ from jax.sharding import NamedSharding
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
-from orca_jax.model.sharding import partition_spec
+from orca_jax.model.sharding import most_shards, partition_spec
 from tests.model.reference import NAMES, REFERENCE, dense_causal, logits, mesh_of
 
 
 def fitting() -> list[tuple[str, int]]:
     configs = {name: read_model_config(REFERENCE / name) for name in NAMES}
     return [
-        (name, size)
-        for name, config in configs.items()
-        for size in (1, 2, 4)
-        if config.num_heads % size == 0 and config.num_kv_heads % size == 0
+        (name, size) for name, config in configs.items() for size in (1, 2, 4, 6) if most_shards(config, size) == size
     ]
 
 
@@ -30,7 +27,7 @@ def test_all_required_cases_exist() -> None:
     kinds = {config.rope.kind for config in configs.values() if config.rope}
     assert kinds == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
     assert {config.tied_embeddings for config in configs.values()} == {True, False}
-    assert {size for _, size in fitting()} == {1, 2, 4}
+    assert {size for _, size in fitting()} == {1, 2, 4, 6}
 
 
 @pytest.mark.parametrize(("name", "devices"), fitting())

@@ -1,6 +1,8 @@
 """Parameters are sharded by the table, created on their devices, and equal on every mesh."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +12,12 @@ from flax import nnx
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.sharding import MESH_AXES, check_divisible, padded_vocab
+from orca_jax.model.sharding import MESH_AXES, check_divisible, most_shards, on_shards, padded_vocab
+from orca_jax.model.transformer import Decoder
 from tests.model.reference import REFERENCE, mesh_of
 
 GPT2 = read_model_config("preset:gpt2")
@@ -40,19 +44,42 @@ def test_the_largest_model_can_be_planned_without_memory() -> None:
     assert shards < 1.01 * sum(leaf.size for leaf in leaves) / 8
 
 
+def same_values(one: Decoder, other: Decoder) -> bool:
+    """True if a decoder without copies of key/value heads has the values of another one, apart from padding."""
+    pairs = zip(flat_parameters(nnx.state(one)).items(), flat_parameters(nnx.state(other)).values(), strict=True)
+    same = []
+    for (path, alone), held in pairs:
+        rows = min(len(alone), len(held))
+        values = np.asarray(held)[:rows]
+        if ".key." in path or ".value." in path:
+            by_head = values.reshape(*values.shape[:-1], -1, other.config.kv_copies, other.config.head_dim)
+            assert (by_head == by_head[..., :1, :]).all(), "copies are equal, and next to each other"
+            values = by_head[..., 0, :].reshape(np.asarray(alone).shape)
+        same.append(np.array_equal(np.asarray(alone)[:rows], values))
+    return all(same)
+
+
 @pytest.mark.usefixtures("quick_compiles")
-def test_random_values_do_not_depend_on_the_mesh() -> None:
-    config = small("llama-12-heads-3-groups")
-    one, four = (random_decoder(config, dtype="float32", mesh=mesh_of(size), seed=3) for size in (1, 4))
-    for (path, a), b in zip(
-        flat_parameters(nnx.state(one)).items(), flat_parameters(nnx.state(four)).values(), strict=True
-    ):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
-    assert len(four.blocks.mlp.up.kernel.get_value().sharding.device_set) == 4
-    other = random_decoder(config, dtype="float32", mesh=mesh_of(1), seed=4)
-    assert not np.array_equal(
-        np.asarray(one.embedding.table.get_value()), np.asarray(other.embedding.table.get_value())
-    )
+@pytest.mark.parametrize(("name", "devices"), [("llama-12-heads-3-groups", 4), ("llama-biases-sharded", 6)])
+def test_random_values_do_not_depend_on_the_mesh(name: str, devices: int) -> None:
+    """Also if each of two key/value heads is held three times."""
+    config = small(name)
+    one, many = (random_decoder(config, dtype="float32", mesh=mesh_of(size), seed=3) for size in (1, devices))
+    assert same_values(one, many)
+    assert len(many.blocks.mlp.up.kernel.get_value().sharding.device_set) == devices
+    assert many.config.num_kv_heads == max(config.num_kv_heads, devices)
+    assert not same_values(one, random_decoder(config, dtype="float32", mesh=mesh_of(1), seed=4))
+
+
+def test_checkpoints_hold_one_copy_of_each_head(tmp_path: Path) -> None:
+    """Safetensors and Orbax are read into copies, and copies are saved once."""
+    source = REFERENCE / "llama-biases-sharded"
+    one, six = (load_decoder(source, dtype="float32", mesh=mesh_of(size)) for size in (1, 6))
+    assert six.config.kv_copies == 3 and same_values(one, six)
+    shutil.copy(source / "config.json", tmp_path)
+    save_decoder(six, tmp_path, "float32")
+    for size in (1, 2, 6):
+        assert same_values(one, load_decoder(tmp_path, dtype="float32", mesh=mesh_of(size)))
 
 
 def test_random_weights_are_gpt2s() -> None:
@@ -67,8 +94,8 @@ def test_random_weights_are_gpt2s() -> None:
     assert (table[config.vocab_size :] == 0).all()
 
 
-@pytest.mark.parametrize(("shards", "rows"), [(1, 50304), (2, 50304), (8, 50304), (3, 50304), (5, 50560), (25, 51200)])
-def test_vocabulary_is_padded_to_128_and_to_the_mesh(shards: int, rows: int) -> None:
+@pytest.mark.parametrize(("shards", "rows"), [(1, 50304), (2, 50432), (8, 51200), (3, 50304), (5, 50560), (25, 51200)])
+def test_vocabulary_is_padded_to_128_on_each_device(shards: int, rows: int) -> None:
     assert padded_vocab(GPT2, shards) == rows
     assert padded_vocab(dataclasses.replace(GPT2, vocab_size=rows), shards) == rows
 
@@ -80,3 +107,35 @@ def test_uneven_meshes_are_refused_with_those_that_fit() -> None:
     assert caught.value.param == "tensor_parallel_size"
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         load_decoder(REFERENCE / "gpt2-25-heads", dtype="float32", mesh=mesh_of(2))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "fitting"),
+    [
+        (8, 8, [1, 2, 4, 8]),
+        (8, 2, [1, 2, 4, 8]),
+        (6, 2, [1, 2, 6]),
+        (12, 4, [1, 2, 4, 12]),
+        (12, 1, [1, 2, 3, 4, 6, 12]),
+    ],
+)
+def test_devices_divide_key_value_heads_or_are_a_multiple_of_them(
+    heads: int, kv_heads: int, fitting: list[int]
+) -> None:
+    config = dataclasses.replace(GPT2, num_heads=heads, num_kv_heads=kv_heads, mlp_dim=48)
+    for shards in range(1, 13):
+        if shards in fitting:
+            check_divisible(config, shards)
+            held = on_shards(config, shards)
+            assert held.num_kv_heads == kv_heads * held.kv_copies == max(kv_heads, shards)
+            assert on_shards(held, shards) == held
+        else:
+            with pytest.raises(ConfigError, match=r"does not divide|neither divides") as caught:
+                check_divisible(config, shards)
+            assert str(caught.value).endswith(f"use one of {fitting}")
+        assert most_shards(config, shards) == max(n for n in fitting if n <= shards)
+
+
+def test_a_number_that_fits_no_key_value_heads_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"3 neither divides 2 key/value heads nor is a multiple.*\[1, 2, 6\]"):
+        check_divisible(small("llama-biases-sharded"), 3)

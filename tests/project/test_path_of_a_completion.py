@@ -163,7 +163,7 @@ FORMS: dict[str, set[str]] = {
 ABOUT_A_CALL = {
     "Answer", "BadLine", "Deadlines", "DeviceState", "EngineStats", "ExecutorStats", "HeadMajorPages", "Heartbeat",
     "Range", "RequestEnd", "RequestMetrics", "ResultReady", "Row", "ToyRow", "Urgency", "Usage", "VectorLayout",
-    "_Filters", "_SoftmaxState", "_ToyHandle",
+    "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from orca_jax.exec.sampling.draw import first_column
+from orca_jax.exec.sampling.draw import VocabularyShards
 from orca_jax.exec.sampling.fields import Extras
 
 WORD = 32  # columns in a word of a mask
@@ -27,13 +27,13 @@ class Context(NamedTuple):
 
 
 def change_logits(
-    logits: Float[Array, "B N"], extras: Extras, context: Context, mask: Int[Array, "B W"], axis: str
+    logits: Float[Array, "B N"], extras: Extras, context: Context, mask: Int[Array, "B W"], shards: VocabularyShards
 ) -> Float[Array, "B N"]:
     """Apply biases, then penalties, then the mask: minus infinity for every token without a bit.
 
     Bit i of a row's mask, counted from the lowest of the first word, stands for token i.
     """
-    first = first_column(logits, axis)
+    first = shards.first_column(logits)
     logits = lax.cond(jnp.any(extras.bias != 0), partial(_add_bias, logits, extras, first), lambda: logits)
     penalised = (extras.presence != 0) | (extras.frequency != 0) | (extras.repetition != 1)
     # Rows without penalties need no counts.
@@ -93,6 +93,7 @@ def _column(ids: Int[Array, "B M"], first: Int[Array, ""], num_columns: int) -> 
 
 
 def _allowed(mask: Int[Array, "B W"], first: Int[Array, ""], num_columns: int) -> Bool[Array, "B N"]:
-    """This shard's columns of the mask; a shard may begin within a word."""
-    bits = (mask[:, :, None] >> jnp.arange(WORD, dtype=mask.dtype)) & 1
-    return lax.dynamic_slice_in_dim(bits.reshape(mask.shape[0], -1), first, num_columns, axis=1) != 0
+    """This shard's columns of the mask. A shard begins with a whole word."""
+    words = lax.dynamic_slice_in_dim(mask, first // WORD, num_columns // WORD, axis=1)
+    bits = (words[:, :, None] >> jnp.arange(WORD, dtype=mask.dtype)) & 1
+    return bits.reshape(mask.shape[0], -1) != 0

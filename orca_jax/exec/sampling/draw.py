@@ -1,16 +1,22 @@
 """The next token of each sampling row.
 
-A row's token depends on its logits, parameters, seed and position alone, never on the other rows of the batch. Each row
-has its own key, `fold_in(key(seed), position)`, and draws one uniform number. The inverse of the cumulative probability
-turns it into a token. Rows with temperature 0 take the most probable token, and a batch of only such rows computes
-nothing else.
+A row's token depends on its logits, parameters, seed and position alone, never on the other rows of the batch or on the
+number of shards. Each row has its own key, `fold_in(key(seed), position)`, and draws one uniform number. The inverse of
+the cumulative probability turns it into a token. Rows with temperature 0 take the most probable token, and a batch of
+only such rows computes nothing else.
 
 Naive samplers are slow because they sort 50,000 logits. Nearly every nucleus lies within the `_WINDOW` most probable
 tokens, found quickly by `top_k`. Only a batch with a row of wider choice needs the exact search over all tokens: a
 bisection for a threshold, without a sort.
+
+The vocabulary is sharded over a mesh axis, and no shard ever holds a row of all columns. Shards exchange maxima, the
+most probable tokens of each shard, and the mass of each 128 columns: 1.6 kB of a row of 50,257 tokens, instead of 201
+kB. The token does not depend on the number of shards. Sums are therefore taken in two steps: within each block of 128
+columns, which lies on one shard, and over the blocks of all shards, in the order of the vocabulary.
 """
 
-import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -21,10 +27,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.sampling.fields import SamplingParameters
-from orca_jax.model.sharding import TENSOR_AXIS
+from orca_jax.model.sharding import TENSOR_AXIS, VOCAB_BLOCK
 
 _WINDOW = 256
-_BLOCK = 128  # the padded vocabulary is a multiple of it
 
 
 type Kind = Literal["plain", "greedy", "unfiltered"]
@@ -48,19 +53,19 @@ def sample(
         logits: sharded over the vocabulary; the columns from `vocab_size` on are padding and are never drawn.
         parameters: of each row.
         vocab_size: the number of tokens.
-        mesh: with a tensor axis that divides the columns.
+        mesh: with a tensor axis. Each of its devices has a multiple of 128 columns.
         kind: draws of all rows; the program supports no others.
 
     Returns:
         Token ids, and True for each row with finite logits only. The id of another row has no meaning.
     """
+    shards = VocabularyShards(vocab_size, TENSOR_AXIS)
 
     def on_shard(
         logits: Float[Array, "B N"], parameters: SamplingParameters
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-        finite = all_finite(logits, TENSOR_AXIS)
-        logits = without_padding(logits, vocab_size, TENSOR_AXIS)
-        return choose(logits, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS, kind=kind), finite
+        finite = shards.all_finite(logits)
+        return choose(shards.without_padding(logits), parameters, shards, kind), finite
 
     over_vocabulary = jax.shard_map(
         on_shard,
@@ -73,74 +78,100 @@ def sample(
     return tokens, finite
 
 
-def all_finite(logits: Float[Array, "B N"], axis: str) -> Bool[Array, " B"]:
-    """True for each row with finite logits only, on all shards."""
-    return lax.pmin(jnp.isfinite(logits).all(axis=-1).astype(jnp.int32), axis) > 0
+@dataclass(frozen=True)
+class VocabularyShards:
+    """The columns of logits on a mesh axis. Each shard has the same number of whole blocks.
 
+    Attributes:
+        vocab_size: the number of tokens; the columns after them are padding.
+        axis: the mesh axis.
+    """
 
-def without_padding(logits: Float[Array, "B N"], vocab_size: int, axis: str) -> Float[Array, "B N"]:
-    """The logits with minus infinity in the columns of padding."""
-    column = first_column(logits, axis) + jnp.arange(logits.shape[1])
-    return jnp.where(column < vocab_size, logits, -jnp.inf)
+    vocab_size: int
+    axis: str
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks with tokens, on all shards. Blocks of padding depend on the number of shards and count nowhere."""
+        return -(-self.vocab_size // VOCAB_BLOCK)
 
-def first_column(logits: Float[Array, "B N"], axis: str) -> Int[Array, ""]:
-    """The token of this shard's first column."""
-    return lax.axis_index(axis) * logits.shape[1]
+    @property
+    def num_columns(self) -> int:
+        """Columns of the blocks with tokens."""
+        return self.num_blocks * VOCAB_BLOCK
+
+    def first_column(self, logits: Float[Array, "B N"]) -> Int[Array, ""]:
+        """The token of this shard's first column."""
+        return lax.axis_index(self.axis) * logits.shape[1]
+
+    def all_finite(self, logits: Float[Array, "B N"]) -> Bool[Array, " B"]:
+        """True for each row with finite logits only, on all shards."""
+        return lax.pmin(jnp.isfinite(logits).all(axis=-1).astype(jnp.int32), self.axis) > 0
+
+    def without_padding(self, logits: Float[Array, "B N"]) -> Float[Array, "B N"]:
+        """The logits with minus infinity in the columns of padding."""
+        column = self.first_column(logits) + jnp.arange(logits.shape[1])
+        return jnp.where(column < self.vocab_size, logits, -jnp.inf)
+
+    def most_probable(self, logits: Float[Array, "B N"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+        """The first of the most probable tokens of each row, and its logit."""
+        top, column = _first_maximum(logits)
+        overall = lax.pmax(top, self.axis)
+        token = jnp.where(top == overall, self.first_column(logits) + column, self.vocab_size - 1)
+        return lax.pmin(token, self.axis), overall
+
+    def candidates(self, logits: Float[Array, "B N"], count: int) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+        """The largest values of each row with their tokens, in descending order; among equals the lower token first.
+
+        `count` is C, at most `num_columns`.
+        """
+        values, columns = lax.top_k(logits, min(count, logits.shape[1]))
+        if lax.axis_size(self.axis) == 1:
+            return values, columns
+        tokens = self.first_column(logits) + columns
+        values, tokens = (lax.all_gather(each, self.axis, axis=1, tiled=True) for each in (values, tokens))
+        values, indices = lax.top_k(values, count)  # among equals the lower token, since shards are in order
+        return values, jnp.take_along_axis(tokens, indices, axis=1)
+
+    def block_masses(self, mass: Float[Array, "B N"]) -> Float[Array, "B M"]:
+        """The sum of each block with tokens, on all shards; M is `num_blocks`."""
+        blocks = mass.reshape(mass.shape[0], -1, VOCAB_BLOCK).sum(axis=-1)
+        gathered = lax.all_gather(blocks, self.axis, axis=1, tiled=True)[:, : self.num_blocks]
+        # On one shard XLA would otherwise sum all columns at once, in another order.
+        return lax.optimization_barrier(gathered)
+
+    def total(self, mass: Float[Array, "B N"]) -> Float[Array, " B"]:
+        """The sum of each row."""
+        return self.block_masses(mass).sum(axis=-1)
+
+    def count(self, is_counted: Bool[Array, "B N"]) -> Int[Array, " B"]:
+        """The number of true columns of each row."""
+        # Integers below 2**24 are exact in float32, and XLA:CPU adds them faster than converted booleans.
+        return lax.psum(jnp.where(is_counted, 1.0, 0.0).sum(axis=-1), self.axis).astype(jnp.int32)
+
+    def from_owner(self, value: Int[Array, " B"], is_owner: Bool[Array, " B"]) -> Int[Array, " B"]:
+        """The value of the one shard with `is_owner`, for each row; it is not negative."""
+        return lax.pmax(jnp.where(is_owner, value, 0), self.axis)
 
 
 def choose(
-    logits: Float[Array, "B N"], parameters: SamplingParameters, *, vocab_size: int, axis: str, kind: Kind = "plain"
+    logits: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards, kind: Kind = "plain"
 ) -> Int[Array, " B"]:
-    """A token for each row, from N of the columns; minus infinity is never drawn.
-
-    Shards exchange only maxima for greedy rows, and all logits if any row draws.
-    """
-    greedy, overall = _most_probable(logits, vocab_size, axis)
+    """A token for each row, from N of the columns; minus infinity is never drawn."""
+    greedy, overall = shards.most_probable(logits)
     if kind == "greedy":
         return greedy
 
     def draw() -> Int[Array, " B"]:
-        everything = lax.all_gather(logits, axis, axis=1, tiled=True)
-        scaled = (everything - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
+        scaled = (logits - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
         # A small vocabulary lies within the window, and every kind draws there.
-        is_unfiltered = kind == "unfiltered" and scaled.shape[1] > _WINDOW
-        drawn = _draw_unfiltered(scaled, parameters) if is_unfiltered else _draw(scaled, parameters)
+        is_unfiltered = kind == "unfiltered" and shards.num_columns > _WINDOW
+        drawn = (_draw_unfiltered if is_unfiltered else _draw)(scaled, parameters, shards)
         return jnp.where(parameters.temperature > 0, drawn, greedy)
 
     if kind == "unfiltered":
         return draw()
     return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy)
-
-
-def _most_probable(
-    logits: Float[Array, "B N"], vocab_size: int, axis: str
-) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """The first of the most probable tokens of each row, on all shards, and its logit."""
-    top, column = _first_maximum(logits)
-    overall = lax.pmax(top, axis)
-    token = jnp.where(top == overall, first_column(logits, axis) + column, vocab_size - 1)
-    return lax.pmin(token, axis), overall
-
-
-def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
-    """The maximum of each row and its first column, in two steps: XLA:CPU vectorises a maximum, but not an argmax.
-
-    Rows with NaN get an arbitrary column.
-    """
-    width = math.gcd(logits.shape[1], _BLOCK)
-    blocks = logits.reshape(logits.shape[0], -1, width)
-    block_top = blocks.max(axis=-1)
-    top = block_top.max(axis=-1)
-    block = _first(block_top == top[:, None])
-    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return top, block * width + _first(within == top[:, None])
-
-
-def _first(where: Bool[Array, "B N"]) -> Int[Array, " B"]:
-    """The first true column, or the last column if none is true."""
-    column = lax.broadcasted_iota(jnp.int32, where.shape, 1)
-    return jnp.where(where, column, where.shape[1] - 1).min(axis=-1)
 
 
 class _Filters(NamedTuple):
@@ -151,22 +182,24 @@ class _Filters(NamedTuple):
     least: Float[Array, " B"]  # the least logit over temperature, relative to the largest: min-p
 
 
-def _draw(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:
+def _draw(scaled: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards) -> Int[Array, " B"]:
     """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
     uniform = _uniforms(parameters)
-    vocab = scaled.shape[1]
-    top_k = jnp.where(parameters.top_k == 0, vocab, jnp.minimum(parameters.top_k, vocab))
+    most = shards.num_columns
+    top_k = jnp.where(parameters.top_k == 0, most, jnp.minimum(parameters.top_k, most))
     filters = _Filters(top_k, parameters.top_p, jnp.log(parameters.min_p))
     mass = jnp.exp(scaled)
-    windowed, fits = _draw_in_window(scaled, mass.sum(axis=-1), filters, uniform)
+    windowed, fits = _draw_in_window(scaled, shards.total(mass), filters, uniform, shards)
     is_wide = ~fits & (parameters.temperature > 0)
-    wide = partial(_draw_from_all, scaled, mass, filters, uniform, is_wide)
+    wide = partial(_draw_from_all, scaled, mass, filters, uniform, is_wide, shards)
     return lax.cond(jnp.any(is_wide), lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
 
 
-def _draw_unfiltered(scaled: Float[Array, "B V"], parameters: SamplingParameters) -> Int[Array, " B"]:
+def _draw_unfiltered(
+    scaled: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards
+) -> Int[Array, " B"]:
     """`_draw` for rows without filters."""
-    return _pick_from_all(jnp.exp(scaled), _uniforms(parameters))
+    return _pick_from_all(jnp.exp(scaled), _uniforms(parameters), shards)
 
 
 def _uniforms(parameters: SamplingParameters) -> Float[Array, " B"]:
@@ -181,19 +214,22 @@ def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[
 
 
 def _draw_in_window(
-    scaled: Float[Array, "B V"], total: Float[Array, " B"], filters: _Filters, uniform: Float[Array, " B"]
+    scaled: Float[Array, "B N"],
+    total: Float[Array, " B"],
+    filters: _Filters,
+    uniform: Float[Array, " B"],
+    shards: VocabularyShards,
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw among the most probable tokens. The second result is True for rows without any other candidates."""
-    vocab = scaled.shape[1]
-    window = min(_WINDOW, vocab)
+    window = min(_WINDOW, shards.num_columns)
     top_k, top_p, least = filters
-    values, tokens = lax.top_k(scaled, window)
+    values, tokens = shards.candidates(scaled, window)
     mass = jnp.where(jnp.arange(window) < top_k[:, None], jnp.exp(values), 0.0)
     upto = _cumulative(mass)
     available = jnp.where(top_k <= window, upto[:, -1], total)
     kept = jnp.where((upto - mass < (top_p * available)[:, None]) & (values >= least[:, None]), mass, 0.0)
     # Three filters may end the choice within the window. The nucleus after a wider top-k is not known here.
-    nucleus_known = (top_k == vocab) | (top_p >= 1)
+    nucleus_known = (top_k == shards.num_columns) | (top_p >= 1)
     # The minimum, not `values[:, -1]`: XLA would merge this slice with the one in top_k and then sort all columns.
     ends = ((upto[:, -1] >= top_p * available) & (top_p < 1)) | (values.min(axis=-1) < least)
     choice = _pick(kept, _cumulative(kept), uniform * kept.sum(axis=-1))
@@ -201,40 +237,52 @@ def _draw_in_window(
 
 
 def _draw_from_all(
-    scaled: Float[Array, "B V"],
-    mass: Float[Array, "B V"],
+    scaled: Float[Array, "B N"],
+    mass: Float[Array, "B N"],
     filters: _Filters,
     uniform: Float[Array, " B"],
     is_wide: Bool[Array, " B"],
+    shards: VocabularyShards,
 ) -> Int[Array, " B"]:
     """Draw among all tokens, for the rows in `is_wide`. The most common case, without filters, needs no threshold."""
     top_k, top_p, least = filters
     rank = _ordered(scaled)
 
-    def most_probable() -> Float[Array, "B V"]:
-        return jnp.where(rank >= _threshold(rank, jnp.ones_like(mass), top_k.astype(jnp.float32))[:, None], mass, 0.0)
+    def most_probable() -> Float[Array, "B N"]:
+        least_rank = _threshold(top_k.shape, lambda middle: shards.count(rank >= middle[:, None]) >= top_k)
+        return jnp.where(rank >= least_rank[:, None], mass, 0.0)
 
-    kept = lax.cond(jnp.any(is_wide & (top_k < scaled.shape[1])), most_probable, lambda: mass)
+    kept = lax.cond(jnp.any(is_wide & (top_k < shards.num_columns)), most_probable, lambda: mass)
 
-    def nucleus() -> Float[Array, "B V"]:
-        least_rank = _threshold(rank, kept, top_p * kept.sum(axis=-1))
+    def nucleus() -> Float[Array, "B N"]:
+        need = top_p * shards.total(kept)
+
+        def is_enough(least_rank: Int[Array, " B"]) -> Bool[Array, " B"]:
+            return shards.total(jnp.where(rank >= least_rank[:, None], kept, 0.0)) >= need
+
+        least_rank = _threshold(top_k.shape, is_enough)
         return jnp.where((rank >= least_rank[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
 
     kept = lax.cond(jnp.any(is_wide & (top_p < 1)), nucleus, lambda: kept)
-    return _pick_from_all(jnp.where(scaled >= least[:, None], kept, 0.0), uniform)
+    return _pick_from_all(jnp.where(scaled >= least[:, None], kept, 0.0), uniform, shards)
 
 
-def _pick_from_all(kept: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
+def _pick_from_all(
+    kept: Float[Array, "B N"], uniform: Float[Array, " B"], shards: VocabularyShards
+) -> Int[Array, " B"]:
     """The first token with a cumulative mass above the share `uniform` of all mass."""
-    # Two short cumulative sums instead of a long one: first the block, then the token in it.
-    blocks = kept.reshape(kept.shape[0], -1, _BLOCK)
-    block_mass = blocks.sum(axis=-1)
+    # Two short cumulative sums instead of a long one: first the block, on all shards, then the token in it, on its own.
+    block_mass = shards.block_masses(kept)
     upto = _cumulative(block_mass)
     target = uniform * upto[:, -1]
     block = _pick(block_mass, upto, target)
     before = jnp.take_along_axis(upto - block_mass, block[:, None], axis=-1)[:, 0]
-    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + _pick(within, _cumulative(within), target - before)
+    blocks = kept.reshape(kept.shape[0], -1, VOCAB_BLOCK)
+    here = block - shards.first_column(kept) // VOCAB_BLOCK
+    is_here = (here >= 0) & (here < blocks.shape[1])
+    within = jnp.take_along_axis(blocks, jnp.where(is_here, here, 0)[:, None, None], axis=1)[:, 0]
+    column = _pick(within, _cumulative(within), target - before)
+    return shards.from_owner(block * VOCAB_BLOCK + column, is_here)
 
 
 def _cumulative(mass: Float[Array, "B N"]) -> Float[Array, "B N"]:
@@ -257,15 +305,36 @@ def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
     return jnp.where(bits >= 0, bits, bits ^ jnp.int32(0x7FFFFFFF))
 
 
-def _threshold(rank: Int[Array, "B V"], weight: Float[Array, "B V"], need: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The largest threshold with a weight of at least `need` at or above it, by bisection of the 32 bits of `rank`."""
+def _threshold(rows: tuple[int, ...], is_enough: Callable[[Int[Array, " B"]], Bool[Array, " B"]]) -> Int[Array, " B"]:
+    """The largest rank of each row for which `is_enough` is true, by bisection of its 32 bits.
+
+    `is_enough(rank)` is true if the columns of this rank and above hold enough.
+    """
 
     def halve(_: object, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds  # enough weight at `low`, not at `high`
+        low, high = bounds  # enough at `low`, not at `high`
         middle = (low & high) + ((low ^ high) >> 1)  # mean without overflow
-        enough = jnp.sum(jnp.where(rank >= middle[:, None], weight, 0.0), axis=-1) >= need
+        enough = is_enough(middle)
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    rows = rank.shape[:1]
     bounds = (jnp.full(rows, jnp.iinfo(jnp.int32).min), jnp.full(rows, jnp.iinfo(jnp.int32).max))
     return lax.fori_loop(0, 32, halve, bounds)[0]
+
+
+def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """The maximum of each row and its first column, in two steps: XLA:CPU vectorises a maximum, but not an argmax.
+
+    Rows with NaN get an arbitrary column.
+    """
+    blocks = logits.reshape(logits.shape[0], -1, VOCAB_BLOCK)
+    block_top = blocks.max(axis=-1)
+    top = block_top.max(axis=-1)
+    block = _first(block_top == top[:, None])
+    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return top, block * VOCAB_BLOCK + _first(within == top[:, None])
+
+
+def _first(where: Bool[Array, "B N"]) -> Int[Array, " B"]:
+    """The first true column, or the last column if none is true."""
+    column = lax.broadcasted_iota(jnp.int32, where.shape, 1)
+    return jnp.where(where, column, where.shape[1] - 1).min(axis=-1)

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.exec.sampling.draw import first_column
+from orca_jax.exec.sampling.draw import VocabularyShards
 from orca_jax.request import MAX_LOGPROBS, TokenLogprobs
 
 
@@ -19,27 +19,21 @@ class TopLogprobs(NamedTuple):
     logprobs: Float[Array, "B K"]
 
 
-def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], axis: str) -> TopLogprobs:
+def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], shards: VocabularyShards) -> TopLogprobs:
     """Log probability and rank of one token of each row, and the most probable tokens, from N of the columns.
 
     Args:
         logits: of the model, unchanged but for minus infinity in the columns of padding.
         chosen: the tokens to score.
-        axis: the mesh axis of the columns.
+        shards: of the columns.
     """
-    first, num_columns = first_column(logits, axis), logits.shape[1]
-    top = lax.pmax(logits.max(axis=-1), axis)
-    total = lax.psum(jnp.exp(logits - top[:, None]).sum(axis=-1), axis)
-    norm = top + jnp.log(total)
-    column = chosen - first
-    here = jnp.take_along_axis(logits, jnp.clip(column, 0, num_columns - 1)[:, None], axis=1)[:, 0]
-    logit = lax.psum(jnp.where((column >= 0) & (column < num_columns), here, 0.0), axis)
-    better = lax.psum((logits > logit[:, None]).sum(axis=-1, dtype=jnp.int32), axis)
-    values, columns = lax.top_k(logits, min(MAX_LOGPROBS, num_columns))
-    values = lax.all_gather(values, axis, axis=1, tiled=True)
-    ids = lax.all_gather(first + columns, axis, axis=1, tiled=True)
-    values, indices = lax.top_k(values, MAX_LOGPROBS)  # among equals the lower id, since shards are in order
-    ids = jnp.take_along_axis(ids, indices, axis=1)
+    _, top = shards.most_probable(logits)
+    norm = top + jnp.log(shards.total(jnp.exp(logits - top[:, None])))
+    column = chosen - shards.first_column(logits)
+    here = jnp.take_along_axis(logits, jnp.clip(column, 0, logits.shape[1] - 1)[:, None], axis=1)[:, 0]
+    logit = lax.psum(jnp.where((column >= 0) & (column < logits.shape[1]), here, 0.0), shards.axis)
+    better = shards.count(logits > logit[:, None])
+    values, ids = shards.candidates(logits, MAX_LOGPROBS)
     return TopLogprobs(
         jnp.concatenate([better[:, None] + 1, ids], axis=1),
         jnp.concatenate([logit[:, None], values], axis=1) - norm[:, None],

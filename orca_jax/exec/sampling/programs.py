@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.layers import Weights
 from orca_jax.exec.sampling.adjust import Context, change_logits
-from orca_jax.exec.sampling.draw import Kind, all_finite, choose, sample, without_padding
+from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
 from orca_jax.exec.sampling.fields import Extras, SamplingParameters
 from orca_jax.exec.sampling.logprobs import TopLogprobs, no_scores, score
 from orca_jax.exec.sampling.pack import Draws, draws_layout, extras_layout, unpack_draws
@@ -109,6 +109,7 @@ def sample_full(
     mesh: Mesh,
 ) -> Drawn:
     """Sample from logits changed by the extras, and score the unchanged logits."""
+    shards = VocabularyShards(vocab_size, TENSOR_AXIS)
 
     def on_shard(
         logits: Float[Array, "B N"],
@@ -117,14 +118,14 @@ def sample_full(
         context: Context,
         mask: Int[Array, "B W"],
     ) -> Drawn:
-        finite = all_finite(logits, TENSOR_AXIS)
-        logits = without_padding(logits, vocab_size, TENSOR_AXIS)
-        changed = change_logits(logits, extras, context, mask, TENSOR_AXIS)
-        tokens = choose(changed, parameters, vocab_size=vocab_size, axis=TENSOR_AXIS)
+        finite = shards.all_finite(logits)
+        logits = shards.without_padding(logits)
+        changed = change_logits(logits, extras, context, mask, shards)
+        tokens = choose(changed, parameters, shards)
         chosen = jnp.where(extras.has_target != 0, extras.target, tokens)
         top = lax.cond(
             jnp.any(extras.wants_logprobs != 0),
-            lambda: score(logits, chosen, TENSOR_AXIS),
+            lambda: score(logits, chosen, shards),
             lambda: no_scores(logits.shape[0]),
         )
         return Drawn(tokens, finite, top)

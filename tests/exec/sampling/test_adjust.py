@@ -14,14 +14,14 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.adjust import Context, Extras, change_logits
-from orca_jax.exec.sampling.draw import SamplingParameters, sample
+from orca_jax.exec.sampling.draw import SamplingParameters, VocabularyShards, sample
 from orca_jax.exec.sampling.pack import pack_masks
 from orca_jax.exec.sampling.programs import Drawn, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.request import MAX_LOGIT_BIAS
 
-VOCAB, COLUMNS, LONGEST, ROWS = 250, 256, 300, 4
+VOCAB, COLUMNS, LONGEST, ROWS = 1000, 1024, 300, 4
 EVERYWHERE = PartitionSpec()
 
 
@@ -90,7 +90,7 @@ def changing(devices: int):
     """`change_logits` over shards of the vocabulary."""
     return jax.jit(
         jax.shard_map(
-            partial(change_logits, axis=TENSOR_AXIS),
+            partial(change_logits, shards=VocabularyShards(VOCAB, TENSOR_AXIS)),
             mesh=tensor_mesh(jax.devices()[:devices]),
             in_specs=(PartitionSpec(None, TENSOR_AXIS), EVERYWHERE, EVERYWHERE, EVERYWHERE),
             out_specs=PartitionSpec(None, TENSOR_AXIS),
@@ -111,18 +111,18 @@ LONG = list(np.random.default_rng(5).integers(0, VOCAB, 290))
 TABLE = [
     Row(),
     Row([1, 2, 3], [4, 5, 4], presence=0.7),
-    Row([1, 2, 3], [4, 5, 4, 249], frequency=-1.3),
-    Row([1, 2, 3, 3, 249], [4, 5, 4], repetition=1.8),
+    Row([1, 2, 3], [4, 5, 4, 999], frequency=-1.3),
+    Row([1, 2, 3, 3, 999], [4, 5, 4], repetition=1.8),
     Row([7, 8], [7, 7, 9], repetition=0.4, presence=2.0, frequency=0.5),
     Row(LONG[:200], LONG[200:], repetition=1.1, presence=0.5, frequency=0.25),
     Row(LONG[:128], [], repetition=1.5, presence=2.0),
     Row([], LONG[:256], frequency=0.1),
-    Row([1], [2], bias={0: 3.5, 64: -100.0, 127: 100.0, 128: 1.0, 249: -0.5}),
-    Row([1], [2], bias={token: token / 100 for token in range(250)}),
+    Row([1], [2], bias={0: 3.5, 64: -100.0, 127: 100.0, 128: 1.0, 999: -0.5}),
+    Row([1], [2], bias={token: token / 100 for token in range(MAX_LOGIT_BIAS)}),
     Row([1, 2], [3], bias={3: 5.0}, repetition=2.0, presence=1.0),
     Row(allowed=frozenset({5})),
-    Row(allowed=frozenset({0, 31, 32, 63, 64, 127, 128, 249})),
-    Row([5, 6], [6], repetition=3.0, bias={6: 50.0}, allowed=frozenset({5, 6, 200})),
+    Row(allowed=frozenset({0, 31, 32, 63, 64, 127, 128, 999})),
+    Row([5, 6], [6], repetition=3.0, bias={6: 50.0}, allowed=frozenset({5, 6, 900})),
     Row(allowed=frozenset(range(VOCAB))),
     Row(wants_logprobs=True, target=3),
 ]
@@ -130,7 +130,7 @@ TABLE = [
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_every_formula_on_every_mesh(devices: int) -> None:
-    """On eight shards a shard of 32 columns is one word of the mask."""
+    """On eight shards each one has a single block of the vocabulary."""
     for start in range(0, len(TABLE), ROWS):
         rows = TABLE[start : start + ROWS]
         logits = some_logits(start)

@@ -137,23 +137,6 @@ def test_a_row_that_is_not_finite_is_reported_and_the_others_are_drawn(bad: floa
     assert 0 <= int(tokens[1]) < 128
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_shards_of_the_vocabulary_agree(devices: int) -> None:
-    """97 tokens in 128 columns: on eight shards the last one holds nothing but padding."""
-    rng = np.random.default_rng(4)
-    logits = rng.normal(size=(16, 128)).astype(np.float32)
-    logits[0, 3] = logits[0, 90] = 9.0  # a tie between shards
-    logits[1, :97] = -5.0  # padding is larger than every token
-    wanted = parameters(16)._replace(temperature=jnp.where(jnp.arange(16) < 8, 0.0, 1.0))
-    alone, _ = jitted(97)(jnp.asarray(logits), wanted)
-    together, finite = jitted(97, devices)(jnp.asarray(logits), wanted)
-    assert np.asarray(together).tolist() == np.asarray(alone).tolist()
-    assert np.asarray(finite).all()
-    assert [int(token) for token in alone[:2]] == [3, 0]
-    logits[5, 96] = np.nan
-    assert np.flatnonzero(~np.asarray(jitted(97, devices)(jnp.asarray(logits), wanted)[1])).tolist() == [5]
-
-
 @pytest.mark.parametrize(
     ("rows", "kind"),
     [

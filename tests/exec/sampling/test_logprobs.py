@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import MAX_LOGPROBS
-from tests.exec.sampling.test_adjust import VOCAB, Row, draw, parameters, some_logits
+from tests.exec.sampling.test_adjust import COLUMNS, VOCAB, Row, draw, parameters, some_logits
 
 WIDTH = 6
 
@@ -47,7 +47,7 @@ def test_changes_of_the_draw_do_not_change_log_probabilities(devices: int, tempe
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_target_is_scored_in_place_of_the_token_that_is_drawn(devices: int) -> None:
     logits = some_logits(7, WIDTH)
-    targets = [0, 64, 127, 128, 200, 249]
+    targets = [0, 64, 127, 128, 200, 999]
     rows = [Row(wants_logprobs=True, target=target) for target in targets]
     values = reader(draw(logits, rows, parameters([0.0] * WIDTH), devices))
     expected = log_softmax(logits)
@@ -59,7 +59,7 @@ def test_a_target_is_scored_in_place_of_the_token_that_is_drawn(devices: int) ->
 
 
 def test_ties_share_a_rank_and_the_lower_id_is_reported_first() -> None:
-    logits = np.zeros((1, 256), np.float32)
+    logits = np.zeros((1, COLUMNS), np.float32)
     logits[0, [9, 200]] = 1.0
     for devices in (1, 4):
         rows = [Row(wants_logprobs=True, target=200)]
