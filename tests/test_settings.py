@@ -198,8 +198,9 @@ SERVER_REFUSED = {
     "ssl_ca_certs": "--ssl-ca-certs x",
     "cache_salt_per_key": "--cache-salt-per-key",
     "allow_credentials": "--allow-credentials",
-    "kv_events_topic": "--kv-events-topic x",
-    "kv_events_replay_endpoint": "--kv-events-replay-endpoint ipc://x",
+    "kv_events_endpoint": "--kv-events-endpoint tcp://0.0.0.0:5557",
+    "kv_events_replay_endpoint": "--kv-events-replay-endpoint tcp://127.0.0.1:5558",
+    "kv_events_topic": "--kv-events-topic t",
     "kv_events_allow_remote": "--kv-events-allow-remote",
     "node_rank": "--node-rank 0",  # its default value
     "master_addr": "--master-addr 127.0.0.1",
@@ -310,8 +311,7 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
         "log_requests",
         "otlp_traces_endpoint",
     }
-    endpoints = {"kv_events_endpoint", "otlp_traces_endpoint"}
-    always = model | access | queue | {f"{name}_timeout" for name in times} | others | endpoints
+    always = model | access | queue | {f"{name}_timeout" for name in times} | others
     assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(SERVER_REFUSED)
     always = {"input", "output", "server", "format", "body", "order", "overwrite", "concurrency", "base_url"}
     assert {field.name for field in dataclasses.fields(BatchConfig)} <= always | set(BATCH_REFUSED)

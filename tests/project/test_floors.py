@@ -82,7 +82,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
         "timeline",
     }
-    | {"build", "batch"},
+    | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
     "__init__": FACTS | {"llm"},
