@@ -15,6 +15,7 @@ from orca_jax.bench import (
     start,
     timeline_cost,
 )
+from orca_jax.bench.hosts import control
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
@@ -27,6 +28,7 @@ COMMANDS = {
     "batch": batch,
     "batch_memory": batch_memory,
     "burst": burst,
+    "control": control,
     "foresight": length_prediction,
     "host": host_time,
     "offline": offline,
