@@ -18,7 +18,7 @@ _SHOWN = 300  # characters of an error
 
 
 @dataclass
-class Outcome:
+class CallOutcome:
     """The outcome of one call. Times are in seconds, monotonic; `failure` is the kind of an error, or empty.
 
     An event may hold several tokens, so `num_output` is the server's own count if it sends one.
@@ -40,9 +40,9 @@ class Outcome:
         return len(self.token_times) if self.num_output is None else self.num_output
 
 
-def read_outcome(call: Exchange) -> Outcome:
+def read_outcome(call: Exchange) -> CallOutcome:
     """Parse the answer of one call. Every fault becomes the `failure` of the outcome."""
-    outcome = Outcome(call.due, call.sent, call.connected, call.ended)
+    outcome = CallOutcome(call.due, call.sent, call.connected, call.ended)
     status, body, fault = _body([(moment, data) for moment, data in call.arrivals if data])
     if call.failure and (call.failure == "timeout" or status is None):
         outcome.failure, outcome.detail = call.failure, call.detail
@@ -57,7 +57,7 @@ def read_outcome(call: Exchange) -> Outcome:
     return outcome
 
 
-def _read_stream(outcome: Outcome, body: Sequence[tuple[float, bytes]]) -> None:
+def _read_stream(outcome: CallOutcome, body: Sequence[tuple[float, bytes]]) -> None:
     is_ended = False
     for moment, data in events(body):
         if data == b"[DONE]":
@@ -80,7 +80,7 @@ def _read_stream(outcome: Outcome, body: Sequence[tuple[float, bytes]]) -> None:
         outcome.failure, outcome.detail = "no_tokens", "the stream has no event with text"
 
 
-def _read_chunk(outcome: Outcome, value: Mapping[str, Any], moment: float) -> bool:
+def _read_chunk(outcome: CallOutcome, value: Mapping[str, Any], moment: float) -> bool:
     """Add one chunk to the outcome. Return true if it has the finish reason."""
     if usage := value.get("usage"):
         outcome.num_input = usage.get("prompt_tokens", outcome.num_input)

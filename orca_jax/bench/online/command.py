@@ -9,7 +9,8 @@ import argparse
 from collections.abc import Iterable
 
 from orca_jax.bench.online import closed_loop, open_loop
-from orca_jax.bench.online.settings import DEFAULT_REQUESTS, KEY_VARIABLE, LIMITS
+from orca_jax.bench.online.key import KEY_VARIABLE
+from orca_jax.bench.online.settings import DEFAULT_REQUESTS, LIMITS
 from orca_jax.bench.workload.generate import add_workload_args
 from orca_jax.errors import ConfigError
 from orca_jax.flags import flag_of

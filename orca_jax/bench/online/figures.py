@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from orca_jax.bench.online.answers import Outcome
+from orca_jax.bench.online.answers import CallOutcome
 from orca_jax.bench.workload.generate import WorkloadRequest
 
 type Figure = float | int | Mapping[str, int] | Mapping[str, str] | None
@@ -16,14 +16,14 @@ LATE_MS = 50.0  # p99 of the lateness of requests, from which on the client is c
 BUSY_SHARE = 0.8  # of a core; the client has one thread
 
 
-def tpot(outcome: Outcome) -> float:
+def tpot(outcome: CallOutcome) -> float:
     """Return the seconds per output token after the first one; 0 for a single token, as in vLLM's goodput."""
     count = outcome.output_tokens
     return 0.0 if count < 2 else (outcome.end - outcome.token_times[0]) / (count - 1)
 
 
 def figures(
-    planned: Sequence[WorkloadRequest], outcomes: Sequence[Outcome], limits: Mapping[str, float]
+    planned: Sequence[WorkloadRequest], outcomes: Sequence[CallOutcome], limits: Mapping[str, float]
 ) -> dict[str, Figure]:
     """Compute the figures of the measured requests. Latencies are null without a completed request.
 
@@ -68,7 +68,7 @@ def figures(
     return result
 
 
-def is_good(outcome: Outcome, limits: Mapping[str, float]) -> bool:
+def is_good(outcome: CallOutcome, limits: Mapping[str, float]) -> bool:
     """True if a completed request is within all limits."""
     measured = {
         "ttft": outcome.token_times[0] - outcome.sent,
@@ -88,7 +88,7 @@ def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None
     return {f"{key}_{name}_ms": float(value) for key, value in result.items()}
 
 
-def steady_figures(outcomes: Sequence[Outcome], warmup: int) -> dict[str, float | None]:
+def steady_figures(outcomes: Sequence[CallOutcome], warmup: int) -> dict[str, float | None]:
     """Return the throughputs while requests still arrive: from the first measured call to the last one's begin.
 
     All calls have a part in them. They are null if all requests leave at once.
@@ -108,7 +108,7 @@ def steady_figures(outcomes: Sequence[Outcome], warmup: int) -> dict[str, float 
     }
 
 
-def most_at_once(outcomes: Sequence[Outcome]) -> int:
+def most_at_once(outcomes: Sequence[CallOutcome]) -> int:
     """Return the largest number of calls open at the same time."""
     changes = sorted([(outcome.sent, 1) for outcome in outcomes] + [(outcome.end, -1) for outcome in outcomes])
     most = current = 0
@@ -118,7 +118,7 @@ def most_at_once(outcomes: Sequence[Outcome]) -> int:
     return most
 
 
-def client_figures(outcomes: Sequence[Outcome], cpu_share: float) -> dict[str, float | None]:
+def client_figures(outcomes: Sequence[CallOutcome], cpu_share: float) -> dict[str, float | None]:
     """Return the overhead of the client: lateness of calls, time to connect, and share of a core."""
     late = statistics_ms("send_lateness", [outcome.sent - outcome.due for outcome in outcomes])
     connects = [outcome.connected - outcome.sent for outcome in outcomes if outcome.connected is not None]

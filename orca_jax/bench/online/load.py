@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from orca_jax.bench.online.answers import Outcome, read_outcome
+from orca_jax.bench.online.answers import CallOutcome, read_outcome
 from orca_jax.bench.online.arrivals import arrival_times
 from orca_jax.bench.online.exchange import Exchange, exchange
 from orca_jax.bench.online.server import RemoteTarget
@@ -21,11 +21,11 @@ LEAD_SECONDS = 0.05  # between the start of the loop and the first request
 
 
 @dataclass(frozen=True)
-class LoadResult:
+class SentLoad:
     """The outcomes of one pass in the order of arrival, and the share of a core that the client used."""
 
     planned: Sequence[WorkloadRequest]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[CallOutcome]
     cpu_share: float
 
 
@@ -68,7 +68,7 @@ def make_load(settings: OpenLoopSettings, rate: float | None, max_model_len: int
     return [dataclasses.replace(request, arrival=at) for request, at in zip(workload, times, strict=True)]
 
 
-def run_load(target: RemoteTarget, planned: Sequence[WorkloadRequest], timeout: float) -> LoadResult:
+def run_load(target: RemoteTarget, planned: Sequence[WorkloadRequest], timeout: float) -> SentLoad:
     """Send every request at its time, whether earlier ones have ended or not. Answers are parsed at the end."""
     requests = [target.form.encode(request.prompt_ids, request.num_output) for request in planned]
     _allow_open_files(len(planned))
@@ -87,7 +87,7 @@ def run_load(target: RemoteTarget, planned: Sequence[WorkloadRequest], timeout: 
     begin, used = time.monotonic(), time.process_time()
     calls = asyncio.run(deliver())
     share = (time.process_time() - used) / (time.monotonic() - begin)
-    return LoadResult(planned, [read_outcome(call) for call in calls], share)
+    return SentLoad(planned, [read_outcome(call) for call in calls], share)
 
 
 def _allow_open_files(needed: int) -> None:

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from orca_jax.bench.online.answers import Outcome, read_outcome
+from orca_jax.bench.online.answers import CallOutcome, read_outcome
 from orca_jax.bench.online.exchange import Address, exchange
+from orca_jax.bench.online.key import KEY_VARIABLE
 from orca_jax.bench.online.prompts import RequestForm
-from orca_jax.bench.online.settings import KEY_VARIABLE, OpenLoopSettings
+from orca_jax.bench.online.settings import OpenLoopSettings
 from orca_jax.errors import ConfigError
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -108,7 +109,7 @@ async def _form(settings: OpenLoopSettings, address: Address, model: str) -> Req
     is_chat = settings.endpoint == "chat"
     kinds = {"auto": [False] if is_chat else [True, False], "ids": [True], "text": [False]}[settings.prompts]
     path = urlsplit(settings.base_url).path + PATHS[settings.endpoint]
-    first: Outcome | None = None
+    first: CallOutcome | None = None
     for uses_ids, has_usage, ignores_eos in itertools.product(kinds, (True, False), (True, False)):
         form = RequestForm(
             settings.base_url, path, model, is_chat, uses_ids, ignores_eos, has_usage,
@@ -125,7 +126,7 @@ async def _form(settings: OpenLoopSettings, address: Address, model: str) -> Req
     raise AssertionError("a failure is explained by an error")
 
 
-def _explain(settings: OpenLoopSettings, outcome: Outcome) -> None:
+def _explain(settings: OpenLoopSettings, outcome: CallOutcome) -> None:
     """Raise the error for the failure of a probe."""
     if outcome.failure in ("http_401", "http_403"):
         raise _wrong_key(settings.base_url, int(outcome.failure.removeprefix("http_")))
@@ -149,6 +150,6 @@ async def _measured(form: RequestForm, address: Address, timeout: float) -> Requ
     return dataclasses.replace(form, tokens_per_word=per_word, overhead=short - per_word * PROBE_WORDS[0])
 
 
-async def _probe(form: RequestForm, address: Address, timeout: float, prompt_ids: Sequence[int]) -> Outcome:
+async def _probe(form: RequestForm, address: Address, timeout: float, prompt_ids: Sequence[int]) -> CallOutcome:
     """Send one short request, with these ids or as many words."""
     return read_outcome(await exchange(address, form.encode(prompt_ids, 2), time.monotonic(), timeout))

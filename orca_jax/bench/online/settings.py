@@ -3,18 +3,17 @@
 import argparse
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from orca_jax.bench.online.key import read_key
 from orca_jax.errors import ConfigError
 
 LIMITS = ("ttft", "tpot", "e2el")
 DEFAULT_REQUESTS = 64
-KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -126,15 +125,6 @@ def check_url(url: str) -> str:
     if not is_complete or parts.query or parts.fragment or parts.username:
         raise ConfigError(f"base_url {url!r} is not a URL such as http://localhost:8000", param="base_url")
     return url.rstrip("/").removesuffix("/v1")
-
-
-def read_key(flag: str | None) -> str | None:
-    """Return the API key of the flag or else of the environment. Raises ConfigError."""
-    key = flag if flag is not None else os.environ.get(KEY_VARIABLE) or None
-    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-        source = "api_key" if flag is not None else f"api_key, read from {KEY_VARIABLE},"
-        raise ConfigError(f"{source} must consist of printable ASCII characters without blanks", param="api_key")
-    return key
 
 
 def read_limits(words: Sequence[str]) -> dict[str, float]:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from orca_jax.bench.online.answers import Outcome, read_outcome
+from orca_jax.bench.online.answers import CallOutcome, read_outcome
 from orca_jax.bench.online.exchange import Exchange
 from tests.bench.online.fake import DONE, event, token, usage
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"  # the body ends with the connection
 
 
-def read(*arrivals: tuple[float, bytes], failure: str = "") -> Outcome:
+def read(*arrivals: tuple[float, bytes], failure: str = "") -> CallOutcome:
     return read_outcome(Exchange(0.0, 0.5, 0.75, arrivals, failure, failure, 9.0))
 
 
@@ -20,7 +20,7 @@ def chat(reason: str | None = None, **delta: object) -> bytes:
 def test_times_are_those_of_the_last_byte_of_an_event() -> None:
     second = token("b", "length")
     outcome = read((1.0, HEAD + token("a") + second[:9]), (2.0, second[9:-1]), (3.0, second[-1:] + usage(7, 2) + DONE))
-    assert outcome == Outcome(0.0, 0.5, 0.75, 3.0, [1.0, 3.0], 7, 2)
+    assert outcome == CallOutcome(0.0, 0.5, 0.75, 3.0, [1.0, 3.0], 7, 2)
 
 
 def test_chunked_answers() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca_jax.bench.online.answers import Outcome
+from orca_jax.bench.online.answers import CallOutcome
 from orca_jax.bench.online.figures import (
     client_figures,
     figures,
@@ -24,9 +24,9 @@ VLLM = {
 
 PLANNED = [WorkloadRequest(0.0, (1,) * 10, 3), WorkloadRequest(1.0, (1,) * 20, 1), WorkloadRequest(2.0, (1,), 5)]
 OUTCOMES = [
-    Outcome(0.0, 0.0, 0.1, 4.0, [1.0, 2.0, 4.0], 12, 3),  # the server counts two more input tokens
-    Outcome(1.0, 1.5, 1.6, 3.5, [3.5]),
-    Outcome(2.0, 2.0, None, 5.0, failure="timeout", detail="after 3 s"),
+    CallOutcome(0.0, 0.0, 0.1, 4.0, [1.0, 2.0, 4.0], 12, 3),  # the server counts two more input tokens
+    CallOutcome(1.0, 1.5, 1.6, 3.5, [3.5]),
+    CallOutcome(2.0, 2.0, None, 5.0, failure="timeout", detail="after 3 s"),
 ]
 
 
@@ -49,7 +49,7 @@ def test_figures_by_hand() -> None:
 
 
 def test_a_wrong_output_length_is_counted() -> None:
-    assert figures(PLANNED[2:], [Outcome(0.0, 0.0, 0.0, 2.0, [1.0, 2.0])], {})["other_output_lengths"] == 1
+    assert figures(PLANNED[2:], [CallOutcome(0.0, 0.0, 0.0, 2.0, [1.0, 2.0])], {})["other_output_lengths"] == 1
 
 
 def test_without_completed_requests_latencies_are_unknown() -> None:
@@ -68,17 +68,17 @@ def test_goodput_needs_every_limit() -> None:
 
 def test_the_steady_part_ends_with_the_last_arrival() -> None:
     calls = [
-        Outcome(0, 0.0, 0, 1.5, [0.5, 1.5], None, 4),  # warms up; 2 of its tokens fall into the part
-        Outcome(0, 1.0, 0, 2.0, [2.0]),
-        Outcome(0, 1.5, 0, 2.5, failure="timeout"),
-        Outcome(0, 3.0, 0, 5.0, [4.0, 5.0]),
+        CallOutcome(0, 0.0, 0, 1.5, [0.5, 1.5], None, 4),  # warms up; 2 of its tokens fall into the part
+        CallOutcome(0, 1.0, 0, 2.0, [2.0]),
+        CallOutcome(0, 1.5, 0, 2.5, failure="timeout"),
+        CallOutcome(0, 3.0, 0, 5.0, [4.0, 5.0]),
     ]
     assert steady_figures(calls, 1) == {"steady_request_throughput": 2 / 2, "steady_output_throughput": 3 / 2}
     assert set(steady_figures(calls[:1], 0).values()) == {None}
 
 
 def test_calls_that_touch_are_not_concurrent() -> None:
-    assert most_at_once([Outcome(0, 0.0, 0, 1.0), Outcome(0, 1.0, 0, 2.0), Outcome(0, 1.5, 0, 3.0)]) == 2
+    assert most_at_once([CallOutcome(0, 0.0, 0, 1.0), CallOutcome(0, 1.0, 0, 2.0), CallOutcome(0, 1.5, 0, 3.0)]) == 2
 
 
 def test_the_client_reports_its_own_lateness() -> None:
