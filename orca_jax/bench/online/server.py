@@ -85,7 +85,7 @@ def _model(settings: OpenLoopSettings) -> tuple[str, int | None]:
     if response.status_code in (401, 403):
         raise _wrong_key(settings.base_url, response.status_code)
     try:
-        lengths = {str(entry["id"]): entry.get("max_model_len") for entry in response.json()["data"]}
+        lengths = {str(entry["id"]): _length(entry.get("max_model_len")) for entry in response.json()["data"]}
     except (ValueError, KeyError, TypeError, AttributeError):
         lengths = {}
     names = ", ".join(itertools.islice(lengths, NAMES_SHOWN)) + (", ..." if len(lengths) > NAMES_SHOWN else "")
@@ -97,6 +97,11 @@ def _model(settings: OpenLoopSettings) -> tuple[str, int | None]:
     if lengths and settings.model not in lengths:
         raise ConfigError(f"model {settings.model!r} is not served; the server has {names}", param="model")
     return settings.model, lengths.get(settings.model)
+
+
+def _length(value: object) -> int | None:
+    """Return the reported context, unless it is missing or not a number."""
+    return value if isinstance(value, int) and value > 1 else None
 
 
 def _wrong_key(url: str, status: int) -> ConfigError:
