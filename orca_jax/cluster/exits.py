@@ -1,6 +1,10 @@
 """The exit statuses of the processes of a cluster. docs/hosts.md explains them to operators."""
 
+import contextlib
+import os
+import sys
 from enum import IntEnum
+from typing import NoReturn
 
 
 class ExitStatus(IntEnum):
@@ -12,3 +16,11 @@ class ExitStatus(IntEnum):
     CLUSTER_LOST = 3  # a worker was killed, stopped, cut off or stuck, or its results differed
     LEADER_LOST = 4  # workers: the leader has gone
     RUNTIME = 6  # JAX has ended the process; the number of SIGABRT
+
+
+def exit_now(status: int) -> NoReturn:
+    """End this process at once: its main thread may be stuck in a device."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

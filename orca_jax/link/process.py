@@ -17,11 +17,11 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.build.settings import reuses_prefixes
-from orca_jax.cluster.exits import ExitStatus
+from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
 from orca_jax.errors import ClusterLostError, ConfigError
@@ -85,7 +85,7 @@ def _main(argv: list[str]) -> int:
         code = ExitStatus.ENGINE_FAILED
     if cluster is not None:
         cluster.close(code)
-        _exit(code)  # without JAX's own end, which waits for all processes
+        exit_now(code)  # without JAX's own end, which waits for all processes
     return code
 
 
@@ -141,14 +141,7 @@ def _end(send: Send, reason: str, status: int) -> None:
     with contextlib.suppress(OSError):
         send(Failed(reason, is_config=is_config, is_cluster=not is_config))
     time.sleep(LAST_SECONDS)
-    _exit(status)
-
-
-def _exit(status: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
+    exit_now(status)
 
 
 def _log_without_bars(text: str) -> None:

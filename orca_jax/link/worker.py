@@ -3,17 +3,14 @@
 The main thread builds an executor and repeats the leader's calls. The thread of the connection ends the process.
 """
 
-import contextlib
 import logging
-import os
 import signal
-import sys
 import threading
 import time
 from types import FrameType
 from typing import NoReturn
 
-from orca_jax.cluster.exits import ExitStatus
+from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.cluster.messages import Serving, WorkerFailed
 from orca_jax.cluster.worker import Follower, Stillness, WorkerStatus
 from orca_jax.cluster.worker_link import WorkerLink
@@ -67,7 +64,7 @@ def run_worker(config: ServerConfig) -> NoReturn:
         logger.exception("the worker failed")
         link.fail(WorkerFailed(type(error).__name__))
         time.sleep(_ANSWER_SECONDS)
-        _exit(ExitStatus.ENGINE_FAILED)
+        exit_now(ExitStatus.ENGINE_FAILED)
 
 
 def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
@@ -99,25 +96,17 @@ class _WorkerSignals:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self._has_come or not self.is_needed:
-            _exit(ExitStatus.DONE)
+            exit_now(ExitStatus.DONE)
         self._has_come = True
         threading.Thread(target=self._leave, daemon=True).start()
 
     def _leave(self) -> None:
         logger.info("got a signal; waiting for the leader to end. A second signal ends this process, and the cluster")
         time.sleep(self._patience)
-        _exit(ExitStatus.DONE)
+        exit_now(ExitStatus.DONE)
 
 
 def _end(reason: str, status: int) -> None:
     level = logging.INFO if status == ExitStatus.DONE else logging.ERROR
     logger.log(level, "this worker ends: %s", reason)
-    _exit(status)
-
-
-def _exit(status: int) -> NoReturn:
-    """End at once: the main thread may be stuck in a device."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
+    exit_now(status)
