@@ -116,7 +116,7 @@ def test_a_rank_that_ends_during_the_start_ends_the_replica(monkeypatch: pytest.
 
     with (
         monkeypatch.context() as patched,
-        pytest.raises(EngineDeadError, match="rank 2 .* ended: out of memory"),
+        pytest.raises(EngineDeadError, match=r"rank 2 .* ended: out of memory"),
     ):
         patched.setattr(gang, "CAUSE_SECONDS", 0.02)
         asyncio.run(of(60, 60, 0))
