@@ -302,17 +302,8 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
     access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins"}
     queue = {"max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "max_body_bytes"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
-    others = {
-        "engine",
-        "nnodes",
-        "kv_events_endpoint",
-        "unknown_fields",
-        "log_format",
-        "log_requests",
-        "otlp_traces_endpoint",
-    }
-    endpoints = {"kv_events_endpoint", "otlp_traces_endpoint"}
-    always = model | access | queue | {f"{name}_timeout" for name in times} | others | endpoints
+    others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}
+    always = model | access | queue | {f"{name}_timeout" for name in times} | others
     assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(SERVER_REFUSED)
     always = {"input", "output", "server", "format", "body", "order", "overwrite", "concurrency", "base_url"}
     assert {field.name for field in dataclasses.fields(BatchConfig)} <= always | set(BATCH_REFUSED)
