@@ -20,7 +20,7 @@ CAUSE_SECONDS = 5.0  # for the leader's engine to report the reason, after the e
 
 
 class Rank:
-    """The actor of one worker. The worker runs in the process of the actor, so that neither outlives the other."""
+    """The actor of one worker. The worker runs in the process of the actor, and both end together."""
 
     def run(self, config: ServerConfig, keys: bytes) -> None:
         """Follow the leader until the end of this process.
@@ -70,7 +70,7 @@ async def started[T](start: Awaitable[T], ends: Sequence[Awaitable[None]]) -> T:
     """Return the result of the leader's start.
 
     Args:
-        start: of the leader; it would wait long for a rank that has ended.
+        start: of the leader; alone it waits for an ended rank until `load_timeout`.
         ends: of the other ranks.
 
     Raises:
@@ -100,7 +100,7 @@ async def _reason(rank: int, end: Awaitable[None]) -> str:
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Ray's options of an actor that takes a whole bundle of a placement group."""
+    """Ray's options of an actor for a whole bundle of a placement group."""
     others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
     return {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": others}
 
