@@ -34,14 +34,14 @@ def launch(nnodes: int, flags: Sequence[str]) -> int:
         return _wait(processes)
 
 
-def free_ports(number: int = NUM_PORTS) -> int:
-    """The first of some adjacent ports of the loopback address that are free."""
+def free_ports(number: int = NUM_PORTS, host: str = "127.0.0.1") -> int:
+    """The first of some adjacent ports of an address of this host that are free."""
     for _ in range(_TRIALS):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
             first = 0
             for offset in range(number):
-                bound = stack.enter_context(socket.socket())
-                bound.bind(("127.0.0.1", first + offset if first else 0))
+                bound = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+                bound.bind((host, first + offset if first else 0))
                 first = first or bound.getsockname()[1]
             return first
     raise OSError("there are no adjacent free ports")

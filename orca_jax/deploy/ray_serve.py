@@ -1,7 +1,7 @@
 """Replicas of the server in Ray Serve (the extra `ray`): `python -m orca_jax.deploy.ray_serve --model MODEL`.
 
-Each replica is one engine on one device, or on one mesh of `--tensor-parallel-size` devices, behind the same
-application as that of `python -m orca_jax.serve`. Ray Serve's proxy has the only HTTP port.
+Each replica is one engine on one device, or on one mesh of devices, of one process or of `--nnodes`. Its application is
+that of `python -m orca_jax.serve`. Ray Serve's proxy has the only HTTP port.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orca_jax.checks import check_values, names_checked
 from orca_jax.console import lasting_output
+from orca_jax.deploy.gang import actor_options
 from orca_jax.deploy.replica import EngineReplica
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_field_args
@@ -41,7 +42,12 @@ DRAIN_MARGIN = 15.0  # seconds after --shutdown-timeout until Ray kills a replic
 RETRY_SECONDS = 1  # `Retry-After` of a call refused by the proxy
 TARGET_SHARE = 0.75  # of `--max-num-seqs`: open calls of a replica that autoscaling aims at
 WATCH_SECONDS = 1.0  # between two looks at the state of the application
-UNUSED = ("uds", "read_timeout", "write_timeout", "kv_events_endpoint")  # of sockets that a replica does not have
+_NO_SOCKET = "has no effect on replicas, whose HTTP is that of Ray Serve; leave it out"
+_OF_GANG = "is chosen by each replica for its ranks; leave it out, and set only --nnodes"
+UNUSED = {
+    **dict.fromkeys(("uds", "read_timeout", "write_timeout", "kv_events_endpoint"), _NO_SOCKET),
+    **dict.fromkeys(("node_rank", "master_addr", "master_port", "cluster_key_file"), _OF_GANG),
+}
 ROUTERS = {
     "balanced": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
     "session": "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter",
@@ -68,7 +74,7 @@ class RayConfig:
     target_ongoing_requests: float | None = _option(
         None, f"open calls of a replica that --max-replicas aims at; default: {TARGET_SHARE:g} of --max-num-seqs"
     )
-    replica_cpus: float = _option(1.0, "processors that Ray reserves for a replica")
+    replica_cpus: float = _option(1.0, "processors that Ray reserves for each rank of a replica")
     routing: Literal["balanced", "session"] = _option(
         "balanced",
         "balanced: the less busy of two random replicas; session: the same replica for all calls with the same "
@@ -113,9 +119,9 @@ def read_settings(argv: Sequence[str] | None) -> tuple[ServerConfig, RayConfig]:
 
 def _refuse_unused(config: ServerConfig, args: Namespace) -> None:
     defaults = ServerConfig()
-    for name in UNUSED:
-        is_default = getattr(config, name) == getattr(defaults, name)
-        _require(is_default, name, "has no effect on replicas, whose HTTP is that of Ray Serve; leave it out")
+    for name, reason in UNUSED.items():
+        _require(getattr(config, name) == getattr(defaults, name), name, reason)
+    _require(config.nnodes == 1 or args.replica_cpus > 0, "replica_cpus", "must be positive with --nnodes")
     is_alone = args.replicas == 1 and args.max_replicas is None
     _require(is_alone or config.engine.trace_file is None, "trace_file", "several replicas cannot share one file")
 
@@ -134,7 +140,7 @@ def application(config: ServerConfig, settings: RayConfig) -> "Application":
         health_check_period_s=HEALTH_CHECK_SECONDS,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT,
         request_router_config={"request_router_class": ROUTERS[settings.routing]},
-        ray_actor_options=actor_options(config, settings),
+        **resources(config, settings),
         **scaling(config, settings),
     )
     return deployment(serve.ingress()(EngineReplica)).bind(config)
@@ -149,17 +155,22 @@ def scaling(config: ServerConfig, settings: RayConfig) -> dict[str, Any]:
     return {"autoscaling_config": {**limits, "target_ongoing_requests": target}}
 
 
-def actor_options(config: ServerConfig, settings: RayConfig) -> dict[str, Any]:
-    """The resources of one replica: on a cluster with accelerators as many as `--tensor-parallel-size`."""
+def resources(config: ServerConfig, settings: RayConfig) -> dict[str, Any]:
+    """Ray Serve's settings of the resources of a replica, with a bundle for each rank if there are several.
+
+    On a cluster with accelerators there is one for each device of the engine, and each rank has equally many.
+    """
     import ray
 
-    options: dict[str, Any] = {"num_cpus": settings.replica_cpus}
     there = ray.cluster_resources() if ray.is_initialized() else {}
-    count = config.engine.tensor_parallel_size or 1
-    if there.get("TPU"):
-        options["resources"] = {"TPU": count}
-    elif there.get("GPU"):
-        options["num_gpus"] = count
+    num_devices = (config.engine.tensor_parallel_size or 1) * config.engine.pipeline_parallel_size
+    bundle = {"CPU": settings.replica_cpus}
+    accelerator = next((kind for kind in ("TPU", "GPU") if there.get(kind)), None)
+    if accelerator is not None:
+        bundle[accelerator] = max(1, num_devices // config.nnodes)
+    options: dict[str, Any] = {"ray_actor_options": actor_options(bundle)}
+    if config.nnodes > 1:
+        options |= {"placement_group_bundles": [bundle] * config.nnodes, "placement_group_strategy": "PACK"}
     return options
 
 
@@ -225,7 +236,7 @@ def _connect(config: ServerConfig, settings: RayConfig) -> None:
 
     quiet: dict[str, Any] = {"logging_level": logging.WARNING}
     if settings.ray_address is None:
-        most = (settings.max_replicas or settings.replicas) * settings.replica_cpus
+        most = (settings.max_replicas or settings.replicas) * settings.replica_cpus * config.nnodes
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(most)), include_dashboard=False, **quiet)
         return
     try:

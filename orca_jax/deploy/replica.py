@@ -95,9 +95,16 @@ class EngineReplica(Replica):
         """Return the application of this replica; Ray Serve calls this once."""
         configure_logging(self._config)
         gc.set_threshold(*RARE_COLLECTIONS)
-        app = await self.start()
+        app = await (self.start() if self._config.nnodes == 1 else self._start_gang())
         self._end = asyncio.create_task(self._exit_after_engine())
         return _Hosted(app, self._stop_for_good)
+
+    async def _start_gang(self) -> ASGIApp:
+        from orca_jax.deploy.gang import Gang  # with ZeroMQ, which one rank alone does not need
+
+        self._gang = Gang(self._config)
+        self._config = self._gang.config
+        return await self._gang.join(self.start())
 
     async def check_health(self) -> None:
         """Raise if the replica must be replaced."""

@@ -61,7 +61,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
-    "deploy": FACTS | {"console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
+    "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS
     | {"console", "flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
     "bench": FACTS

@@ -30,6 +30,7 @@ OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/bench/online/plot.py": {"matplotlib"},
     "orca_jax/bench/paper/plot.py": {"matplotlib"},
     "orca_jax/timeline/plot.py": {"matplotlib"},
+    "orca_jax/deploy/gang.py": {"ray"},
     "orca_jax/deploy/ray_serve.py": {"ray"},
 }
 HOME_OR_SCRATCH = re.compile(r"(?<![\w.~$}])/(home|root|Users|tmp|mnt|opt|work|workspace)/\w")
