@@ -1,5 +1,7 @@
-"""Finds the directories of models and length rankers, of which a demo of each comes with the package."""
+"""Files of the package: directories of models and rankers, with a demo of each, and a digest of the source."""
 
+import hashlib
+from functools import cache
 from pathlib import Path
 
 from orca_jax.checks import did_you_mean
@@ -58,3 +60,22 @@ def _bundled(folder: str, file: str) -> Path | None:
     here = Path(__file__).parent
     places = (here / f"_{folder}", here.parent / "checkpoints" / folder)
     return next((place for place in places if (place / file).is_file()), None)
+
+
+@cache
+def code_digest() -> str | None:
+    """A digest of the source of this package, or None if there are no source files."""
+    return digest_of(Path(__file__).parent)
+
+
+def digest_of(folder: Path) -> str | None:
+    """A digest of all Python files in a folder, with their places, or None if there are none."""
+    files = sorted(folder.rglob("*.py"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -145,3 +145,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The processes that run one engine together. Times are seconds."""
+
+    nnodes: int
+    node_rank: int
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+    cluster_key_file: str | None = None
+    control_timeout: float = 5.0
+    join_timeout: float = 1800.0
+    mtls: tuple[str, str, str] | None = None  # certificate, key and certificate authorities of the coordinator

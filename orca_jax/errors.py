@@ -6,6 +6,7 @@
     ├── RequestError         one request is wrong; names the field; other requests are not affected
     └── EngineError          the engine cannot continue
         ├── EngineDeadError             the engine process ended
+        │   └── ClusterLostError        a process on another host was lost
         └── CompileWhileServingError    XLA compiled after start-up, with `strict_compile` set
 
 A user's mistake is a `ConfigError` or a `RequestError`, and its message describes the correction.
@@ -71,6 +72,10 @@ class EngineError(OrcaError, RuntimeError):
 
 class EngineDeadError(EngineError):
     """The engine process ended. All open requests fail with this error."""
+
+
+class ClusterLostError(EngineDeadError):
+    """Another process of the cluster was lost, so that all of them end."""
 
 
 class CompileWhileServingError(EngineError):

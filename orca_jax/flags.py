@@ -62,8 +62,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("api_key_file", "chat_template", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"
+        ("api_key_file", "chat_template", "cluster_key_file", "mtls_ca_file", "mtls_cert_file", "mtls_key_file"), "FILE"
     ),
+    **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"),
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
     **dict.fromkeys(("compile_cache", "generation_config"), "DIR"),
     **dict.fromkeys(("root_path", "tokenizer", "uds"), "PATH"),
@@ -71,6 +72,7 @@ METAVARS: Mapping[str, str] = {
     "api_key": "KEY",
     "body": "JSON",
     "host": "ADDRESS",
+    "master_addr": "ADDRESS",
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""

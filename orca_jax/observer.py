@@ -30,5 +30,8 @@ class Observer:
     def collected(self, plan: StepPlan, result: StepResult) -> None:
         """The oldest submitted iteration has returned."""
 
+    def flush(self) -> None:
+        """The engine ends: keep what is left."""
+
     def delivered(self, updates: Sequence[RequestUpdate]) -> None:
         """The turn is over: updates are delivered, and the iteration collected in it is recorded."""

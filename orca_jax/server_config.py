@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from typing import Any, Literal
 
 from orca_jax.checks import check_values, names_checked
-from orca_jax.config import EngineConfig
+from orca_jax.config import ClusterConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.request import MAX_LOGPROBS
 
@@ -94,6 +94,22 @@ class ServerConfig:
     )
     load_timeout: float = _flag(1800.0, "lifecycle", "longest time for loading and compiling the model")
 
+    nnodes: int = _flag(1, "hosts", "processes that run the engine together, one on each host; see docs/hosts.md")
+    node_rank: int = _flag(0, "hosts", "number of this process, from 0; process 0 leads and serves HTTP")
+    master_addr: str = _flag("127.0.0.1", "hosts", "address of the leader, reachable from all hosts; it listens there")
+    master_port: int = _flag(
+        29501, "hosts", "first of three ports of the leader: control, plans, and the coordinator of JAX"
+    )
+    cluster_key_file: str | None = _flag(
+        None, "hosts", "key file of the cluster, the same on all hosts; python -m orca_jax.cluster keygen makes one"
+    )
+    control_timeout: float = _flag(
+        5.0, "hosts", "time of silence or without progress after which a process of the cluster counts as lost"
+    )
+    mtls_cert_file: str | None = _flag(None, "hosts", "certificate file for the coordinator of JAX (mutual TLS)")
+    mtls_key_file: str | None = _flag(None, "hosts", "private key file of this certificate")
+    mtls_ca_file: str | None = _flag(None, "hosts", "file of the certificate authorities of the coordinator of JAX")
+
     log_format: Literal["text", "json"] = _flag("text", "observability", "format of log lines")
     log_requests: bool = _flag(True, "observability", "log every request")
     otlp_traces_endpoint: str | None = _flag(
@@ -126,6 +142,23 @@ class ServerConfig:
     def names(self) -> tuple[str, ...]:
         """Names of the model in the API."""
         return self.served_model_name or (self.engine.model,)
+
+    @property
+    def cluster(self) -> ClusterConfig | None:
+        """The settings of several processes; None for one."""
+        if self.nnodes == 1:
+            return None
+        certificate, key, authorities = self.mtls_cert_file, self.mtls_key_file, self.mtls_ca_file
+        return ClusterConfig(
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            cluster_key_file=self.cluster_key_file,
+            control_timeout=self.control_timeout,
+            join_timeout=self.load_timeout,
+            mtls=(certificate, key, authorities) if certificate and key and authorities else None,
+        )
 
     @property
     def kv_events(self) -> "KvEvents | None":

@@ -104,7 +104,7 @@ class StepPlan:
     @property
     def is_constrained(self) -> bool:
         """True if sampling waits for `Executor.constrain`."""
-        return any(member.is_constrained for member in self.members)
+        return any([member.is_constrained for member in self.members])
 
     @property
     def has_unknown_context(self) -> bool:

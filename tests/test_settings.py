@@ -198,6 +198,19 @@ SERVER_REFUSED = {
     "ssl_ca_certs": "--ssl-ca-certs x",
     "cache_salt_per_key": "--cache-salt-per-key",
     "allow_credentials": "--allow-credentials",
+    "kv_events_endpoint": "--kv-events-endpoint tcp://0.0.0.0:5557",
+    "kv_events_replay_endpoint": "--kv-events-replay-endpoint tcp://127.0.0.1:5558",
+    "kv_events_topic": "--kv-events-topic t",
+    "kv_events_allow_remote": "--kv-events-allow-remote",
+    "node_rank": "--node-rank 0",  # its default value
+    "master_addr": "--master-addr 127.0.0.1",
+    "master_port": "--master-port 29501",
+    "cluster_key_file": "--cluster-key-file x",
+    "control_timeout": "--control-timeout 5",
+    "mtls_cert_file": "--nnodes 2 --mtls-key-file x",
+    "mtls_key_file": "--nnodes 2 --mtls-cert-file x",
+    "mtls_ca_file": "--nnodes 2 --mtls-cert-file x --mtls-key-file x",
+    "restart_engine": "--nnodes 2 --restart-engine",
 }
 
 
@@ -289,7 +302,7 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
     access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins"}
     queue = {"max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "max_body_bytes"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
-    others = {"engine", "restart_engine", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}
+    others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}
     always = model | access | queue | {f"{name}_timeout" for name in times} | others
     assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(SERVER_REFUSED)
     always = {"input", "output", "server", "format", "body", "order", "overwrite", "concurrency", "base_url"}

@@ -15,8 +15,11 @@ from orca_jax.bench import (
     start,
     timeline_cost,
 )
+from orca_jax.bench.hosts import control
 from orca_jax.bench.online import command as online
+from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
+from orca_jax.bench.simulated import predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser
@@ -25,11 +28,14 @@ COMMANDS = {
     "batch": batch,
     "batch_memory": batch_memory,
     "burst": burst,
+    "control": control,
     "foresight": length_prediction,
     "host": host_time,
     "offline": offline,
     "online": online,
+    "paper": paper,
     "peers": peers,
+    "predict": predict,
     "prefix": prefix_reuse,
     "replay": replay,
     "schedulers": schedulers,

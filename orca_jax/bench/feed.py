@@ -1,5 +1,6 @@
 """The loop of the benchmarks that run an engine in this process, in real or in virtual time."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from orca_jax.engine import Engine
 from orca_jax.request import RequestUpdate
 from orca_jax.sim.executor import VirtualClock
+from orca_jax.step import Handle
 
 
 def feed(
@@ -15,6 +17,7 @@ def feed(
     add: Callable[[int], None],
     clock: Callable[[], float],
     wait_until: Callable[[float], None],
+    await_until: Callable[[Handle, float], bool] | None = None,
 ) -> Iterator[Sequence[RequestUpdate]]:
     """Add each request when it is due, and yield the updates of each iteration until the engine has no work left.
 
@@ -24,8 +27,15 @@ def feed(
         add: adds the request of this index to the engine.
         clock: returns the time in seconds.
         wait_until: waits for an arrival when the engine has no work.
+        await_until: waits for an iteration or the next arrival, while there is room for one more iteration; returns
+            True if the iteration has ended. None: the next request to arrive waits for the iteration.
     """
     coming = deque(enumerate(arrivals))
+
+    def wait(handle: Handle) -> bool:
+        assert await_until is not None
+        return await_until(handle, coming[0][1] if coming else math.inf)
+
     while coming or engine.has_work:
         if coming and not engine.has_work:
             wait_until(coming[0][1])
@@ -33,7 +43,7 @@ def feed(
         while coming and coming[0][1] <= now:
             add(coming.popleft()[0])
         if engine.has_work:
-            yield engine.step()
+            yield engine.step(None if await_until is None else wait)
 
 
 def sleep_until(when: float) -> None:

@@ -21,7 +21,7 @@ from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import Predictor
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
-from orca_jax.step import Executor
+from orca_jax.step import Executor, Handle
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.record import Recording
 
@@ -120,8 +120,7 @@ class PassRunner:
         executor = SimExecutor(cost, clock, answers.by_name())
         ends = replace(self._built.model_config, eos_token_ids=(END_ID,))
         engine = self._engine(policy, predictor, ends, executor, clock)
-
-        return _serve(engine, answers, arrivals, clock, partial(advance, clock))
+        return _serve(engine, answers, arrivals, clock, partial(advance, clock), executor.wait_until)
 
     def _engine(
         self,
@@ -145,6 +144,7 @@ def _serve(
     arrivals: Sequence[float],
     clock: Callable[[], float],
     wait_until: Callable[[float], None],
+    await_until: Callable[[Handle, float], bool] | None = None,
 ) -> Served:
     """Run all requests to their ends."""
     start = clock()
@@ -155,7 +155,7 @@ def _serve(
         params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
         engine.add(str(n), answers.prompts[n], params)
 
-    for updates in feed(engine, [start + due for due in arrivals], add, clock, wait_until):
+    for updates in feed(engine, [start + due for due in arrivals], add, clock, wait_until, await_until):
         for update in updates:
             lengths[update.request_id] += len(update.new_ids)
             if update.finish_reason is not None:

@@ -28,7 +28,7 @@ from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table, print_warning
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
-from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     write_views(again, args)
 
 
-def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost) -> Timeline:
+def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureCost) -> Timeline:
     """Simulate a recorded timeline under `config`.
 
     Every request arrives at its recorded time, and generates its recorded number of tokens. Requests without an end in
@@ -118,7 +118,7 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost) -> Timeli
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(timeline, config, arrivals, lengths)
     )
     engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
-    _drive(engine, clock, arrivals, prompts)
+    _drive(engine, executor, clock, arrivals, prompts)
     writer.flush()
     return parse_timeline(b"".join(parts))
 
@@ -151,7 +151,13 @@ def _predictor(
     return Oracle({str(each.n): each.predicted for each in arrivals}, name)
 
 
-def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]) -> None:
+def _drive(
+    engine: Engine,
+    executor: SimExecutor,
+    clock: VirtualClock,
+    arrivals: Sequence[Arrival],
+    prompts: Sequence[Sequence[int]],
+) -> None:
     """Run all requests to their ends."""
 
     def add(index: int) -> None:
@@ -162,7 +168,8 @@ def _drive(engine: Engine, clock: VirtualClock, arrivals: Sequence[Arrival], pro
         engine.add(str(arrival.n), prompts[index], params, urgency=urgency)
         clock.now = now
 
-    for _ in feed(engine, [arrival.at for arrival in arrivals], add, clock, partial(advance, clock)):
+    times = [arrival.at for arrival in arrivals]
+    for _ in feed(engine, times, add, clock, partial(advance, clock), executor.wait_until):
         pass
 
 

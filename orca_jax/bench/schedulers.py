@@ -15,12 +15,14 @@ from typing import Any, NoReturn
 
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
+from orca_jax.bench.simulated.scheduler_cost import measure_all
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.build.settings import NEEDS, adapted, check_settings
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
+from orca_jax.processor import cpu_name
 from orca_jax.reporting import hardware
 
 HELP = "compare schedulers over a sweep of arrival rates"
@@ -69,6 +71,11 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", metavar="FILE", help="draw throughput and latencies over rates to a .png or .svg file"
     )
+    parser.add_argument(
+        "--host-time", type=int, nargs="?", const=20_000, metavar="N",
+        help="instead, print the host's microseconds for a request and iteration under ten pairs of scheduler and "
+        "ordering, with N requests on a simulated device (default: 20000)",
+    )  # fmt: skip
     # --schedulers names the schedulers; and a timeline would mix the requests of their pools.
     add_engine_args(parser, without=("scheduler", "trace_file"), model="preset:gpt2", max_num_seqs=16)
 
@@ -79,6 +86,9 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
+    if args.host_time is not None:
+        _host_time(args.host_time)
+        return
     if args.repeat < 1 or any(load <= 0 for load in args.load):
         raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
@@ -93,6 +103,12 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps({**line, "hardware": hardware(), "config": settings}), flush=True)
     if args.plot is not None:  # at the end: a plot that fails loses no figure
         plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
+
+
+def _host_time(num_requests: int) -> None:
+    if num_requests < 1:
+        raise ConfigError(f"host_time must be at least 1, got {num_requests}", param="host_time")
+    print(json.dumps({"host_time": measure_all(num_requests), "cpu": cpu_name()}), flush=True)
 
 
 def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, EngineConfig]:

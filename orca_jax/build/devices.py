@@ -55,6 +55,69 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
     return devices[: size * stages]
 
 
+def devices_each(config: EngineConfig, model: ModelConfig, most: int, nnodes: int) -> int:
+    """Return the number of devices of each process: at most `most`, as many as can share the model.
+
+    Raises:
+        ConfigError: the settings do not give equal numbers to all processes.
+    """
+    from orca_jax.model.sharding import can_share, check_divisible
+
+    stages, wanted = config.pipeline_parallel_size, config.tensor_parallel_size
+    if wanted is None:
+        sizes = range(1, max(1, most * nnodes // stages) + 1)
+        fitting = [size for size in sizes if size * stages % nnodes == 0 and can_share(model, size)]
+        if fitting:
+            return max(fitting) * stages // nnodes
+        wanted = -(-nnodes // stages)
+        check_divisible(model, wanted)
+    if wanted * stages % nnodes:
+        raise ConfigError(
+            f"tensor_parallel_size {wanted} times pipeline_parallel_size {stages} is not a multiple of the {nnodes} "
+            "processes",
+            param="tensor_parallel_size",
+        )
+    return wanted * stages // nnodes
+
+
+def claim_shared_devices(config: EngineConfig, model: ModelConfig, nnodes: int) -> "list[jax.Device]":
+    """Return the devices of a mesh over all processes, and claim the memory of this process's devices.
+
+    Raises:
+        ConfigError: a process has fewer devices than wanted.
+    """
+    import jax
+
+    from orca_jax.exec.memory import claim_memory
+
+    claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
+    local = len(jax.local_devices())
+    return mesh_devices(nnodes * devices_each(config, model, local, nnodes), nnodes)
+
+
+def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
+    """Return the first devices of each process: equal numbers, `size` in all.
+
+    Those of process 0, which leads, are the last: the last stage of a pipeline has the tokens.
+
+    Raises:
+        ConfigError: a process has fewer devices.
+    """
+    import jax
+
+    found: list[jax.Device] = []
+    for rank in (*range(1, nnodes), 0):
+        devices = sorted((one for one in jax.devices() if one.process_index == rank), key=lambda one: one.id)
+        if len(devices) < size // nnodes:
+            raise ConfigError(
+                f"{size} devices are wanted in all, so each of {nnodes} processes needs {size // nnodes}, and process "
+                f"{rank} has {len(devices)}",
+                param="tensor_parallel_size",
+            )
+        found += devices[: size // nnodes]
+    return found
+
+
 def check_platform(config: EngineConfig, platform: str) -> None:
     """Refuse settings that the devices cannot honour. Raises ConfigError."""
     from orca_jax.kernels.ragged_attention import implementations

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
@@ -15,18 +15,24 @@ from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers
 from orca_jax.build.summary import summary_of
+from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import is_preset, model_directory
+from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
 from orca_jax.sim.clock import Clock, clock_latency
-from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
+from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
+from orca_jax.step import Executor
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter, check_trace_file
+
+if TYPE_CHECKING:
+    from orca_jax.build.cluster import LeaderBuild
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +76,7 @@ def build_engine(
     on_compile: Callable[[], None] | None = None,
     times: StartTimes | None = None,
     announce: Callable[[str], None] = line_without_bars,
+    cluster: "LeaderBuild | None" = None,
 ) -> Built:
     """Resolve every "auto", build an engine, and log a line about it.
 
@@ -78,21 +85,75 @@ def build_engine(
         on_compile: called between loading and compiling.
         times: takes the phases of the start; None measures them from this call on.
         announce: called with a line of text before loading, if `config.progress` is set.
+        cluster: the other processes, which load a part of the model each; None for this process alone.
 
     Raises:
+        ClusterLostError: another process was lost.
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
-    built = _build(config, on_compile, times or StartTimes(), announce)
+    built = _build(config, on_compile, times or StartTimes(), announce, cluster)
     logger.info("%s", built.summary.line(config.model))
     return built
 
 
 def _build(
-    config: EngineConfig, on_compile: Callable[[], None] | None, times: StartTimes, announce: Callable[[str], None]
+    config: EngineConfig,
+    on_compile: Callable[[], None] | None,
+    times: StartTimes,
+    announce: Callable[[str], None],
+    cluster: "LeaderBuild | None",
 ) -> Built:
     check_settings(config)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
+    _warn_of_workers(config)
+    if is_toy(config.model):
+        return _build_toy(config, times, cluster)
+    source = model_directory(config.model) or config.model
+    model = read_model_config(source)
+    tokenizer = _tokenizer(config, source)
+    max_model_len = max_model_len_of(config, model)
+    check_weights(source, config.load_format)
+    if cluster is not None:
+        cluster.gather()
+    if config.progress:
+        announce(f"loading and compiling {config.model}")
+    with times.phase("import"):
+        from orca_jax.build.executor import place_model, start_executor
+
+    config, self_tests = _test_kernels(config, model)
+    devices = claim_devices(config, model) if cluster is None else cluster.devices(config, model)
+    platform = devices[0].platform
+    check_platform(config, platform)
+    placed = place_model(
+        source,
+        model,
+        dtype=dtype_of(config, platform),
+        load_format=config.load_format,
+        seed=config.seed,
+        devices=devices,
+        num_stages=config.pipeline_parallel_size,
+    )
+    resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
+    # These may raise errors, so they come before the weights are read and minutes of compilation.
+    _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
+    attention = explain(placed.config, resolved, placed.mesh)
+    if cluster is not None:
+        cluster.share(ModelJob(model, resolved, config.load_format, config.seed))
+    meet = None if cluster is None else cluster.meet
+    local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
+    executor: Executor = local if cluster is None else cluster.lead(local)
+    budget = token_budget(config, platform, local.launch_seconds)
+    scheduler = build_scheduler(config, resolved.cache, budget)
+    header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    device = devices[0].device_kind
+    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
+    return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
+
+
+def _warn_of_workers(config: EngineConfig) -> None:
+    """Warn if the number of batches in flight does not suit the number of stages."""
     workers, num_stages = num_workers(config), config.pipeline_parallel_size
     if workers > 1 and num_stages == 1:
         logger.warning(
@@ -109,43 +170,6 @@ def _build(
             num_stages,
             num_stages - workers,
         )
-    if is_toy(config.model):
-        return _build_toy(config, times)
-    source = model_directory(config.model) or config.model
-    model = read_model_config(source)
-    tokenizer = _tokenizer(config, source)
-    max_model_len = max_model_len_of(config, model)
-    check_weights(source, config.load_format)
-    if config.progress:
-        announce(f"loading and compiling {config.model}")
-    with times.phase("import"):
-        from orca_jax.build.executor import place_model, start_executor
-
-    config, self_tests = _test_kernels(config, model)
-    devices = claim_devices(config, model)
-    platform = devices[0].platform
-    check_platform(config, platform)
-    placed = place_model(
-        source,
-        model,
-        dtype=dtype_of(config, platform),
-        load_format=config.load_format,
-        seed=config.seed,
-        devices=devices,
-        num_stages=num_stages,
-    )
-    resolved = resolve(config, placed.config, max_model_len, placed)
-    # These may raise errors, so they come before the weights are read and minutes of compilation.
-    _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    attention = explain(placed.config, resolved, placed.mesh)
-    executor = start_executor(placed, resolved, times, on_compile, has_bars=config.progress)
-    budget = token_budget(config, platform, executor.launch_seconds)
-    scheduler = build_scheduler(config, resolved.cache, budget)
-    header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
-    device = devices[0].device_kind
-    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
-    return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
 
 
 def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
@@ -212,7 +236,7 @@ def _observer(header: TimelineHeader) -> TimelineWriter | None:
     return None if path is None else TimelineWriter(header, msgspec.json.Encoder().encode_lines, TimelineFile(path))
 
 
-def _build_toy(config: EngineConfig, times: StartTimes) -> Built:
+def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | None") -> Built:
     """Build an engine with the toy model or its clock, for tests and load tests: it starts at once and needs no JAX."""
     check_toy(config)
     override = None if config.model == TOY else Clock(clock_latency(config.model))
@@ -224,16 +248,13 @@ def _build_toy(config: EngineConfig, times: StartTimes) -> Built:
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
-    executor = ToyExecutor(
-        TOY_MODEL.vocab_size,
-        num_pages,
-        page_size,
-        rows,
-        latency=latency,
-        num_stages=config.pipeline_parallel_size,
-        override=override,
-        check_pages=False,
-    )
+    job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
+    executor: Executor = toy_executor(job, override)
+    if cluster is not None:
+        cluster.gather()
+        cluster.share(job)
+        cluster.meet()
+        executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     tokenizer = _tokenizer(config, config.model)

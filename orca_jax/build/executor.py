@@ -107,6 +107,7 @@ def start_executor(
     config: ExecutorConfig,
     times: StartTimes,
     on_compile: Callable[[], None] | None = None,
+    before_run: Callable[[], None] | None = None,
     *,
     has_bars: bool = False,
 ) -> JaxExecutor:
@@ -117,6 +118,7 @@ def start_executor(
         config: the shapes.
         times: takes the phases of the start.
         on_compile: called between loading and compiling.
+        before_run: called before the first program is run, when all are compiled.
         has_bars: draw progress bars.
 
     Raises:
@@ -131,7 +133,7 @@ def start_executor(
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", has_bars)
-        return JaxExecutor(stages, placed.config, config, compiling, ahead=ahead, times=times)
+        return JaxExecutor(stages, placed.config, config, compiling, ahead=ahead, times=times, before_run=before_run)
 
 
 def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -> StageModel:

@@ -58,8 +58,17 @@ def cache_directory(directory: str | None) -> str | None:
         return None
 
 
-def resolve(config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel") -> ExecutorConfig:
+def resolve(
+    config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", free: int | None = None
+) -> ExecutorConfig:
     """Choose shapes. The size of the cache follows from the memory that the model leaves on its devices.
+
+    Args:
+        config: the settings.
+        model: the model.
+        max_model_len: most tokens of one request.
+        placed: the model on its devices.
+        free: bytes free on each device before loading; None measures them, if all devices are of this process.
 
     Raises:
         ConfigError: the memory is too small; `param` names a setting.
@@ -74,7 +83,7 @@ def resolve(config: EngineConfig, model: ModelConfig, max_model_len: int, placed
         buckets=buckets,
         num_rows=rows,
         max_model_len=max_model_len,
-        cache=_cache(config, model, max_model_len, placed, buckets[-1]),
+        cache=_cache(config, model, max_model_len, placed, buckets[-1], free),
         attention_implementation=config.attention_implementation,
         compile_cache=cache_directory(config.compile_cache),
         strict_compile=config.strict_compile,
@@ -84,7 +93,7 @@ def resolve(config: EngineConfig, model: ModelConfig, max_model_len: int, placed
 
 
 def _cache(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int
+    config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int, free: int | None
 ) -> CacheConfig:
     """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
     from orca_jax.exec.cache import free_memory, size_cache, weight_bytes, workspace_bytes
@@ -102,7 +111,8 @@ def _cache(
     # The stage with the most layers decides, as every page has a part in each stage.
     needed = max(weight_bytes(stage.shapes) for stage in placed.stages)
     needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size)
-    memory = free_memory(placed.devices, config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION, needed)
+    utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+    memory = free_memory(placed.devices, utilization, needed, free)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
     memory //= len(placed.stages)
     cache = size_cache(

@@ -40,19 +40,26 @@ def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
     return pages_shape(cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, dtype)
 
 
-def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int) -> int:
+def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None) -> int:
     """Bytes available to the cache on all devices together.
 
     Args:
         devices: of the mesh, before the weights are loaded.
         utilization: share of an accelerator's whole memory for this process in all.
         needed: bytes of weights and workspace on one device.
+        free: bytes free on one device; None measures them, if all devices are of this process.
     """
+    free = free_bytes(devices, utilization) if free is None else free
+    share = min(utilization, CPU_SHARE) if devices[0].platform == "cpu" else 1
+    return int((free - needed) * len(devices) * share)
+
+
+def free_bytes(devices: Sequence[jax.Device], utilization: float) -> int:
+    """Bytes of memory that each of these devices of this process has for weights, workspace and cache."""
     if devices[0].platform == "cpu":
-        return int((host.free_memory() - needed * len(devices)) * min(utilization, CPU_SHARE))
+        return host.free_memory() // len(devices)
     stats = [device.memory_stats() for device in devices]
-    free = min(usable_bytes(each, devices[0].platform, utilization) - each["bytes_in_use"] for each in stats)
-    return (free - needed) * len(devices)
+    return min(usable_bytes(each, devices[0].platform, utilization) - each["bytes_in_use"] for each in stats)
 
 
 def weight_bytes(decoder: Decoder) -> int:

@@ -6,7 +6,7 @@ between iterations are donated from program to program.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -69,6 +69,7 @@ class JaxExecutor:
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
         times: takes the phases of the start and the number of programs.
+        before_run: called before the first program is run, when all are compiled.
 
     Attributes:
         launch_seconds: measured time of a launch of each bucket and its sampler.
@@ -86,6 +87,7 @@ class JaxExecutor:
         greedy_only: bool = False,
         ahead: CompiledAhead | None = None,
         times: StartTimes | None = None,
+        before_run: Callable[[], None] | None = None,
     ) -> None:
         times = times or StartTimes()
         self.config = config
@@ -123,6 +125,8 @@ class JaxExecutor:
             )
             for index, (decoder, mesh) in enumerate(stages)
         ]
+        if before_run is not None:
+            before_run()
         with times.phase("warm_up"):
             measured = self._warm_up()
         self.launch_seconds = measured.usual()

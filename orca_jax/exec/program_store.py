@@ -16,7 +16,6 @@ import pickle
 import platform
 import tempfile
 import zlib
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
+from orca_jax.bundled import code_digest
 from orca_jax.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
@@ -94,15 +94,10 @@ def _surroundings(mesh: Mesh) -> tuple[Any, ...]:
         # XLA:CPU compiles for the instructions of this processor.
         (platform.machine(), cpu_name(), all_cpu_flags()),
         (mesh.axis_names, mesh.devices.shape, [each.id for each in mesh.devices.flat]),
+        (device.client.process_index(), [each.process_index for each in mesh.devices.flat]),
         [os.environ.get(name) for name in _VARIABLES],
         sorted((name, repr(value)) for name, value in settings.items()),
     )
-
-
-@cache
-def code_digest() -> str | None:
-    """A digest of the source of this package, or None if there are no source files."""
-    return digest_of(Path(__file__).parents[1])
 
 
 def name_suffix() -> str:
@@ -112,19 +107,6 @@ def name_suffix() -> str:
     """
     code = code_digest()
     return "" if code is None else f"_{code[:16]}"
-
-
-def digest_of(folder: Path) -> str | None:
-    """A digest of all Python files in a folder, with their places, or None if there are none."""
-    files = sorted(folder.rglob("*.py"))
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def _first_line(error: Exception) -> str:

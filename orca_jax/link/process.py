@@ -5,6 +5,7 @@ the process ends with its front end. One thread sends heartbeats. Two threads co
 grammar enters the engine after the compilation.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -15,12 +16,15 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.build.settings import reuses_prefixes
+from orca_jax.cluster.exits import ExitStatus
+from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
@@ -28,9 +32,11 @@ from orca_jax.progress import has_terminal
 from orca_jax.startup import StartTimes
 
 if TYPE_CHECKING:
+    from orca_jax.build.cluster import LeaderBuild
     from orca_jax.link.kv_events import KvEventPublisher
 
 HEARTBEAT_SECONDS = 0.5
+LAST_SECONDS = 0.3  # for the last messages to the workers and the front end
 EXIT_GRACE_SECONDS = 1.0  # between the front end's end and a forced exit
 
 logger = logging.getLogger("orca_jax.link.process")  # `__name__` is "__main__"
@@ -56,33 +62,48 @@ def _main(argv: list[str]) -> int:
     send = _sender(connection)
     threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
     threading.Thread(target=_send_heartbeats, args=(status, send), daemon=True, name="heartbeat").start()
-    try:
-        return _run(inbox, send, status)
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the front end has gone, and with it all clients
-    except ConfigError as error:
-        send(Failed(error.message, error.param, is_config=True))
-        return 2
-    except BaseException as error:  # also a panic of a library
-        logger.exception("the engine failed")
-        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
-        return 1
-
-
-def _run(inbox: Inbox, send: Send, status: EngineStatus) -> int:
     start = inbox.get()
     if not isinstance(start, Start):
         return 0
+    cluster: LeaderBuild | None = None
+    try:
+        if start.cluster is not None:
+            cluster = _lead(start.cluster, start.config.model, send)
+        _run(start, inbox, send, status, cluster)
+        code = 0
+    except (BrokenPipeError, ConnectionResetError):
+        code = 0  # the front end has gone, and with it all clients
+    except ConfigError as error:
+        send(Failed(error.message, error.param, is_config=True))
+        code = ExitStatus.CONFIG
+    except ClusterLostError as error:
+        send(Failed(str(error), is_cluster=True))
+        code = ExitStatus.CLUSTER_LOST
+    except BaseException as error:  # also a panic of a library
+        logger.exception("the engine failed")
+        send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
+        code = ExitStatus.ENGINE_FAILED
+    if cluster is not None:
+        cluster.close(code)
+        _exit(code)  # without JAX's own end, which waits for all processes
+    return code
+
+
+def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: "LeaderBuild | None") -> None:
     status.enter("loading")
     times = StartTimes(start.begun)
     times.add("import", times.elapsed)
     with _publisher(start) as publisher:  # before the model: its address may be wrong
         built = build_engine(
-            start.config, on_compile=lambda: status.enter("compiling"), times=times, announce=_log_without_bars
+            start.config,
+            on_compile=lambda: status.enter("compiling"),
+            times=times,
+            announce=_log_without_bars,
+            cluster=cluster,
         )
         if publisher is not None:
             built.engine.pool.kv.watch(publisher)
-        return _serve(built, start, inbox, send, status)
+        _serve(built, start, inbox, send, status)
 
 
 def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"]:
@@ -97,7 +118,7 @@ def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"
     return KvEventPublisher(start.kv_events)
 
 
-def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> int:
+def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
@@ -105,7 +126,29 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built, start.config.model))
     loop.run()
-    return 0
+    built.engine.observer.flush()
+
+
+def _lead(config: ClusterConfig, model: str, send: Send) -> "LeaderBuild":
+    from orca_jax.build.cluster import LeaderBuild  # with ZeroMQ, which one process alone does not need
+
+    return LeaderBuild(config, model, partial(_end, send))
+
+
+def _end(send: Send, reason: str, status: int) -> None:
+    """End this process, since another one was lost. The main thread may be stuck in a device."""
+    is_config = status == ExitStatus.CONFIG
+    with contextlib.suppress(OSError):
+        send(Failed(reason, is_config=is_config, is_cluster=not is_config))
+    time.sleep(LAST_SECONDS)
+    _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _log_without_bars(text: str) -> None:

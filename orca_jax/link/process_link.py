@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
 from orca_jax.link.wire import Failed, FrameReader, FromEngine, Message, Ready, Start, decode_from_engine, encode
 from orca_jax.server_config import ServerConfig
 
@@ -57,7 +57,7 @@ class EngineLink(asyncio.Protocol):
             )
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self.send(Start(config.engine, begun, kv_events=config.kv_events))
+        self.send(Start(config.engine, begun, config.kv_events, config.cluster))
 
     def send(self, message: Message) -> None:
         """Send a message; discard it if the engine has ended."""
@@ -92,7 +92,7 @@ class EngineLink(asyncio.Protocol):
         if self._failure is not None:
             if self._failure.is_config:
                 return ConfigError(self._failure.message, self._failure.param)
-            return EngineDeadError(self._failure.message)
+            return (ClusterLostError if self._failure.is_cluster else EngineDeadError)(self._failure.message)
         assert self._process is not None
         try:
             code = await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from orca_jax.config import EngineConfig
+from orca_jax.config import ClusterConfig, EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.server_config import KvEvents
@@ -32,6 +32,7 @@ class Start(Message, frozen=True):
     config: EngineConfig
     begun: float | None = None  # begin of the start on the system's monotonic clock; None: when the engine reads this
     kv_events: KvEvents | None = None  # None: the engine publishes no events of its prefix cache
+    cluster: ClusterConfig | None = None  # of an engine over several processes, which this one leads
 
 
 class Submit(Message, frozen=True):
@@ -95,6 +96,7 @@ class Failed(Message, frozen=True):
     message: str
     param: str | None = None
     is_config: bool = False
+    is_cluster: bool = False  # another process of the cluster was lost
 
 
 ToEngine = Start | Submit | Abort

@@ -85,11 +85,15 @@ class ChunkedScheduler:
             kv, self.ordering, self.token_budget, kv.num_free_pages, self.max_bs, self._share(pool)
         )
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
-        left = [(request, request.num_left) for request in self._able(running, pool)]
-        chunks = [(request, count) for request, count in left if count > 1]
-        for request, count in [each for each in left if each[1] == 1] + chunks:
-            if draft.may_take(count) and request not in draft.preempted:
-                draft.resume(request, count, running)
+        chunks = []
+        for request in self._able(running, pool):
+            num_left = request.num_left
+            if num_left == 1:
+                draft.resume(request, 1, running)
+            elif num_left:
+                chunks.append(request)
+        for request in chunks:
+            draft.resume(request, request.num_left, running)
         num_rows = min(self.max_bs * self.num_stages - len(pool.running), kv.num_free_rows)
         admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows)
         num_waiting = len(pool) - len(pool.running) - admitted + len(draft.preempted)
@@ -177,7 +181,9 @@ class _SelectionBuilder:
 
     def resume(self, request: Request, num_left: int, running: Sequence[Request]) -> None:
         """Choose a running request for as many tokens as budget and pages allow; preempt less urgent ones for pages."""
-        size = min(num_left, self.budget)
+        if not self.may_take(num_left) or request in self.preempted:
+            return
+        size = num_left if num_left <= self.budget else self.budget
         while (pages := self.kv.lacking(request.row, request.num_computed + size)) > self.free:
             self.is_short = True
             room = (self._num_held(request) + self.free) * self.kv.page_size - request.num_computed

@@ -125,14 +125,15 @@ class KVManager:
 
     def allocate(self, row: int, num_tokens: int) -> Sequence[int]:
         """Allocate pages until a row can hold `num_tokens` tokens in all; returns the new pages, usually none."""
-        lacking = self.lacking(row, num_tokens)
-        if not lacking:
+        pages = self._pages_of_row[row]
+        lacking = -(-num_tokens // self.page_size) - len(pages)
+        if lacking <= 0:
             return _NO_PAGES
         assert not self.has_reservations or num_tokens <= self._slots_of_row[row], (
             f"row {row} needs slots for {num_tokens} tokens but reserved {self._slots_of_row[row]}"
         )
         new = self._pages.take(lacking)
-        self._pages_of_row[row] += new
+        pages += new
         return new
 
     def free(self, row: int) -> None:

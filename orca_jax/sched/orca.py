@@ -42,7 +42,7 @@ class OrcaScheduler:
                 if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
                     held = "pages"
                     break
-            batch.append(Choice(request, request.num_tokens - request.num_computed))  # 27
+            batch.append(Choice(request, request.num_left))  # 27
         return Selection(batch, held=held)  # 28
 
     def may_return(self, request: Request) -> bool:

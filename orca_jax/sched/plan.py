@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, Selection
+from orca_jax.sched.scheduler import Selection
 from orca_jax.step import Member, RowSampling, StepPlan
 
 
@@ -22,44 +22,51 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     for request in newcomers:  # all before any allocation: it could take a cached page of the next newcomer
         pool.admit(request, now)
     new_ids = {request.request_id for request in newcomers}
-    steps = [1] * len(choices) if multi_step is None else [limit.most_steps for limit in multi_step.limits]
-    members = [
-        _member(choice, pool, iteration, num_steps, choice.request.request_id in new_ids)
-        for choice, num_steps in zip(choices, steps, strict=True)
-    ]
+    members = []
+    for index, (request, num_tokens) in enumerate(choices):
+        num_steps = 1 if multi_step is None else multi_step.limits[index].most_steps
+        member = _member(request, num_tokens, pool, iteration, num_steps)
+        if request.request_id in new_ids:
+            member = _begun(member, request, pool)
+        if request.constraint is not None or request.params.prompt_logprobs is not None:
+            member = _with_extras(member, request)
+        members.append(member)
     pool.num_plans = iteration + 1
     return StepPlan(iteration, tuple(members), multi_step)
 
 
-def _member(choice: Choice, pool: RequestPool, iteration: int, num_steps: int, is_new: bool) -> Member:
-    request, num_tokens = choice.request, choice.num_tokens
-    row = request.row
+def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int, num_steps: int) -> Member:
+    """The work of a request as nearly all members have it; the positions are those of the fields."""
+    row, kv = request.row, pool.kv
     assert row is not None, f"{request.request_id} was not admitted"
     start = request.num_computed
     if request.finish_reason is not None:  # ended and kept in its place: the same tokens again
         start -= num_tokens
     end = start + num_tokens
-    num_known = request.num_tokens
+    num_known = len(request.prompt_ids) + len(request.generated_ids)
     is_sampling = end == num_known + request.num_pending
-    num_top = request.params.prompt_logprobs
-    targets = () if num_top is None else _targets(request, start, end)
-    old_pages = len(pool.kv.pages_of(row))
-    new_pages = pool.kv.allocate(row, end + num_steps - 1)
-    if is_new and old_pages:  # from the prefix cache
-        old_pages, new_pages = 0, tuple(pool.kv.pages_of(row))
+    num_old_pages = len(kv.pages_of(row))
+    new_pages = kv.allocate(row, end + num_steps - 1)
     pool.start(request, iteration, end, is_sampling)
-    return Member(
-        request_id=request.request_id,
-        row=row,
-        start=start,
-        ids=() if start >= num_known else request.ids_from(start, num_tokens),
-        is_sampling=is_sampling,
-        last_on_device=end > num_known,
-        num_old_pages=old_pages,
-        new_pages=new_pages,
-        sampling=_row_sampling(request) if is_new else None,
-        is_constrained=is_sampling and request.constraint is not None and request.finish_reason is None,
-        targets=targets,
+    ids = () if start >= num_known else request.ids_from(start, num_tokens)
+    return Member(request.request_id, row, start, ids, is_sampling, end > num_known, num_old_pages, new_pages)
+
+
+def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
+    """The member with the sampling of a newcomer, and its pages from the prefix cache among the new ones."""
+    params = request.params
+    sampling = RowSampling(params, request.seed, len(request.prompt_ids), tuple(sorted(request.stop_ids)))
+    if member.num_old_pages:
+        member = member._replace(num_old_pages=0, new_pages=tuple(pool.kv.pages_of(member.row)))
+    return member._replace(sampling=sampling)
+
+
+def _with_extras(member: Member, request: Request) -> Member:
+    """The member with its constraint, and the prompt's ids to score."""
+    num_top = request.params.prompt_logprobs
+    return member._replace(
+        is_constrained=member.is_sampling and request.constraint is not None and request.finish_reason is None,
+        targets=() if num_top is None else _targets(request, member.start, member.start + member.num_tokens),
         num_top_targets=num_top or 0,
     )
 
@@ -70,7 +77,3 @@ def _targets(request: Request, start: int, end: int) -> Sequence[int]:
     if last <= max(start, len(request.prompt_logprobs)):
         return ()
     return request.prompt_ids[start + 1 : last + 1]
-
-
-def _row_sampling(request: Request) -> RowSampling:
-    return RowSampling(request.params, request.seed, len(request.prompt_ids), tuple(sorted(request.stop_ids)))

@@ -208,8 +208,8 @@ class RequestPool:
             if not each.is_finite and not request.is_suspect:
                 self._distrust(request)
             if not request.in_flight:
-                in_initiation = request.num_computed < len(request.prompt_ids)
-                request.state = State.INITIATION if in_initiation else State.INCREMENT
+                has_prompt = request.num_computed >= len(request.prompt_ids)
+                request.state = State.INCREMENT if has_prompt else State.INITIATION
             if request.has_ended:
                 if not request.in_flight:
                     self._leave(request)
@@ -219,20 +219,15 @@ class RequestPool:
             elif each.run and request.finish_reason is None:  # else: computed past the end, dropped
                 append(request, each)
                 self._undelivered[request.request_id] = request
-            if request.row is not None and self.reuses_prefixes and not request.is_suspect:
+            if self.reuses_prefixes and request.row is not None and not request.is_suspect:
                 self._remember(request, request.row)
 
     def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
         """Return the updates allowed by `may_return`; ended requests release rows and pages (lines 13-14) and leave."""
-        updates = []
-        kept = {}
-        for request_id, request in self._undelivered.items():
-            if may_return(request):
-                updates.append(self._update(request, now))
-            else:
-                kept[request_id] = request
-        self._undelivered = kept
-        return updates
+        due = [request for request in self._undelivered.values() if may_return(request)]
+        for request in due:
+            del self._undelivered[request.request_id]
+        return [self._update(request, now) for request in due]
 
     def check_integrity(self) -> None:
         """Assert that requests, rows, slots and pages agree. For tests; O(live requests + pages).
@@ -329,11 +324,12 @@ class RequestPool:
                 other.is_suspect = True
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
-        update = update_of(request, now)
-        if update.finish_reason in ("stop", "length"):
+        update, reason = update_of(request, now), request.finish_reason
+        if reason is None or reason == "abort":  # an aborted request has left already
+            return update
+        if reason != "error":
             self.predictor.observe(request)
-        if update.finish_reason not in (None, "abort"):  # an aborted request has left already
-            request.has_ended = True
-            if not request.in_flight:  # else it leaves when that iteration is recorded
-                self._leave(request)
+        request.has_ended = True
+        if not request.in_flight:  # else it leaves when that iteration is recorded
+            self._leave(request)
         return update

@@ -67,9 +67,10 @@ class Request:
     @property
     def num_left(self) -> int:
         """Tokens to process now, those of iterations in flight included; 0 for a request about to end."""
-        if self.num_pending and len(self.generated_ids) + self.num_pending >= self.params.max_tokens:
+        num_pending, num_generated = self.num_pending, len(self.generated_ids)
+        if num_pending and num_generated + num_pending >= self.params.max_tokens:
             return 0
-        return self.num_tokens + self.num_pending - self.num_computed
+        return len(self.prompt_ids) + num_generated + num_pending - self.num_computed
 
     @property
     def max_total(self) -> int:

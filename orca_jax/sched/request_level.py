@@ -19,13 +19,16 @@ class RequestLevelScheduler:
     - An ended member keeps its place and its cost: it repeats its last token, and the result is dropped.
     - No token is delivered before the whole batch has ended. Only aborted members leave at once.
     - With `n_workers` above 1 the batch is cut into as many microbatches (Figure 8b). Each of them is one iteration,
-      and they take turns in the pipeline.
+      and they take turns in the pipeline. With `mbs` each has that many requests, and a smaller batch has fewer of
+      them; without it the batch is cut into equal parts.
     """
 
     traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
 
-    def __init__(self, max_bs: int, n_workers: int = 1) -> None:
+    def __init__(self, max_bs: int, n_workers: int = 1, mbs: int | None = None) -> None:
+        assert mbs is None or mbs * n_workers >= max_bs, f"{n_workers} microbatches of {mbs} do not hold {max_bs}"
         self.max_bs = max_bs
+        self.mbs = mbs
         self.n_workers = n_workers
         self._batch: list[Request] = []
         self._microbatches: deque[list[Request]] = deque()  # the next one to run first
@@ -61,7 +64,7 @@ class RequestLevelScheduler:
             self._batch.append(request)
         self._open = list(self._batch)
         self._shortest = min((len(request.prompt_ids) for request in self._batch), default=0)
-        size = max(1, -(-len(self._batch) // self.n_workers))
+        size = self.mbs or max(1, -(-len(self._batch) // self.n_workers))
         self._microbatches = deque(self._batch[i : i + size] for i in range(0, len(self._batch), size))
 
     def _next_microbatch(self) -> Sequence[Request]:

@@ -36,12 +36,13 @@ def advance(request: Request, member: Member, result: MemberResult, num_steps: i
 
 def append(request: Request, result: MemberResult) -> None:
     """Append the reported ids to a running request; the last one may end it."""
-    *earlier, last = result.run or ()
-    for token in earlier:
-        _append(request, token, None)
+    run = result.run or ()
+    if len(run) > 1:
+        for token in run[:-1]:
+            _append(request, token, None)
     if not result.is_finite:
         request.error = NOT_FINITE
-    _append(request, last, result.logprobs)
+    _append(request, run[-1], result.logprobs)
 
 
 def update_of(request: Request, now: float) -> RequestUpdate:
@@ -54,11 +55,11 @@ def update_of(request: Request, now: float) -> RequestUpdate:
     reason = request.finish_reason
     if reason == "abort":
         return RequestUpdate(request.request_id, (), reason)
-    start = request.num_delivered
-    new_ids = tuple(request.generated_ids[start:])
-    request.num_delivered += len(new_ids)
-    if reason is None and start:  # nearly all updates
-        return RequestUpdate(request.request_id, new_ids, logprobs=tuple(request.logprobs[start:]))
+    start, ids = request.num_delivered, request.generated_ids
+    request.num_delivered = len(ids)
+    new_ids = tuple(ids[start:])
+    if reason is None and start and not request.logprobs:  # nearly all updates
+        return RequestUpdate(request.request_id, new_ids)
     if new_ids and request.first_token is None:
         request.first_token = now
     is_first = bool(new_ids) and not start

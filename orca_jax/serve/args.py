@@ -16,6 +16,8 @@ from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig, endpoint_fault
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
+_MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file")
+_OF_HOSTS = ("node_rank", "master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS)
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
 
 _FIELDS = [field for field in dataclasses.fields(ServerConfig) if field.name != "engine"]
@@ -48,6 +50,8 @@ def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerCo
     check(config)
     for name in {"host", "port"} & given if config.uds is not None else ():
         _require(False, name, "cannot be combined with --uds; use one of them")
+    for name in () if "nnodes" in given else sorted(given.intersection(_OF_HOSTS)):
+        _require(False, name, "needs --nnodes")
     return config, args
 
 
@@ -65,6 +69,7 @@ def check(config: ServerConfig) -> None:
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
     _check_kv_events(config)
     endpoint = config.otlp_traces_endpoint
+    _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
     _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
 
@@ -87,6 +92,26 @@ def _check_address(config: ServerConfig) -> None:
     root = config.root_path
     holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
     _require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
+
+
+def _check_hosts(config: ServerConfig) -> None:
+    nnodes, rank = config.nnodes, config.node_rank
+    _require(nnodes >= 1, "nnodes", f"must be at least 1, got {nnodes}")
+    _require(0 <= rank < nnodes, "node_rank", f"must be in 0..{nnodes - 1} with --nnodes {nnodes}, got {rank}")
+    what = "needs --nnodes 1: the other processes have ended with the engine, and their owner must start all of them"
+    _require(nnodes == 1 or not config.restart_engine, "restart_engine", what)
+    _require(config.master_addr != "", "master_addr", "must not be empty")
+    _require(
+        1 <= config.master_port <= 65533,
+        "master_port",
+        f"must be in 1..65533, since the next two ports are used too; got {config.master_port}",
+    )
+    missing = [name for name in _MTLS if getattr(config, name) is None]
+    if missing and len(missing) < len(_MTLS):
+        _require(False, missing[0], "is missing; mutual TLS needs three files")
+    timeout = config.control_timeout
+    holds = math.isfinite(timeout) and timeout >= MIN_HEARTBEAT_TIMEOUT
+    _require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")
 
 
 def _check_numbers(config: ServerConfig) -> None:

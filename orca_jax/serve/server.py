@@ -14,7 +14,7 @@ from functools import partial
 import uvicorn
 
 from orca_jax.console import lasting_output
-from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
@@ -34,6 +34,7 @@ from orca_jax.telemetry.otel import start_tracing
 
 EXIT_ENGINE_DIED = 1
 EXIT_CONFIG = 2
+EXIT_CLUSTER_LOST = 3
 DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
 DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None, begun: float | None = None) -> int:
         begun: begin of the start in seconds of `time.monotonic`, for the reported times; None for now.
 
     Returns:
-        0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong.
+        0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong, 3 if a process on another host
+        was lost. A process with a `node_rank` other than 0 has the statuses of docs/hosts.md.
     """
     with lasting_output():
         return _main(argv, time.monotonic() if begun is None else begun)
@@ -59,6 +61,10 @@ def main(argv: Sequence[str] | None = None, begun: float | None = None) -> int:
 def _main(argv: Sequence[str] | None, begun: float) -> int:
     try:
         config = parse_args(argv)
+        if config.node_rank > 0:
+            from orca_jax.link.worker import run_worker
+
+            run_worker(config)
         configure_logging(config)
         context = tls_context(config)
         check_texts(config)
@@ -200,13 +206,17 @@ class _ServerRun:
 
     async def _report_engine_death(self, engine: asyncio.Task[None], signalled: asyncio.Task[bool]) -> int:
         """Print the reason, and let /health show the state for a moment; return the exit code. Raises ConfigError."""
+        code = EXIT_ENGINE_DIED
         try:
             engine.result()
+        except ClusterLostError as error:
+            print(f"error: the cluster is lost: {error}", file=sys.stderr)
+            code = EXIT_CLUSTER_LOST
         except EngineDeadError as error:
             print(f"error: {error}", file=sys.stderr)
         if not signalled.done():
             await asyncio.wait((signalled,), timeout=DEAD_STATE_SECONDS)
-        return EXIT_ENGINE_DIED
+        return code
 
     async def _engine_ready(self, ready: Ready) -> None:
         await self._service.set_ready(ready)

@@ -1,40 +1,59 @@
-"""The cost of an iteration, as a linear function of its work."""
+"""The cost of an iteration: its work, counted in features, and linear functions of it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
-from orca_jax.step import StepPlan
 
+class WorkCounts(NamedTuple):
+    """The work of one iteration, or of all steps of a plan with many.
 
-@dataclass(frozen=True)
-class LinearCost:
-    """Seconds of a device for an iteration, and of the host before it.
-
-    Padding costs as much as tokens, so the number of tokens includes padding.
+    An increment processes one generated token. All other tokens are in chunks: of prompts, or computed again after a
+    preemption. A context is counted in tokens with keys and values to read.
     """
 
-    per_iteration: float  # seconds
-    per_token: float  # seconds for each token of the merged batch, padding included
-    per_pair: float  # seconds for each pair of a token and an attended one
-    host: float = 0.0  # seconds for each iteration, before it is submitted
-    buckets: tuple[int, ...] = ()  # ascending; empty: nothing is padded
+    steps: int = 1  # runs of all layers
+    launches: int = 1  # device programs
+    padding: int = 0  # tokens that fill up buckets
+    chunk_tokens: int = 0  # the paper's initiation phase
+    chunk_pairs: int = 0  # of a chunk's token and an attended one, itself included
+    chunk_context: int = 0  # tokens before the chunks
+    increments: int = 0
+    context: int = 0  # of the increments, their own tokens included
+    draws: int = 0  # members with a token drawn
 
-    def seconds(self, plan: StepPlan, num_steps: int = 1) -> float:
-        """The device's time for `num_steps` steps of a plan, each step one token further, with all members."""
-        num_pairs = pairs((member.start, member.num_tokens) for member in plan.members)
-        further = len(plan.members) * num_steps * (num_steps - 1) / 2
-        once = self.of(padded(plan.num_tokens, self.buckets), num_pairs)
-        return num_steps * once + self.per_pair * further
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the merged batch, without padding."""
+        return self.chunk_tokens + self.increments
 
-    def of(self, num_tokens: float, num_pairs: float) -> float:
-        """The time of an iteration with this work."""
-        return self.per_iteration + self.per_token * num_tokens + self.per_pair * num_pairs
+    def padded(self, buckets: tuple[int, ...]) -> "WorkCounts":
+        """The same work in launches of these sizes."""
+        if not buckets:
+            return self
+        num_tokens = self.num_tokens
+        return self._replace(launches=-(-num_tokens // buckets[-1]), padding=padded(num_tokens, buckets) - num_tokens)
+
+    def repeated(self, num_steps: int) -> "WorkCounts":
+        """The work of `num_steps` steps of a plan of increments, each one token further, with all members."""
+        further = self.increments * num_steps * (num_steps - 1) // 2
+        every = WorkCounts(*[num_steps * count for count in self])
+        return every._replace(context=every.context + further)
 
 
-def pairs(members: Iterable[tuple[int, int]]) -> int:
-    """Pairs of a token and an attended one, itself included. A member is (first position, number of tokens)."""
-    return sum([size * start + size * (size + 1) // 2 for start, size in members])
+def work_of(members: Iterable[tuple[int, int, bool]], num_draws: int = 0) -> WorkCounts:
+    """The work of members given as (first position, number of tokens, whether it is an increment), without padding."""
+    chunk_tokens = chunk_pairs = chunk_context = increments = context = 0
+    for start, size, is_increment in members:
+        if is_increment:
+            increments += 1
+            context += start + 1
+        else:
+            chunk_tokens += size
+            chunk_pairs += size * start + size * (size + 1) // 2
+            chunk_context += start
+    return WorkCounts(1, 1, 0, chunk_tokens, chunk_pairs, chunk_context, increments, context, num_draws)
 
 
 def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
@@ -43,3 +62,109 @@ def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
         return num_tokens
     full, rest = divmod(num_tokens, buckets[-1])
     return full * buckets[-1] + (buckets[bisect_left(buckets, rest)] if rest else 0)
+
+
+class IterationCost(Protocol):
+    """Seconds of the devices for an iteration, and of the host before it."""
+
+    @property
+    def host(self) -> float:
+        """Seconds of the host for each iteration, before it is submitted."""
+        ...
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Padded numbers of tokens of a launch, ascending; empty: nothing is padded."""
+        ...
+
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        """Seconds on each stage of a pipeline."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """A cost by three features: steps, tokens with padding, and pairs of tokens in attention.
+
+    Stages have equal parts of it.
+    """
+
+    per_iteration: float  # seconds
+    per_token: float  # seconds for each token of the merged batch, padding included
+    per_pair: float  # seconds for each pair of a token and an attended one
+    host: float = 0.0  # seconds for each iteration, before it is submitted
+    buckets: tuple[int, ...] = ()  # ascending; empty: nothing is padded
+
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        """An equal part of the iteration's seconds on each stage."""
+        pairs = work.chunk_pairs + work.context
+        seconds = self.per_iteration * work.steps + self.per_token * (work.num_tokens + work.padding)
+        return [(seconds + self.per_pair * pairs) / num_stages] * num_stages
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """A cost for each stage of a pipeline, from the bytes and operations of its layers (`sim/gpt.py`).
+
+    Reading the weights and computing the tokens of prompts add up, as measured on the paper's hardware. A chunk
+    behind others reads the keys and values before it, as an increment does.
+    """
+
+    weights: float  # seconds of a stage to read its weights, for each step
+    initiation: float  # seconds of a stage for each token of a chunk
+    increment: float  # seconds of a stage for each increment
+    context: float  # seconds of a stage for each token with keys and values to read
+    control: float = 0.0  # seconds of a stage without work, while its worker synchronises to pass the plan on
+    host: float = 0.0
+    buckets: tuple[int, ...] = ()
+
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        """The same seconds on each stage, since all have as many layers."""
+        seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
+        seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
+        return [seconds] * num_stages
+
+    def slower(self, factor: float) -> "StageCost":
+        """The cost of an engine with this multiple of the seconds."""
+        return replace(
+            self,
+            weights=factor * self.weights,
+            initiation=factor * self.initiation,
+            increment=factor * self.increment,
+            context=factor * self.context,
+        )
+
+
+@dataclass(frozen=True)
+class FeatureCost:
+    """A cost by many features, fitted to a recorded timeline (`timeline/features.py`)."""
+
+    weights: Mapping[str, float]  # seconds for each unit of a feature of `features`
+    host: float = 0.0
+    buckets: tuple[int, ...] = ()
+
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        """An equal part of the iteration's seconds on each stage."""
+        found = features(work)
+        seconds = sum([weight * found[name] for name, weight in self.weights.items()])
+        return [seconds / num_stages] * num_stages
+
+
+FIRST_SAMPLER = 8
+"""Rows of the smallest sampler; each next one has twice as many."""
+
+
+def features(work: WorkCounts) -> dict[str, float]:
+    """The features of a fit to measured times, by name."""
+    draws = -(-work.draws // work.steps)
+    return {
+        "steps": work.steps,
+        "launches": work.launches,
+        "tokens_with_padding": work.num_tokens + work.padding,
+        "chunk_tokens": work.chunk_tokens,
+        "chunk_pairs": work.chunk_pairs,
+        "chunk_context": work.chunk_context,
+        "increments": work.increments,
+        "context": work.context,
+        "sampler_rows": work.steps * max(FIRST_SAMPLER, 1 << (draws - 1).bit_length()) if draws else 0,
+    }

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca_jax.request import TokenSet
-from orca_jax.sim.cost import LinearCost, padded
-from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.sim.cost import IterationCost, WorkCounts, work_of
+from orca_jax.step import ExecutorStats, Handle, MemberResult, MultiStep, StepPlan, StepResult
 
 END_ID = 0
 """The last sampled token of a request; every other one is `OTHER_ID`."""
@@ -31,28 +31,50 @@ class _SimHandle:
     ready_at: float
 
 
+class _SimRow:
+    """The holder of a row: its lengths, and its ids in no result yet."""
+
+    __slots__ = ("end", "num_prompt", "unreported")
+
+    def __init__(self, num_prompt: int, num_generated: int) -> None:
+        self.num_prompt = num_prompt
+        self.end = num_prompt + num_generated - 1  # the context that the last id is drawn after
+        self.unreported: list[int] = []
+
+    def next_id(self, context: int) -> int:
+        """The id drawn after `context` tokens."""
+        return END_ID if context >= self.end else OTHER_ID
+
+    def report(self, *newest: int) -> list[int]:
+        """Return all ids in no result yet, `newest` last, and forget them."""
+        run, self.unreported = [*self.unreported, *newest], []
+        return run
+
+
+_NOTHING, _OTHER, _END = MemberResult(), MemberResult((OTHER_ID,)), MemberResult((END_ID,))
+
+
 class SimExecutor:
     """`step.Executor` over a cost model. Each device works through the iterations in the order of submission.
 
-    With several pipeline stages, an iteration takes an equal part of its time on each of them, one after another.
-    Iterations in flight are on different stages. A stage is idle while the one before it takes longer.
+    With several pipeline stages, an iteration is on each of them, one after another. Iterations in flight are on
+    different stages. A stage is idle while the one before it takes longer.
 
     Args:
-        cost: of an iteration, on all stages together.
+        cost: of an iteration on each stage.
         clock: advanced by the host's time in `submit`, and to the end of an iteration in `collect`.
         lengths: the number of generated tokens of each request; the last one is `END_ID`.
         num_stages: devices in the pipeline.
     """
 
     def __init__(
-        self, cost: LinearCost, clock: VirtualClock, lengths: Mapping[str, int], *, num_stages: int = 1
+        self, cost: IterationCost, clock: VirtualClock, lengths: Mapping[str, int], *, num_stages: int = 1
     ) -> None:
         self.stats = ExecutorStats()
         self._cost = cost
         self._clock = clock
         self._lengths = lengths
-        self._num_prompt: dict[int, int] = {}  # row -> prompt tokens of its holder
-        self._unreported: dict[int, list[int]] = {}  # row -> ids in no result yet
+        self._rows: dict[int, _SimRow] = {}
         self._free_at = [clock.now] * num_stages  # the time at which each stage has done all its work
         self._is_wanted = False
 
@@ -63,20 +85,18 @@ class SimExecutor:
 
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration when the first stage is free; `idle_seconds` are those of this stage."""
-        num_padded = padded(plan.num_tokens, self._cost.buckets)
+        result, work = self._run(plan) if plan.multi_step is None else self._run_many(plan, plan.multi_step)
         self.stats.iterations += 1
-        self.stats.launches += 1 if not self._cost.buckets else -(-plan.num_tokens // self._cost.buckets[-1])
-        self.stats.tokens += plan.num_tokens
-        self.stats.padding_tokens += num_padded - plan.num_tokens
+        self.stats.launches += work.launches // work.steps
+        self.stats.tokens += work.num_tokens // work.steps
+        self.stats.padding_tokens += work.padding // work.steps
         self._clock.now += self._cost.host
         if self._is_wanted:
             self.stats.idle_seconds += max(0.0, self._clock.now - self._free_at[0])
         self._is_wanted = True
-        result = self._run(plan) if plan.multi_step is None else self._run_many(plan, plan.multi_step)
-        seconds = self._cost.seconds(plan, result.num_steps) / len(self._free_at)
         end = self._clock.now
-        for stage, free_at in enumerate(self._free_at):
-            self._free_at[stage] = end = max(end, free_at) + seconds
+        for stage, seconds in enumerate(self._cost.stages(work, len(self._free_at))):
+            self._free_at[stage] = end = max(end, self._free_at[stage]) + seconds
         return _SimHandle(result, end)
 
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
@@ -115,20 +135,29 @@ class SimExecutor:
     def close(self) -> None:
         """Do nothing: no memory is held."""
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        results = []
+    def _run(self, plan: StepPlan) -> tuple[StepResult, WorkCounts]:
+        results, chunks = [], []
+        increments = context = draws = 0
         for member in plan.members:
             if member.sampling is not None:
-                self._num_prompt[member.row] = member.sampling.num_prompt
-                self._unreported[member.row] = []
+                self._rows[member.row] = _SimRow(member.sampling.num_prompt, self._lengths[member.request_id])
+            row, start, size = self._rows[member.row], member.start, len(member.ids) + member.last_on_device
+            if size == 1 and start >= row.num_prompt:
+                increments += 1
+                context += start + 1
+            else:
+                chunks.append((start, size, False))
+            draws += member.is_sampling
             if not member.is_sampling:
-                results.append(MemberResult())
-                continue
-            results.append(MemberResult((*self._unreported[member.row], self._next_id(member, 0))))
-            self._unreported[member.row] = []
-        return StepResult(plan.iteration, results)
+                results.append(_NOTHING)
+            elif row.unreported:
+                results.append(MemberResult(row.report(row.next_id(start + size))))
+            else:  # nearly always
+                results.append(_END if start + size >= row.end else _OTHER)
+        work = work_of(chunks, draws)._replace(increments=increments, context=context)
+        return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
-    def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
+    def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, WorkCounts]:
         """Run a plan of many steps; a member draws no more after its end or at its limit."""
         assert len(self._free_at) == 1, "a plan of many steps on several stages"
         limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
@@ -136,16 +165,14 @@ class SimExecutor:
         ended = set[int]()
         while drawing and num_steps < many.num_steps and not (many.stops_early and len(drawing) < len(plan.members)):
             for member in drawing:
-                self._unreported[member.row].append(self._next_id(member, num_steps))
+                row = self._rows[member.row]
+                row.unreported.append(row.next_id(member.start + 1 + num_steps))
             num_steps += 1
-            ended |= {member.row for member in drawing if self._unreported[member.row][-1] == END_ID}
+            ended |= {member.row for member in drawing if self._rows[member.row].unreported[-1] == END_ID}
             drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
-        reported = {row for row, limit in limits.items() if limit.reports or row in ended}
-        results = [MemberResult(self._unreported[row] if row in reported else None) for row in limits]
-        self._unreported |= {row: [] for row in reported}
-        return StepResult(plan.iteration, results, num_steps)
-
-    def _next_id(self, member: Member, num_before: int) -> int:
-        """The id of a member's draw after `num_before` steps of a plan."""
-        nth = member.start + member.num_tokens + num_before - self._num_prompt[member.row] + 1
-        return END_ID if nth >= self._lengths[member.request_id] else OTHER_ID
+        results = [
+            MemberResult(self._rows[row].report() if limit.reports or row in ended else None)
+            for row, limit in limits.items()
+        ]
+        work = work_of([(member.start, 1, True) for member in plan.members], len(plan.members))
+        return StepResult(plan.iteration, results, num_steps), work.padded(self._cost.buckets).repeated(num_steps)

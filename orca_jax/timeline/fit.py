@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import LinearCost, pairs
-from orca_jax.timeline.read import Timeline, members
+from orca_jax.sim.cost import LinearCost, WorkCounts, work_of
+from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
 
 SOUND = 0.8  # least share of the variance that a sound fit explains
@@ -50,24 +50,33 @@ def fit_cost(timeline: Timeline) -> Fit:
     """
     if not timeline.iterations:
         raise ConfigError("the timeline has no iterations, so no cost can be fitted", param="trace")
-    features = np.array([_work(each) for each in timeline.iterations], np.float64)
+    work = [work_in(each) for each in timeline.iterations]
+    features = np.array([(w.steps, w.num_tokens + w.padding, w.chunk_pairs + w.context) for w in work], np.float64)
     taken = np.array([each.device for each in timeline.iterations])
-    weights = _non_negative(features, taken)
+    weights = non_negative(features, taken)
     variance = float(np.sum((taken - taken.mean()) ** 2))
     missed = float(np.sum((taken - features @ weights) ** 2))
-    host = statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
-    cost = LinearCost(float(weights[0]), float(weights[1]), float(weights[2]), host, timeline.head.buckets)
+    per_iteration, per_token, per_pair = map(float, weights)
+    cost = LinearCost(per_iteration, per_token, per_pair, host_seconds(timeline), timeline.head.buckets)
     return Fit(cost, 1 - missed / variance if variance else 1.0)
 
 
-def _work(iteration: IterationRecord) -> tuple[int, int, int]:
-    """Return the factors of the coefficients of a cost."""
-    spans = [(start, size) for _, start, size in members(iteration)]
-    num, further = iteration.steps, len(spans) * iteration.steps * (iteration.steps - 1) // 2
-    return num, num * (iteration.tokens + iteration.padding), num * pairs(spans) + further
+def host_seconds(timeline: Timeline) -> float:
+    """The median time of the host to select, plan and update an iteration."""
+    return statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
 
 
-def _non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
+def work_in(iteration: IterationRecord) -> WorkCounts:
+    """The work of a recorded iteration, over all its steps."""
+    parts = [(start, 1, True) for _, start in iteration.increments]
+    parts += [(start, size, False) for _, start, size, _ in iteration.chunks]
+    parts += [(start, size, size == 1) for _, start, size in iteration.repeats]
+    draws = len(iteration.increments) + len(iteration.repeats) + sum([samples for *_, samples in iteration.chunks])
+    once = work_of(parts, draws)._replace(launches=iteration.launches, padding=iteration.padding)
+    return once if iteration.steps == 1 else once.repeated(iteration.steps)
+
+
+def non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
     """Solve by least squares; features with negative weights are left out, beginning with the most negative one."""
     scale = np.maximum(np.abs(features).max(axis=0), 1)
     kept = list(range(features.shape[1]))

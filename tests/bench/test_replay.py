@@ -8,7 +8,7 @@ import pytest
 from orca_jax.bench.replay import replay
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
-from orca_jax.sim.cost import LinearCost, padded, pairs
+from orca_jax.sim.cost import LinearCost, padded, work_of
 from orca_jax.timeline.fit import SOUND, fit_cost
 from orca_jax.timeline.read import Timeline, figures, token_times
 from orca_jax.timeline.writer import IterationRecord
@@ -123,7 +123,8 @@ def synthetic(cost: LinearCost, count: int = 40) -> Timeline:
         increments = [(n, draw.randint(1, 500)) for n in range(draw.randint(1, 30))]
         chunks = [(50, draw.randint(0, 200), draw.randint(2, 300), True)][: draw.randint(0, 1)]
         tokens = len(increments) + sum(size for _, _, size, _ in chunks)
-        seconds = cost.of(tokens + 7, pairs([(s, 1) for _, s in increments] + [(s, size) for _, s, size, _ in chunks]))
+        work = work_of([(s, 1, True) for _, s in increments] + [(s, size, False) for _, s, size, _ in chunks])
+        (seconds,) = cost.stages(work._replace(padding=7), 1)
         times = {"selected": 0.0, "planned": 0.0015, "submitted": 0.002, "device": seconds, "update": 0.0005}
         counts = {"tokens": tokens, "padding": 7, "launches": 1, "running": 0, "waiting": 0, "free_pages": 0}
         run.iterations.append(IterationRecord(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
@@ -155,7 +156,9 @@ def test_a_fit_without_explanatory_power_has_a_warning() -> None:
 
 
 def test_work_is_counted_with_its_padding() -> None:
-    assert pairs([(0, 3)]) == 1 + 2 + 3 and pairs([(9, 1), (4, 2)]) == 10 + 5 + 6
+    assert work_of([(0, 3, False)]).chunk_pairs == 1 + 2 + 3
+    both = work_of([(9, 1, True), (4, 2, False)])
+    assert (both.context, both.chunk_pairs) == (10, 5 + 6)
     assert [padded(n, (4, 8)) for n in (1, 4, 5, 8, 9, 16)] == [4, 4, 8, 8, 12, 16]
     assert padded(9, ()) == 9
 

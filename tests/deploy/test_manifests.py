@@ -5,7 +5,6 @@ import re
 from functools import cache
 from typing import Any
 
-import pytest
 import yaml
 
 from orca_jax.config import EngineConfig
@@ -91,7 +90,6 @@ def test_events_of_the_prefix_cache() -> None:
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
-@pytest.mark.skipif("nnodes" not in FLAGS, reason="this version has no servers over several hosts")
 def test_a_server_over_several_hosts() -> None:
     group, service = documents("several-hosts.yaml")
     template = group["spec"]["leaderWorkerTemplate"]
@@ -100,7 +98,7 @@ def test_a_server_over_several_hosts() -> None:
     config = parsed(container, **SET_BY_LWS)
     (other,) = worker["spec"]["containers"]
     assert parsed(other, **SET_BY_LWS) == config
-    assert config.cluster_key_file == leader["spec"]["initContainers"][0]["command"][-1]  # type: ignore[attr-defined]
+    assert config.cluster_key_file == leader["spec"]["initContainers"][0]["command"][-1]
     assert leader["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout + 5
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
     selector = service["spec"]["selector"].items()

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh
 
+from orca_jax.bundled import digest_of
 from orca_jax.exec import program_store
 from orca_jax.exec.compile import CompileCounter, compile_all, compile_cache
-from orca_jax.exec.program_store import ProgramStore, digest_of, name_suffix
+from orca_jax.exec.program_store import ProgramStore, name_suffix
 from orca_jax.model.load import tensor_mesh
 from orca_jax.startup import StartTimes
 

@@ -26,6 +26,7 @@ FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.un
 OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/telemetry/otel.py": {"opentelemetry"},
     "orca_jax/bench/load_plot.py": {"matplotlib"},
+    "orca_jax/bench/paper/plot.py": {"matplotlib"},
     "orca_jax/timeline/plot.py": {"matplotlib"},
     "orca_jax/deploy/ray_serve.py": {"ray"},
 }

@@ -1,5 +1,7 @@
 """Request-level scheduling by table: the costs of the paper's baseline."""
 
+from orca_jax.request import SamplingParams
+from orca_jax.sched.request_level import RequestLevelScheduler
 from tests.sched.lab import Lab
 
 
@@ -133,3 +135,12 @@ def test_an_aborted_microbatch_leaves_the_others() -> None:
     lab.run()
     assert lab.batches == ["A2", "B2", "B1", "B1"]
     assert {end: lab.ends[end].finish_reason for end in lab.ends} == {"A": "abort", "B": "length"}
+
+
+def test_microbatches_of_a_fixed_size() -> None:
+    """FasterTransformer's mbs: two members are one microbatch of two, and not two of one."""
+    pool = lab_of(max_bs=4).pool
+    for name in "AB":
+        pool.add(name, [1, 2], SamplingParams(max_tokens=1), seed=0, arrival=0.0)
+    sizes = [len(RequestLevelScheduler(4, 2, mbs).select(pool, pool.kv).choices) for mbs in (None, 2)]
+    assert sizes == [1, 2]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,11 @@ def engines_of(pid: int) -> list[psutil.Process]:
     return [child for child in children if "orca_jax.link.process" in child.cmdline()]
 
 
-def spawn(*flags: str, open_files: int | None = None) -> subprocess.Popen[str]:
-    """Start `python -m orca_jax.serve`, with this limit of open files."""
+def spawn(*flags: str, open_files: int | None = None, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start `python -m orca_jax.serve`, with this limit of open files, behind the words of another command."""
     limit = [] if open_files is None else ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"]
     return subprocess.Popen(
-        [*limit, sys.executable, "-m", "orca_jax.serve", *flags],
+        [*prefix, *limit, sys.executable, "-m", "orca_jax.serve", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,6 +125,7 @@ def running(
     tls: ssl.SSLContext | None = None,
     api_key: str | None = None,
     open_files: int | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Start a server and wait until it is ready; afterwards check that none of its processes is left.
 
@@ -135,9 +136,10 @@ def running(
         tls: for clients of a server with a certificate in `flags`.
         api_key: one of the keys in `flags`, for `Server.http`.
         open_files: limit of open files.
+        prefix: words of another command, which runs the server.
     """
     place = ("--uds", str(uds)) if uds is not None else ("--port", "0")
-    process = spawn("--model", model, *place, "--no-log-requests", *flags, open_files=open_files)
+    process = spawn("--model", model, *place, "--no-log-requests", *flags, open_files=open_files, prefix=prefix)
     assert process.stdout is not None and process.stderr is not None
     family: list[psutil.Process] = []
     try:

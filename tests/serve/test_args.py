@@ -87,6 +87,15 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--kv-events-topic t", "kv_events_topic"),
         ("--kv-events-allow-remote", "kv_events_allow_remote"),
         ("--config missing.yaml", "config"),
+        ("--nnodes 0", "nnodes"),
+        ("--node-rank 1", "node_rank"),
+        ("--nnodes 2 --node-rank 2", "node_rank"),
+        ("--master-addr 10.0.0.1", "master_addr"),
+        ("--cluster-key-file x", "cluster_key_file"),
+        ("--nnodes 2 --restart-engine", "restart_engine"),
+        ("--nnodes 2 --master-port 65534", "master_port"),
+        ("--nnodes 2 --control-timeout 0.5", "control_timeout"),
+        ("--nnodes 2 --mtls-cert-file x --mtls-key-file x", "mtls_ca_file"),
     ],
 )
 def test_what_cannot_be_meant(flags: str, param: str, capsys: pytest.CaptureFixture[str]) -> None:

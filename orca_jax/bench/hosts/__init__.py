@@ -1,0 +1,1 @@
+"""Benchmarks of an engine over several processes."""

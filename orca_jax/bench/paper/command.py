@@ -1,0 +1,142 @@
+"""Run the paper's evaluation (section 6) on simulated devices: the engine and its schedulers in virtual time.
+
+Throughput and median normalised latency as in the paper. The first tenth of each run is served and not measured. The
+last line is one JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from orca_jax.bench.paper.beyond import beyond
+from orca_jax.bench.paper.curves import Digitised, read_digitised
+from orca_jax.bench.paper.figures import PANELS, SYSTEMS, Effort, figure_9, figure_10, figure_11, headline
+from orca_jax.bench.paper.plot import plot_batches, plot_curves
+from orca_jax.bench.paper.runs import WARM_UP
+from orca_jax.bench.paper.systems import EFFICIENCIES, FT_FACTOR
+from orca_jax.errors import ConfigError
+from orca_jax.plan.accelerators import ACCELERATORS
+from orca_jax.reporting import print_table
+
+HELP = "the paper's evaluation on simulated devices: Figures 9, 10 and 11"
+PAPER_DEVICE = "a100-40"
+FIGURES = ("fig9", "fig10", "fig11")
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
+    parser.add_argument("figure", choices=(*FIGURES, "all"), help="figure of the paper")
+    parser.add_argument(
+        "--digitised", metavar="FILE",
+        help="CSV file with points of Figure 10 (model,system,throughput_req_s,median_norm_latency_ms_per_token); "
+        "they are drawn behind the curves, and the errors are printed",
+    )  # fmt: skip
+    parser.add_argument("--models", nargs="+", default=list(PANELS), choices=PANELS, help="panels of Figure 10")
+    parser.add_argument(
+        "--systems", nargs="+", default=list(SYSTEMS), metavar="NAME",
+        help=f"systems of Figure 10, such as orca(32) or ft(16,8) (default: {' '.join(SYSTEMS)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=list(ACCELERATORS), default=PAPER_DEVICE,
+        help="devices of Figure 10, as many as in the paper and with its efficiencies (default: the paper's, a100-40)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--requests", type=int, default=2000, metavar="N",
+        help="requests of a run under ORCA; ft(8,8) serves a fourth, the headline three times as many (default: 2000)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of lengths and arrivals (default: 0)")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
+    )
+    parser.add_argument(
+        "--plot", metavar="DIRECTORY", help="write paper-fig9.svg, paper-fig10.svg and paper-fig11.svg here"
+    )
+    parser.add_argument(
+        "--beyond", action="store_true",
+        help="also tail latencies, sensitivities and later schedulers on 175B and 101B, with the same workload",
+    )  # fmt: skip
+    parser.add_argument("--trace-data", metavar="FILE", help="Azure's CSV file for --beyond: answers ended by EOS")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Simulate the figures; print tables and a line of JSON.
+
+    Raises:
+        ConfigError: a flag is wrong; `param` names it.
+    """
+    if args.requests < 20 or args.processes < 1:
+        raise ConfigError("requests must be at least 20 and processes at least 1", param="requests")
+    if args.plot is not None and not os.path.isdir(args.plot):
+        raise ConfigError(f"plot {args.plot!r} is not a directory", param="plot")
+    effort = Effort(args.requests, args.seed, args.processes)
+    digitised = read_digitised(args.digitised) if args.digitised else {}
+    wanted = FIGURES if args.figure == "all" else (args.figure,)
+    found: dict[str, Any] = {}
+    if "fig9" in wanted:
+        found["fig9"] = _figure_9(args.plot)
+    if "fig10" in wanted:
+        found["fig10"] = _figure_10(args, effort, digitised)
+    if "fig11" in wanted:
+        found["fig11"] = figure_11(effort)
+        _print_curves("Figure 11, 175B", found["fig11"]["curves"])
+        if args.plot is not None:
+            plot_curves(
+                os.path.join(args.plot, "paper-fig11.svg"), "Figure 11, simulated", found["fig11"]["curves"], {}
+            )
+    if args.beyond:
+        found["beyond"] = beyond(effort, args.trace_data)
+    settings = {
+        **dataclasses.asdict(effort),
+        "warm_up": WARM_UP,
+        "ft_factor": FT_FACTOR,
+        "efficiencies": {name: each._asdict() for name, each in EFFICIENCIES.items()},
+    }
+    line = found[args.figure] if len(wanted) == 1 and not args.beyond else found
+    print(json.dumps(_rounded({**line, "settings": settings})), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    """The same value with floats of five digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _figure_9(directory: str | None) -> dict[str, Any]:
+    found = figure_9()
+    for name, engines in found["batch_ms"].items():
+        rows = {label: _cells(times) for label, times in engines.items()}
+        print_table(f"Figure {name}: ms of a batch of {', '.join(map(str, found['batch_sizes']))}", rows)
+    print_table("Figure 9b against the paper's, read off", found["9b"])
+    if directory is not None:
+        plot_batches(os.path.join(directory, "paper-fig9.svg"), found["batch_sizes"], found["batch_ms"])
+    return found
+
+
+def _cells(times: list[float | None]) -> str:
+    return "  ".join("out of memory" if each is None else f"{each:,.0f}" for each in times)
+
+
+def _figure_10(args: argparse.Namespace, effort: Effort, digitised: Digitised) -> dict[str, Any]:
+    found = figure_10(effort, digitised, args.models, args.systems, args.device)
+    if "175B" in args.models and args.device == PAPER_DEVICE:
+        found |= headline(effort)
+    _print_curves("Figure 10", found["curves"])
+    for name in [name for name in found if name.startswith("mean_abs_log_error")]:
+        print_table(name.replace("_", " "), found[name])
+    if "headline_ratio" in found:
+        print_table("headline: 175B at 190 ms per token", {"ratio": found["headline_ratio"]} | found["headline_points"])
+    if args.plot is not None:
+        plot_curves(os.path.join(args.plot, "paper-fig10.svg"), "Figure 10, simulated", found["curves"], digitised)
+    return found
+
+
+def _print_curves(title: str, curves: Mapping[str, Mapping[str, Any]]) -> None:
+    for panel, systems in curves.items():
+        rows = {name: "  ".join(f"{x:.3g}:{y:.0f}" for x, y in points) for name, points in systems.items()}
+        print_table(f"{title}, {panel}: requests/s : ms per token", rows)

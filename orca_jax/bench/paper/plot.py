@@ -1,0 +1,75 @@
+"""Draws the simulated figures, with digitised points behind them when given."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+from orca_jax.bench.paper.curves import Digitised, Point
+from orca_jax.errors import ConfigError
+from orca_jax.reporting import write_figure
+
+MARKERS = "os^Dv<>p"
+COLOURS = ("#7f7f7f", "#bcbd22", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
+Curves = Mapping[str, Mapping[str, Sequence[Point]]]
+
+
+def plot_curves(path: str, title: str, curves: Curves, digitised: Digitised) -> None:
+    """Draw a panel per model or workload: median normalised latency over throughput, both as in Figure 10.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file cannot be written; `param` is "plot".
+    """
+    figure = _new_figure(4.2 * len(curves), 3.6)
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axes, (panel, systems) in zip(panels, curves.items(), strict=True):
+        for (name, points), marker, colour in zip(systems.items(), cycle(MARKERS), cycle(COLOURS), strict=False):
+            known = digitised.get(panel, {}).get(name, [])
+            axes.scatter([point.throughput for point in known], [point.latency for point in known], s=28, c=colour,
+                         alpha=0.35, linewidths=0)  # fmt: skip
+            axes.plot([point.throughput for point in points], [point.latency for point in points], color=colour,
+                      marker=marker, markersize=3, linewidth=1, label=name)  # fmt: skip
+        axes.set(title=panel, xlabel="throughput, requests/s", yscale="log", ylim=(25, 2500))
+        axes.set_xlim(left=0)
+        axes.grid(visible=True, which="both", alpha=0.25)
+    panels[0].set_ylabel("median normalised latency, ms/token")
+    figure.suptitle(title)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize="small")
+    _write(figure, path)
+
+
+def plot_batches(path: str, sizes: Sequence[int], figures: Mapping[str, Mapping[str, Sequence[float | None]]]) -> None:
+    """Draw a panel per model: the time of a batch over its size, as in Figure 9.
+
+    Raises:
+        ConfigError: as in `plot_curves`.
+    """
+    figure = _new_figure(4.2 * len(figures), 3.4)
+    panels = figure.subplots(1, len(figures), squeeze=False)[0]
+    for axes, (name, engines) in zip(panels, figures.items(), strict=True):
+        for (label, times), marker, colour in zip(engines.items(), cycle(MARKERS), cycle(COLOURS[2:]), strict=False):
+            known = [(size, each) for size, each in zip(sizes, times, strict=True) if each is not None]
+            axes.plot(*zip(*known, strict=True), color=colour, marker=marker, markersize=4, linewidth=1, label=label)
+        axes.set(title=f"Figure {name}", xlabel="batch size", xscale="log", xticks=sizes, xticklabels=sizes)
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.25)
+    panels[0].set_ylabel("time of a batch, ms")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    _write(figure, path)
+
+
+def _new_figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib import rcParams
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
+    rcParams["svg.fonttype"] = "none"
+    rcParams["svg.hashsalt"] = "orca-jax"  # equal figures have equal files
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _write(figure: Any, path: str) -> None:
+    try:
+        write_figure(figure, path, format="svg", metadata={"Date": None})
+    except OSError as error:
+        raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error

@@ -1,0 +1,85 @@
+"""The host's time for each request and iteration, by scheduler and ordering, on a simulated device."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from orca_jax.bench.feed import advance, feed
+from orca_jax.bench.paper.runs import paper_lengths, poisson
+from orca_jax.bench.paper.systems import Place
+from orca_jax.build.settings import ORDERINGS
+from orca_jax.engine import Engine
+from orca_jax.reporting import print_table
+from orca_jax.request import SamplingParams, Urgency
+from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.orca import OrcaScheduler
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.request_level import RequestLevelScheduler
+from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
+
+MAX_BS = 32
+TOKEN_BUDGET = 512
+MODEL = "101B"  # of one stage
+RATE = 5.0
+"""Requests per second: three fourths of the saturation, as for most servers."""
+TENANTS = 4  # for the ordering by fair shares; every fourth request has a deadline, every second another priority
+
+
+def _chunked(ordering: str, depth: int = 1) -> Scheduler:
+    return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ORDERINGS[ordering](), depth=depth)
+
+
+PAIRS: Mapping[str, tuple[float, Callable[[], Scheduler]]] = {
+    "request_level": (0.5, partial(RequestLevelScheduler, MAX_BS)),
+    "orca": (RATE, partial(OrcaScheduler, MAX_BS)),
+    "orca, two in flight": (RATE, partial(OrcaScheduler, MAX_BS, 2)),
+    **{f"chunked, {ordering}": (RATE, partial(_chunked, ordering)) for ordering in ORDERINGS},
+    "chunked, fcfs, overlapped": (RATE, partial(_chunked, "fcfs", 2)),
+    "chunked, shortest, overlapped": (RATE, partial(_chunked, "shortest", 2)),
+}
+"""By name: requests per second, somewhat below the saturation, and the scheduler."""
+
+
+def measure_all(num_requests: int) -> dict[str, Any]:
+    """Serve the paper's workload under each pair; print and return microseconds of the processor."""
+    gc.collect()
+    found = {name: measure(rate, make(), num_requests) for name, (rate, make) in PAIRS.items()}
+    shown = {name: f"{row['us']:6.2f} us, {row['mean_batch_size']:.1f} in a batch" for name, row in found.items()}
+    print_table(f"host time of a request and iteration, {num_requests} requests", shown)
+    return found
+
+
+def measure(rate: float, scheduler: Scheduler, num_requests: int) -> dict[str, float]:
+    """Serve the workload once: engine, scheduler and simulated device, without the making of the workload."""
+    requests, arrivals = paper_lengths(num_requests, 0), poisson(rate, num_requests, 0)
+    clock = VirtualClock()
+    lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
+    executor = SimExecutor(Place(MODEL).cost, clock, lengths)
+    rows = MAX_BS * scheduler.n_workers
+    pages = rows * 42  # of 16 tokens: enough for all rows
+    n_slots = pages * 16 - rows * 15 if scheduler.traits.has_reservations else None
+    pool = RequestPool(KVManager(pages, 16, rows, n_slots), vocab_size=OTHER_ID + 1, max_model_len=1024)
+    engine = Engine(executor, scheduler, pool, clock=clock)
+    prompt = [1] * max([request.num_prompt for request in requests])
+
+    def add(index: int) -> None:
+        num_prompt, generated, _ = requests[index]
+        urgency = Urgency(index % 2, str(index % TENANTS), 60.0 if index % 4 == 0 else None)
+        params = SamplingParams(generated, ignore_eos=True)
+        engine.add(str(index), prompt[:num_prompt], params, urgency=urgency)
+
+    start = time.process_time()
+    for _ in feed(engine, arrivals, add, clock, partial(advance, clock), executor.wait_until):
+        pass
+    seconds = time.process_time() - start
+    members = engine.stats.scheduled_requests
+    return {
+        "us": 1e6 * seconds / members,
+        "requests_per_host_second": num_requests / seconds,
+        "request_iterations": members,
+        "mean_batch_size": engine.stats.mean_batch_size,
+    }

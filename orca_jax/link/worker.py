@@ -1,0 +1,123 @@
+"""A worker process: `python -m orca_jax.serve --node-rank I`, with I from 1 on. It has no HTTP and no engine.
+
+The main thread builds an executor and repeats the leader's calls. The thread of the connection ends the process.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import NoReturn
+
+from orca_jax.cluster.exits import ExitStatus
+from orca_jax.cluster.messages import Serving, WorkerFailed
+from orca_jax.cluster.worker import Follower, Stillness, WorkerStatus
+from orca_jax.cluster.worker_link import WorkerLink
+from orca_jax.config import ClusterConfig
+from orca_jax.errors import ConfigError
+from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, STEP_FACTOR, ProgressWatch, place_of
+from orca_jax.logs import install_handler
+from orca_jax.server_config import ServerConfig
+from orca_jax.startup import StartTimes
+from orca_jax.step import Executor
+
+_CAUSE_SECONDS = 1.0  # for the leader to report the loss of another process, if that was the cause of a failure
+_ANSWER_SECONDS = 2.0  # for the leader to take a failure
+_LEAVE_SECONDS = 10.0  # beside `shutdown_timeout`, for the leader to end
+
+logger = logging.getLogger("orca_jax.link.worker")
+
+
+def run_worker(config: ServerConfig) -> NoReturn:
+    """Follow the leader until one of them ends, and end the process with an `ExitStatus`.
+
+    Raises:
+        ConfigError: a setting is wrong, or the leader refuses this process; `param` names the setting.
+    """
+    cluster = config.cluster
+    assert cluster is not None, "a worker is one of several processes"
+    install_handler(config.log_format, process=f"worker {config.node_rank}")
+    signals = _WorkerSignals(config.shutdown_timeout)
+    from orca_jax.build.cluster import build_worker, hello_of
+
+    times = StartTimes()
+    status = WorkerStatus()
+    link = WorkerLink(cluster, hello_of(cluster, config.engine.model), status.beat, _end)
+    welcome = link.join()
+    signals.is_needed = True
+    logger.info("joined the cluster as worker %d of %d", cluster.node_rank, cluster.nnodes)
+    try:
+        executor = build_worker(link, welcome, config.engine, times)
+        plans = link.plan_socket(welcome)
+        follower = Follower(executor, plans, link, status)
+        status.stillness = _stillness(executor, cluster)
+        link.serve()
+        link.send(Serving())
+        follower.run()
+    except ConfigError as error:
+        link.fail(WorkerFailed(error.message, error.param, is_config=True))
+        time.sleep(_ANSWER_SECONDS)
+        raise
+    except BaseException as error:  # also a panic of a library
+        time.sleep(_CAUSE_SECONDS)
+        logger.exception("the worker failed")
+        link.fail(WorkerFailed(type(error).__name__))
+        time.sleep(_ANSWER_SECONDS)
+        _exit(ExitStatus.ENGINE_FAILED)
+
+
+def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
+    watch, thread = ProgressWatch(), threading.get_ident()
+
+    def look(turns: int | None) -> tuple[float, float, str]:
+        still = watch.look(turns)
+        limit, place = max(config.control_timeout, STEP_FACTOR * executor.expected_seconds), ""
+        if still > QUIET_SECONDS:
+            place, is_compiling = place_of(thread)
+            limit = max(limit, COMPILE_SECONDS) if is_compiling else limit
+        return still, limit, place
+
+    return look
+
+
+class _WorkerSignals:
+    """Handlers of SIGTERM and SIGINT. Often all processes get them at once, and the leader needs the worker to drain.
+
+    After the first signal a worker that has joined waits for the leader's end; the second one ends the process.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience + _LEAVE_SECONDS
+        self._has_come = False
+        self.is_needed = False  # True: the worker has joined
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._has_come or not self.is_needed:
+            _exit(ExitStatus.DONE)
+        self._has_come = True
+        threading.Thread(target=self._leave, daemon=True).start()
+
+    def _leave(self) -> None:
+        logger.info("got a signal; waiting for the leader to end. A second signal ends this process, and the cluster")
+        time.sleep(self._patience)
+        _exit(ExitStatus.DONE)
+
+
+def _end(reason: str, status: int) -> None:
+    level = logging.INFO if status == ExitStatus.DONE else logging.ERROR
+    logger.log(level, "this worker ends: %s", reason)
+    _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    """End at once: the main thread may be stuck in a device."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

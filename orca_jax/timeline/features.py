@@ -1,0 +1,78 @@
+"""Fits a cost of many features to a timeline, and measures it on iterations that the fit has not seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orca_jax.errors import ConfigError
+from orca_jax.sim.cost import FeatureCost, IterationCost, features
+from orca_jax.timeline.fit import host_seconds, non_negative, work_in
+from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.writer import IterationRecord
+
+HELD_OUT = 5
+"""Every fifth iteration is left out of the fit that is measured."""
+ROUNDS = 8
+USUAL = 2.0
+"""An error above this multiple of the median error counts less, in inverse proportion."""
+
+
+@dataclass(frozen=True)
+class FeatureFit:
+    """A cost fitted to all iterations, and the errors of one fitted to four fifths of them on the others."""
+
+    cost: FeatureCost
+    held_out: Mapping[str, float]
+
+
+def fit_features(timeline: Timeline) -> FeatureFit:
+    """Fit a cost to the device times, without negative weights.
+
+    Raises:
+        ConfigError: the timeline has too few iterations.
+    """
+    iterations = timeline.iterations
+    if len(iterations) < 2 * HELD_OUT:
+        message = f"the timeline has {len(iterations)} iterations, and a fit needs at least {2 * HELD_OUT}"
+        raise ConfigError(message, param="timeline")
+    most = [each for number, each in enumerate(iterations) if (number + 1) % HELD_OUT]
+    others = iterations[HELD_OUT - 1 :: HELD_OUT]
+    host, buckets = host_seconds(timeline), timeline.head.buckets
+    measured = FeatureCost(_weights(most), host, buckets)
+    return FeatureFit(FeatureCost(_weights(iterations), host, buckets), iteration_errors(measured, others))
+
+
+def iteration_errors(cost: IterationCost, iterations: Sequence[IterationRecord]) -> Mapping[str, float]:
+    """The errors of a cost for the device times of single iterations, and for their sum, as shares of the measured."""
+    taken = np.array([each.device for each in iterations])
+    found = np.array([sum(cost.stages(work_in(each), 1)) for each in iterations])
+    variance = float(np.sum((taken - taken.mean()) ** 2))
+    return {
+        "iterations": len(iterations),
+        "median_abs_error": float(np.median(np.abs(found - taken) / np.maximum(taken, 1e-9))),
+        "mean_abs_error": float(np.mean(np.abs(found - taken)) / np.mean(taken)),
+        "error_of_sum": float(found.sum() / taken.sum() - 1),
+        "r_squared": 1 - float(np.sum((taken - found) ** 2)) / variance if variance else 1.0,
+    }
+
+
+def _weights(iterations: Sequence[IterationRecord]) -> dict[str, float]:
+    """Weights for the smallest relative errors, where outliers count little, then scaled to the measured sum.
+
+    A device time is long now and then, for reasons outside of the engine. Such times must not bend the weights. Their
+    sum counts, since throughput follows from it.
+    """
+    rows = [features(work_in(each)) for each in iterations]
+    names = list(rows[0])
+    matrix = np.array([[row[name] for name in names] for row in rows], np.float64)
+    taken = np.array([each.device for each in iterations])
+    found, least = non_negative(matrix, taken), max(1e-9, 1e-3 * float(taken.mean()))
+    for _ in range(ROUNDS):
+        predicted = np.maximum(matrix @ found, least)
+        errors = np.maximum(np.abs(taken / predicted - 1), 1e-12)
+        trust = np.sqrt(np.minimum(1, USUAL * np.median(errors) / errors)) / predicted
+        found = non_negative(matrix * trust[:, None], taken * trust)
+    total = (matrix @ found).sum()
+    found *= taken.sum() / total if total > 0 else 1.0
+    return {name: float(weight) for name, weight in zip(names, found, strict=True) if weight > 0}

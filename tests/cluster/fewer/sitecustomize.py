@@ -1,0 +1,6 @@
+"""Makes the processes of a test compile few programs: narrow samplers, and few buckets."""
+
+from orca_jax.exec import buckets
+
+buckets._MIN_LARGEST_WIDTH = 8
+buckets._FINE = (4, 16, 64)
