@@ -75,13 +75,18 @@ class SimExecutor:
         self._clock = clock
         self._lengths = lengths
         self._rows: dict[int, _SimRow] = {}
-        self._free_at = [clock.now] * num_stages  # the time at which each stage has done all its work
+        self._free_at = [clock.now] * num_stages
         self._is_wanted = False
 
     @property
     def expected_seconds(self) -> float:
         """Seconds of the virtual clock until the last stage has done all its work."""
         return max(0.0, self._free_at[-1] - self._clock.now)
+
+    @property
+    def free_at(self) -> tuple[float, ...]:
+        """The time on the clock at which each stage has done all its work."""
+        return tuple(self._free_at)
 
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration when the first stage is free; `idle_seconds` are those of this stage."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.paper.curves import Point, distance, read_digitised, throughput_at
 from orca_jax.bench.paper.figures import Effort, micro
+from orca_jax.bench.paper.pipeline import figure_8, stage_times
 from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson, simulate
 from orca_jax.bench.paper.systems import FT_FACTOR, Place, System, parse_system
 from orca_jax.errors import ConfigError
@@ -148,3 +150,24 @@ def test_figure_9_is_close_to_the_paper(tmp_path: Path, capsys: pytest.CaptureFi
 def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "fig10", *flags]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_batches_on_the_stages_of_figure_8() -> None:
+    """A stage runs one batch at a time, after the stage before it; four batches begin before the first one ends."""
+    for busy in stage_times().values():
+        by_stage = {stage: [box for box in busy if box.stage == stage] for stage in range(4)}
+        for boxes in by_stage.values():
+            assert all(before.end <= after.start for before, after in pairwise(boxes))
+        for first, second in pairwise(by_stage.values()):
+            assert all(
+                one.end <= two.start and one.requests == two.requests for one, two in zip(first, second, strict=True)
+            )
+        assert by_stage[0][3].end <= by_stage[3][0].end + 1e-9
+        assert {number for box in busy if box.is_initiation for number in box.requests} == set(range(16))
+
+
+def test_whole_batches_fill_the_pipeline_and_microbatches_do_not() -> None:
+    """200 requests; the last ones leave stages idle (`tests/sim/test_executor.py` measures between them)."""
+    gain = figure_8(Effort(requests=80))["gain"]["equal"]
+    assert gain["orca"]["4"] > 3.4 and gain["chunked"]["4"] > 3.4
+    assert gain["ft"]["4"] < 1.1

@@ -14,16 +14,17 @@ from typing import Any
 from orca_jax.bench.paper.beyond import beyond
 from orca_jax.bench.paper.curves import Digitised, read_digitised
 from orca_jax.bench.paper.figures import PANELS, SYSTEMS, Effort, figure_9, figure_10, figure_11, headline
-from orca_jax.bench.paper.plot import plot_batches, plot_curves
+from orca_jax.bench.paper.pipeline import figure_8, stage_times
+from orca_jax.bench.paper.plot import plot_batches, plot_curves, plot_stages
 from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.bench.paper.systems import EFFICIENCIES, FT_FACTOR
 from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.reporting import print_table
 
-HELP = "the paper's evaluation on simulated devices: Figures 9, 10 and 11"
+HELP = "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"
 PAPER_DEVICE = "a100-40"
-FIGURES = ("fig9", "fig10", "fig11")
+FIGURES = ("fig8", "fig9", "fig10", "fig11")
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
     )
     parser.add_argument(
-        "--plot", metavar="DIRECTORY", help="write paper-fig9.svg, paper-fig10.svg and paper-fig11.svg here"
+        "--plot",
+        metavar="DIRECTORY",
+        help="write paper-fig8.svg, paper-fig9.svg, paper-fig10.svg and paper-fig11.svg here",
     )
     parser.add_argument(
         "--beyond", action="store_true",
@@ -75,6 +78,8 @@ def run(args: argparse.Namespace) -> None:
     digitised = read_digitised(args.digitised) if args.digitised else {}
     wanted = FIGURES if args.figure == "all" else (args.figure,)
     found: dict[str, Any] = {}
+    if "fig8" in wanted:
+        found["fig8"] = _figure_8(effort, args.plot)
     if "fig9" in wanted:
         found["fig9"] = _figure_9(args.plot)
     if "fig10" in wanted:
@@ -105,6 +110,17 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _figure_8(effort: Effort, directory: str | None) -> dict[str, Any]:
+    found = figure_8(effort)
+    for workload, gains in found["gain"].items():
+        rows = {name: {f"{number} in flight": f"{gain:.2f}" for number, gain in each.items()}
+                for name, each in gains.items()}  # fmt: skip
+        print_table(f"Figure 8: requests/s on four stages (341B), {workload} requests", rows)
+    if directory is not None:
+        plot_stages(os.path.join(directory, "paper-fig8.svg"), stage_times())
+    return found
 
 
 def _figure_9(directory: str | None) -> dict[str, Any]:

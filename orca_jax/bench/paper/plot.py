@@ -5,6 +5,7 @@ from itertools import cycle
 from typing import Any
 
 from orca_jax.bench.paper.curves import Digitised, Point
+from orca_jax.bench.paper.pipeline import Busy
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import write_figure
 
@@ -54,6 +55,30 @@ def plot_batches(path: str, sizes: Sequence[int], figures: Mapping[str, Mapping[
         axes.grid(visible=True, alpha=0.25)
     panels[0].set_ylabel("time of a batch, ms")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    _write(figure, path)
+
+
+def plot_stages(path: str, systems: Mapping[str, Sequence[Busy]]) -> None:
+    """Draw a panel per system, as in Figure 8: a line for each stage, a box for each batch on it.
+
+    Raises:
+        ConfigError: as in `plot_curves`.
+    """
+    figure = _new_figure(9.0, 2.1 * len(systems))
+    panels = figure.subplots(len(systems), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (title, boxes) in zip(panels, systems.items(), strict=True):
+        for box in boxes:
+            colour = COLOURS[2 + min(box.requests) // 2 % (len(COLOURS) - 2)]
+            width = box.end - box.start
+            axes.barh(box.stage, width, left=box.start, height=0.9, color=colour, alpha=0.95 if box.is_initiation
+                      else 0.55, edgecolor="white", linewidth=0.4)  # fmt: skip
+            if box.is_initiation:
+                letters = "".join(chr(ord("A") + number) for number in box.requests)
+                axes.text(box.start + width / 2, box.stage, letters, ha="center", va="center", fontsize=6)
+        stages = 1 + max(box.stage for box in boxes)
+        axes.set(title=title, yticks=range(stages), yticklabels=[f"stage {each + 1}" for each in range(stages)])
+        axes.invert_yaxis()
+    panels[-1].set_xlabel("seconds; dark: initiation phase, with the letters of the requests; pale: increments")
     _write(figure, path)
 
 

@@ -152,7 +152,7 @@ def _chunked(system: System, place: Place) -> Scheduler:
         FirstComeFirstServed(),
         depth=1 if place.check_ins else place.in_flight,
         check_ins=CheckIns(place.check_ins) if place.check_ins else None,
-        num_stages=place.num_stages,
+        num_stages=min(place.num_stages, place.in_flight),
     )
 
 
