@@ -37,11 +37,12 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
     short_factor: tuple[float, ...] = ()  # longrope, one for each frequency, up to `original_max_position`
+    rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a pre-norm decoder. GPT-2 and Llama differ only in these values and in the names of weights."""
+    """The shape of a decoder. Families differ only in these values and in the names of weights."""
 
     family: str
     vocab_size: int
@@ -56,12 +57,16 @@ class ModelConfig:
     norm_eps: float
     activation: Literal["gelu_tanh", "gelu", "silu", "relu"]
     gated_mlp: bool
-    attention_bias: bool
+    attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
     tied_embeddings: bool
     rope: RopeConfig | None = None  # None: learned positions
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    attention_out_bias: bool = False
+    qk_norm: Literal["head", "all"] | None = None  # of queries and keys: of each head, or of all heads together
+    residual: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"  # see model/transformer.py
+    sliding_window: int | None = None  # tokens that each token sees, itself included, in all layers
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
 
 

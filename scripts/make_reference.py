@@ -1,6 +1,6 @@
 """Creates the small models of the tests that compare with transformers, or verifies the existing ones.
 
-    python scripts/make_reference.py [--verify] [--out tests/fixtures/reference]
+    python scripts/make_reference.py [--verify] [--out tests/fixtures/reference] [NAME ...]
 
 Needs torch, transformers and safetensors, in an environment of their own: neither the package nor its tests use them.
 Each folder is a Hugging Face directory with random weights and `expected.npz`. This file has for every prompt its ids,
@@ -23,6 +23,7 @@ import transformers
 PROMPT_LENGTHS = (1, 5, 17, 33)
 NEW_TOKENS = 12
 MARGIN = 5e-3
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 TOLERANCE = 2e-5
 
 
@@ -57,6 +58,47 @@ def llama(heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, **o
         "max_position_embeddings": 64,
     }
     return Case("llama", {**shape, "bos_token_id": None, "eos_token_id": None, **options})
+
+
+def like_llama(family: str, **options: Any) -> Case:
+    """A small model with the keys of Llama: two layers, four heads, two groups."""
+    shape = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": 97,
+        "max_position_embeddings": 64,
+    }
+    return Case(family, {**shape, **NO_TOKENS, **options})
+
+
+def neox(**options: Any) -> Case:
+    """A small GPT-NeoX, half of each head rotated."""
+    shape = {
+        "num_attention_heads": 4,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": 97,
+        "max_position_embeddings": 64,
+        "rotary_pct": 0.5,
+    }
+    return Case("gpt_neox", {**shape, **NO_TOKENS, **options})
+
+
+def opt(**options: Any) -> Case:
+    """A small OPT."""
+    shape = {
+        "num_attention_heads": 4,
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "vocab_size": 97,
+        "max_position_embeddings": 64,
+    }
+    return Case("opt", {**shape, **NO_TOKENS, **options})
 
 
 def stretched(**rope: Any) -> Case:
@@ -98,14 +140,33 @@ CASES: Mapping[str, Case] = {
         short_factor=[1.0 + 0.25 * i for i in range(8)],
         long_factor=[2.0 + 0.5 * i for i in range(8)],
     ),
+    "llama-smollm-9-heads": llama(9, 3, 4, 2, 97, tie_word_embeddings=True),
+    "qwen2-tied": like_llama("qwen2", tie_word_embeddings=True),
+    "qwen2-window": like_llama("qwen2", use_sliding_window=True, max_window_layers=0, sliding_window=7),
+    "mistral-window": like_llama("mistral", sliding_window=10, head_dim=16),
+    "qwen3": like_llama("qwen3", head_dim=16, tie_word_embeddings=True),
+    "phi3-window": like_llama("phi3", sliding_window=12, partial_rotary_factor=0.5),
+    "phi3-longrope": like_llama(
+        "phi3",
+        original_max_position_embeddings=48,
+        rope_parameters={
+            "rope_type": "longrope",
+            "short_factor": [1.0 + 0.25 * i for i in range(4)],
+            "long_factor": [2.0 + 0.5 * i for i in range(4)],
+        },
+    ),
+    "olmo2": like_llama("olmo2"),
+    "gpt_neox-parallel": neox(),
+    "gpt_neox-sequential": neox(use_parallel_residual=False, rotary_pct=1.0),
+    "opt": opt(),
 }
 
 
 def build(case: Case, seed: int) -> Any:
     """The model with random weights, wide enough to make all positions differ."""
     torch.manual_seed(seed)
-    kind = transformers.GPT2Config if case.family == "gpt2" else transformers.LlamaConfig
-    config = kind(**case.options, initializer_range=0.2, attn_implementation="eager")
+    kind, std = transformers.CONFIG_MAPPING[case.family], "init_std" if case.family == "opt" else "initializer_range"
+    config = kind(**case.options, **{std: 0.2}, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -178,13 +239,15 @@ def main() -> int:
     """Make or verify all cases; 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verify", action="store_true", help="compare the existing models, write nothing")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to make or verify; default: all")
     parser.add_argument("--out", type=Path, default=Path("tests/fixtures/reference"))
     args = parser.parse_args()
+    names = args.names or list(CASES)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     if args.verify:
-        return 0 if all([verify(name, args.out / name) for name in CASES]) else 1
-    for name in CASES:
+        return 0 if all([verify(name, args.out / name) for name in names]) else 1
+    for name in names:
         make(name, args.out / name)
     return 0
 

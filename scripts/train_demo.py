@@ -93,6 +93,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         activation="gelu_tanh",
         gated_mlp=False,
         attention_bias=True,
+        attention_out_bias=True,
         mlp_bias=True,
         tied_embeddings=True,
     )

@@ -161,6 +161,23 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
         assert run(engine, jobs) == answers
 
 
+@few
+@quick
+@pytest.mark.parametrize(
+    ("name", "tensor", "stages"),
+    [(name, 2, 1) for name in ("qwen2-window", "qwen3", "olmo2", "gpt_neox-parallel")]
+    + [slow(name, 2, 1) for name in ("qwen2-tied", "mistral-window", "phi3-window", "phi3-longrope", "opt")]
+    + [slow(name, 1, 2) for name in ("llama-smollm-9-heads", "phi3-window", "olmo2", "gpt_neox-sequential", "opt")],
+)
+def test_families_in_chunks_and_pages_with_prefixes(name: str, tensor: int, stages: int, program_cache: str) -> None:
+    jobs, answers = greedy_jobs(name)
+    small: dict[str, object] = {"max_num_batched_tokens": 8, "pipeline_parallel_size": stages}
+    for engine in make_engine(name, program_cache, tensor, "chunked", **small):
+        assert run(engine, jobs) == answers
+        assert run(engine, jobs[::-1]) == answers[::-1]
+        assert engine.pool.num_cache_hits > 0, "the second time, pages of prompts are in the prefix cache"
+
+
 @quick
 @pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, {"page_size": 32}])

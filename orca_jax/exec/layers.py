@@ -112,7 +112,7 @@ def make_layers(
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
     num_pages, name = config.cache.num_pages, config.attention_implementation
-    scale = model.head_dim**-0.5
+    options: dict[str, Any] = {"scale": model.head_dim**-0.5, "sliding_window": model.sliding_window}
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
@@ -127,7 +127,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         first_page = layer * num_pages
-        return write_and_attend(device, q, k, v, pages, prepared, first_page, scale=scale, implementation=name)
+        return write_and_attend(device, q, k, v, pages, prepared, first_page, implementation=name, **options)
 
     split = jax.shard_map(
         on_shard,

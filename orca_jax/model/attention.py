@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.layers import Linear, Maker, unfused
+from orca_jax.model.layers import Linear, Maker, Norm, unfused
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
 
@@ -19,7 +19,8 @@ type Attend[Cache] = Callable[
     [Int[Array, ""], Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache],
     tuple[Float[Array, "T H D"], Cache],
 ]
-"""`attend(layer, q, k, v, cache) -> (out, cache)`. It scales scores by `head_dim ** -0.5` itself."""
+"""`attend(layer, q, k, v, cache) -> (out, cache)`. It scales scores by `head_dim ** -0.5` itself, and applies the
+sliding window of the model."""
 
 type LayerAttend[Cache] = Callable[
     [Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache], tuple[Float[Array, "T H D"], Cache]
@@ -31,15 +32,16 @@ type Projections = tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Arr
 
 
 class Attention(nnx.Module):
-    """Projections to queries, keys and values, rotary positions if the model has them, and the projection back."""
+    """Projections to queries, keys and values, their norms and rotary positions if the model has them, and back."""
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         self.head_dim = config.head_dim
-        bias = config.attention_bias
         embed, heads = config.embed_dim, config.num_heads * config.head_dim
-        self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=bias)
+        self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=config.attention_bias)
         self.key, self.value = _kv_projection(make, config), _kv_projection(make, config)
-        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=bias, std=out_std)
+        self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
+        self.key_norm = nnx.data(_head_norm(make, config, config.num_kv_heads, "kv_heads"))
+        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std)
 
     def __call__[Cache](
         self,
@@ -57,9 +59,10 @@ class Attention(nnx.Module):
         """Queries, keys and values of every token."""
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
-        query, key, value = (
-            unfused(project(x)).reshape(tokens, -1, self.head_dim) for project in (self.query, self.key, self.value)
-        )
+        query, key, value = (unfused(project(x)) for project in (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
+        query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         return query, key, value
@@ -68,6 +71,17 @@ class Attention(nnx.Module):
         """Project the heads of every token back, or of those in `keep`."""
         merged = out.reshape(out.shape[0], -1)
         return self.out(merged if keep is None else merged[keep])
+
+
+def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> Norm | None:
+    """The norm of queries or of keys."""
+    match config.qk_norm:
+        case None:
+            return None
+        case "head":
+            return Norm(make, config, config.head_dim, "head_dim")
+        case "all":
+            return Norm(make, config, num_heads * config.head_dim, axis)
 
 
 def _kv_projection(make: Maker, config: ModelConfig) -> Linear:

@@ -110,21 +110,26 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """LayerNorm or RMSNorm over the embedding, in float32."""
+    """LayerNorm or RMSNorm over the embedding, or over another axis of `width` numbers, in float32."""
 
-    def __init__(self, make: Maker, config: ModelConfig) -> None:
+    def __init__(self, make: Maker, config: ModelConfig, width: int | None = None, axis: str = "embed") -> None:
         self.centred = config.norm == "layernorm"
         self.eps = config.norm_eps
-        self.scale = make((config.embed_dim,), ("embed",), "ones")
-        self.bias = nnx.data(make((config.embed_dim,), ("embed",), "zeros") if self.centred else None)
+        self.width = config.embed_dim if width is None else width
+        self.scale = make((self.width,), (axis,), "ones")
+        self.bias = nnx.data(make((self.width,), (axis,), "zeros") if self.centred else None)
 
-    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
-        """Normalise every token."""
+    def __call__(self, x: Float[Array, "*T E"]) -> Float[Array, "*T E"]:
+        """Normalise the last axis."""
         if self.centred:
             x = x - x.mean(axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.eps)
         x = x * self.scale[...].astype(jnp.float32)
         return x if self.bias is None else x + self.bias[...].astype(jnp.float32)
+
+    def of_groups(self, x: Float[Array, "T X"]) -> Float[Array, "T X"]:
+        """Normalise each group of `width` numbers by itself."""
+        return self(x.reshape(x.shape[0], -1, self.width)).reshape(x.shape)
 
 
 class Table(nnx.Module):

@@ -46,7 +46,8 @@ def stored_shape(path: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
 
 def num_copies(path: str, config: ModelConfig) -> int:
     """The copies of each key/value head in a parameter; 1 in parameters without such heads."""
-    return config.kv_copies if path.startswith(("blocks.attention.key.", "blocks.attention.value.")) else 1
+    names = ("key", "value", "key_norm") if config.qk_norm == "all" else ("key", "value")
+    return config.kv_copies if path.startswith(tuple(f"blocks.attention.{name}." for name in names)) else 1
 
 
 def copied_columns(bounds: range, copies: int, head_dim: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from orca_jax.model.layers import unfused
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """Angle per position of each pair of dimensions, float32 [head_dim / 2]."""
+    """Angle per position of each pair of `head_dim` rotated dimensions, float32 [head_dim / 2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     base: np.ndarray = 1.0 / np.power(np.float32(rope.theta), exponent)  # float32 on purpose, as in training
     match rope.kind:
@@ -75,15 +75,17 @@ def _yarn_magnitude(factor: float, mscale: float) -> float:
 
 
 class Rotation:
-    """Cosine and sine of every token's angles, computed once for all layers."""
+    """Cosine and sine of every token's angles, computed once for all layers. R dimensions of each head are rotated."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> None:
-        angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, head_dim)  # [T, D/2]
-        cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, D/2]
+        self.dim = rope.rotated_dim or head_dim
+        angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, self.dim)  # [T, R/2]
+        cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, R/2]
         sin = jnp.sin(angles)[:, None] * magnitude(rope)
         self.cos, self.sin = unfused((cos, sin))  # otherwise a scan over layers would compute them in every layer
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
-        """Rotate the pairs (d, d + D/2) of every head, in float32."""
-        first, second = jnp.split(x, 2, axis=-1)
-        return jnp.concatenate([first * self.cos - second * self.sin, second * self.cos + first * self.sin], axis=-1)
+        """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are."""
+        first, second = jnp.split(x[..., : self.dim], 2, axis=-1)
+        rotated = first * self.cos - second * self.sin, second * self.cos + first * self.sin
+        return jnp.concatenate([*rotated, x[..., self.dim :]], axis=-1)

@@ -20,6 +20,7 @@ MESH_AXES: Mapping[str, str | None] = {
     "embed": None,
     "heads": TENSOR_AXIS,  # query heads times head dim
     "kv_heads": TENSOR_AXIS,  # key/value heads times head dim
+    "head_dim": None,
     "mlp": TENSOR_AXIS,
     "vocab": TENSOR_AXIS,
 }

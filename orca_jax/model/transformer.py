@@ -1,6 +1,6 @@
-"""The decoder: one pre-norm Transformer. Its configuration alone makes it GPT-2 or Llama."""
+"""The decoder: one Transformer. Its configuration alone makes it a model of a family."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from orca_jax.model.stages import LayerSpan, whole
 
 
 class Block(nnx.Module):
-    """Attention and MLP, each after a norm and added to the residual stream, which stays float32."""
+    """Attention and MLP, each with a norm and added to the residual stream, which stays float32."""
 
     def __init__(self, make: Maker, config: ModelConfig) -> None:
+        self.residual = config.residual
         out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
         self.attention_norm = Norm(make, config)
         self.attention = Attention(make, config, out_std)
@@ -41,14 +42,38 @@ class Block(nnx.Module):
 
     def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Projections:
         """The part before attention: queries, keys and values of every token."""
-        return self.attention.project(self.attention_norm(x), rotation)
+        return self.attention.project(x if self.residual == "post_norm" else self.attention_norm(x), rotation)
 
     def finish(
         self, x: Float[Array, "T E"], out: Float[Array, "T H D"], keep: Int[Array, "B"] | None = None
     ) -> Float[Array, "B E"]:
         """The part after attention, on all tokens or on those in `keep`."""
-        x = (x if keep is None else x[keep]) + self.attention.merge(out, keep)
-        return x + self.mlp(self.mlp_norm(x))
+        return _RESIDUALS[self.residual](self, x if keep is None else x[keep], self.attention.merge(out, keep))
+
+
+def _pre_norm(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+    """Add the attention of normalised inputs, then the MLP of normalised inputs."""
+    x = x + attended
+    return x + block.mlp(block.mlp_norm(x))
+
+
+def _post_norm(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+    """Add the normalised results of attention, then those of the MLP."""
+    x = x + block.attention_norm(attended)
+    return x + block.mlp_norm(block.mlp(x))
+
+
+def _parallel(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+    """Add attention and MLP, both of the same inputs, each with a norm of its own before it."""
+    return x + attended + block.mlp(block.mlp_norm(x))
+
+
+_RESIDUALS: Mapping[str, Callable[[Block, Array, Array], Array]] = {
+    "pre_norm": _pre_norm,
+    "post_norm": _post_norm,
+    "parallel": _parallel,
+}
+"""The part of a block after attention, by `ModelConfig.residual`."""
 
 
 class Decoder(nnx.Module):

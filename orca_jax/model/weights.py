@@ -41,7 +41,6 @@ MAX_HEADER_BYTES = 32 * 2**20  # of all files together
 MAX_TENSORS = 500_000  # of a checkpoint; the largest known ones have 150,000
 MAX_FILES = 4_000
 _FLOATS = ("F64", "F32", "F16", "BF16")
-HEAD = "lm_head.weight"
 _COMPARED = 2**22  # numbers of a table in memory at once
 
 logger = logging.getLogger(__name__)
@@ -126,16 +125,24 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
     with ExitStack() as stack:
         files = _open(directory, stack)
         (key,) = _find(embedding, family, files, config).keys
-        if key not in files.tensors or HEAD not in files.tensors:
+        head = next((name for name in _head_names(family, config) if name in files.tensors), None)
+        if key not in files.tensors or head is None:
             return config
         try:
-            same = _is_equal(files.tensors[key].get_slice(key), files.tensors[HEAD].get_slice(HEAD), dtype)
+            same = _is_equal(files.tensors[key].get_slice(key), files.tensors[head].get_slice(head), dtype)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(str(directory), [f"{HEAD}: cannot be read: {first_line(error)}"]) from None
+            raise CheckpointError(str(directory), [f"{head}: cannot be read: {first_line(error)}"]) from None
     if same:
         return config
-    logger.warning("%s: %s differs from the embedding: it is used, although config.json ties them", directory, HEAD)
+    logger.warning("%s: %s differs from the embedding: it is used, although config.json ties them", directory, head)
     return replace(config, tied_embeddings=False)
+
+
+def _head_names(family: Family, config: ModelConfig) -> tuple[str, ...]:
+    """Names of the tensor with the unembedding, in files that have one."""
+    untied = family.weights(replace(config, tied_embeddings=False))
+    (head,) = (weight for weight in untied if weight.path == "head.table")
+    return (head.key, *head.others)
 
 
 def _is_equal(one: Any, other: Any, dtype: DType) -> bool:
@@ -219,8 +226,8 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
     prefixes = family.prefixes if weight.prefixed else ("",)
     keys = []
     for layer in layers:
-        name = weight.key.format(layer=layer)
-        candidates = [prefix + name for prefix in prefixes]
+        names = [name.format(layer=layer) for name in (weight.key, *weight.others)]
+        candidates = [prefix + name for name in names for prefix in prefixes]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
     return ParameterSource(weight, tuple(keys))
@@ -245,7 +252,7 @@ def _compare(
                 problems[f"{key}: type {tensor.get_dtype()} is not supported, only {', '.join(_FLOATS)}"] = None
     used = {key for source in sources.values() for key in source.keys}
     if config.tied_embeddings:
-        used.add(HEAD)  # some files repeat the embedding
+        used.update(_head_names(family, config))  # some files repeat the embedding
     for key in sorted(set(files.tensors) - used):
         if not family.ignored.fullmatch(key):
             problems[f"{key}: unexpected"] = None
@@ -255,7 +262,9 @@ def _compare(
 def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a tensor in the checkpoint, from the shape of the parameter."""
     *rest, last = shape[1:] if weight.stacked else shape
-    whole = (*rest, last * weight.part[1])
+    if weight.first_row:
+        rest[0] += weight.first_row
+    whole = (*rest, last if weight.part is None else weight.part.num_columns)
     return whole[::-1] if weight.transpose else whole
 
 
@@ -283,24 +292,26 @@ def _read(
     if source.weight.stacked:
         stack = np.empty([len(bound) for bound in bounds], dtype)
         for place, layer in enumerate(bounds[0]):
-            stack[place] = _cut(source, layer, bounds[1:], stored[-1], files, dtype)
+            stack[place] = _cut(source, layer, bounds[1:], files, dtype)
         return stack
     rows = range(min(bounds[0].start, stored[0]), min(bounds[0].stop, stored[0]))
-    values = _cut(source, 0, [rows, *bounds[1:]], stored[-1], files, dtype)
+    values = _cut(source, 0, [rows, *bounds[1:]], files, dtype)
     padding = len(bounds[0]) - len(values)
     return np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)]) if padding else values
 
 
-def _cut(
-    source: ParameterSource, layer: int, bounds: list[range], width: int, files: Files, dtype: jnp.dtype
-) -> np.ndarray:
-    """Read the slice `bounds` of one layer's parameter, whose last axis has `width` columns, in its orientation."""
+def _cut(source: ParameterSource, layer: int, bounds: list[range], files: Files, dtype: jnp.dtype) -> np.ndarray:
+    """Read the slice `bounds` of one layer's parameter, in its orientation."""
     weight, key = source.weight, source.keys[layer]
     if any(len(bound) == 0 for bound in bounds):
         return np.zeros([len(bound) for bound in bounds], dtype)
-    part, _ = weight.part
     cut = [slice(bound.start, bound.stop) for bound in bounds]
-    cut[-1] = slice(cut[-1].start + part * width, cut[-1].stop + part * width)
+    if weight.first_row:
+        cut[0] = slice(cut[0].start + weight.first_row, cut[0].stop + weight.first_row)
+    columns = None
+    if weight.part is not None:
+        columns = np.array([weight.part.column(number) for number in bounds[-1]])
+        cut[-1] = slice(columns[0], columns[-1] + 1)
     tensor = files.tensors[key].get_slice(key)
-    piece = tensor[tuple(cut[::-1])].T if weight.transpose else tensor[tuple(cut)]
-    return np.asarray(piece).astype(dtype)
+    piece = np.asarray(tensor[tuple(cut[::-1])].T if weight.transpose else tensor[tuple(cut)]).astype(dtype)
+    return piece if columns is None or len(columns) == piece.shape[-1] else piece[..., columns - columns[0]]

@@ -40,6 +40,7 @@ MODEL = ModelConfig(
     activation="gelu_tanh",
     gated_mlp=False,
     attention_bias=True,
+    attention_out_bias=True,
     mlp_bias=True,
     tied_embeddings=True,
 )

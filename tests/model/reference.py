@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -22,19 +22,23 @@ def mesh_of(size: int) -> Mesh:
     return tensor_mesh(jax.devices()[:size])
 
 
-def dense_causal(layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cache: int) -> tuple[jax.Array, int]:
-    """Attention over all tokens of one request."""
+def dense_causal(
+    layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cache: int, *, window: int | None = None
+) -> tuple[jax.Array, int]:
+    """Attention over all tokens of one request, or over the last `window` ones."""
     tokens, heads, dim = q.shape
     k, v = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
     scores = jnp.einsum("thd,shd->hts", q, k) * dim**-0.5
-    scores = jnp.where(jnp.tril(jnp.ones((tokens, tokens), bool)), scores, -jnp.inf)
+    ahead = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
+    scores = jnp.where((ahead >= 0) & (ahead < (window or tokens)), scores, -jnp.inf)
     return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores), v), cache
 
 
 @cache
 def _forward() -> Callable[[Decoder, jax.Array], jax.Array]:
     def forward(decoder: Decoder, ids: jax.Array) -> jax.Array:
-        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), dense_causal, 0)
+        attend = partial(dense_causal, window=decoder.config.sliding_window)
+        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), attend, 0)
         return decoder.unembed(hidden)
 
     return jax.jit(forward)

@@ -14,6 +14,7 @@ from orca_jax.model.describe import config_from_hf, preset_names, read_model_con
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
+from tests.model.page import PAGE, page
 from tests.project.source import ROOT
 
 # name: layers, embed, heads, KV heads, MLP, vocabulary, positions
@@ -25,6 +26,7 @@ PRESETS = {
     "gpt2-xl": (48, 1600, 25, 25, 6400, 50257, 1024),
     "llama-3.2-1b": (16, 2048, 32, 8, 8192, 128256, 131072),
     "llama-3-8b": (32, 4096, 32, 8, 14336, 128256, 8192),
+    "llama-3-70b": (80, 8192, 64, 8, 28672, 128256, 8192),
     "gpt3-13b": (40, 5120, 40, 40, 20480, 50257, 2048),
     "gpt3-101b": (80, 10240, 80, 80, 40960, 50257, 2048),
     "gpt3-175b": (96, 12288, 96, 96, 49152, 50257, 2048),
@@ -33,6 +35,7 @@ PRESETS = {
 
 GPT2: dict[str, Any] = {"model_type": "gpt2"}
 LLAMA: dict[str, Any] = {"model_type": "llama"}
+QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 HUB: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/fixtures/configs/hub.json").read_text(encoding="utf-8"))
 
@@ -105,6 +108,32 @@ def test_describing_a_model_imports_no_jax() -> None:
         ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({**GPT2, "n_layer": 3, "num_hidden_layers": 2}, "num_hidden_layers"),
+        ({**QWEN2, "use_sliding_window": True}, "max_window_layers"),
+        ({**QWEN2, "layer_types": ["full_attention"] * 31}, "layer_types"),
+        ({**QWEN2, "layer_types": ["full_attention"] * 31 + ["linear_attention"]}, "layer_types"),
+        ({**QWEN2, "layer_types": ["sliding_attention"] * 32}, "layer_types"),
+        (
+            {
+                **QWEN2,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 31 + ["sliding_attention"],
+            },
+            "layer_types",
+        ),
+        ({**QWEN2, "use_mrope": True}, "use_mrope"),
+        ({**QWEN2, "attention_bias": False}, "attention_bias"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 32}, "layer_types"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "qwen3", "num_experts": 8}, "num_experts"),
+        ({"model_type": "phi3", "partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type"),
+        ({"model_type": "phi3", "attention_bias": True}, "attention_bias"),
+        ({"model_type": "olmo2", "clip_qkv": 8.0}, "clip_qkv"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.1}, "rotary_pct"),
+        ({"model_type": "gpt_neox", "rope_theta": 5e5}, "rope_theta"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before"),
+        ({"model_type": "opt", "_remove_final_layer_norm": True}, "_remove_final_layer_norm"),
     ],
     ids=str,
 )
@@ -112,6 +141,50 @@ def test_unsupported_options_are_refused_by_name(hf: dict[str, Any], param: str)
     with pytest.raises(ConfigError, match=param) as caught:
         config_from_hf(hf)
     assert caught.value.param == param
+
+
+def test_windows() -> None:
+    """The rules of transformers: which key decides, and which values mean no window."""
+
+    def window(family: str, **options: object) -> int | None:
+        return config_from_hf({"model_type": family, "max_position_embeddings": 8192, **options}).sliding_window
+
+    assert window("mistral") == 4096
+    assert window("mistral", sliding_window=None) is None
+    assert window("mistral", sliding_window=8192) is None, "no token is that far away"
+    assert window("qwen2") is None
+    for used, first, kinds, expected in (
+        (True, 0, None, 64),
+        (True, 32, None, None),
+        (False, 0, None, None),
+        (True, 0, ["full_attention"] * 32, None),
+        (True, 28, ["sliding_attention"] * 32, 64),
+    ):
+        options = {"use_sliding_window": used, "max_window_layers": first, "layer_types": kinds}
+        assert window("qwen3", sliding_window=64, **options) == expected
+    assert window("phi3") is None
+    assert window("phi3", sliding_window=2047) == 2047
+
+
+def test_rotated_shares() -> None:
+    neox = {"model_type": "gpt_neox", "hidden_size": 512, "num_attention_heads": 8}
+    scaled = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": 500.0}}
+    for options, dim, theta in (
+        ({}, 16, 1e4),
+        ({"rotary_pct": 0.5, "rotary_emb_base": 100}, 32, 100.0),
+        (scaled, None, 500.0),
+    ):
+        rope = config_from_hf({**neox, "rotary_pct": 0.25, **options}).rope
+        assert rope is not None and (rope.rotated_dim, rope.theta) == (dim, theta)
+    long = {"type": "su", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24}
+    sizes = {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 8192,
+    }
+    phi = config_from_hf({"model_type": "phi3", **sizes, "rope_scaling": long})
+    assert phi.rope is not None and (phi.rope.kind, phi.rope.rotated_dim, phi.max_positions) == ("longrope", 48, 4096)
 
 
 def test_old_and_new_spellings_of_rope_agree() -> None:
@@ -172,6 +245,10 @@ def test_end_tokens_of_both_files_count(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (7, 9)
 
 
+def test_the_page_of_models_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.model.page"
+
+
 @pytest.mark.parametrize("name", HUB)
 def test_configurations_of_the_hub_are_read(name: str) -> None:
     config = config_from_hf(HUB[name])
@@ -224,7 +301,17 @@ MALFORMED = [
     -(10**400),
     "NaN",
 ]
-BOOLEANS = {"tie_word_embeddings", "attention_bias", "mlp_bias", "scale_attn_weights", "is_causal", "truncate"}
+BOOLEANS = {
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "scale_attn_weights",
+    "is_causal",
+    "truncate",
+    "use_sliding_window",
+    "use_parallel_residual",
+}
+COUNTS = {"max_window_layers"}  # 0 has a meaning
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
@@ -232,8 +319,10 @@ def test_malformed_values_are_refused_by_name(family: Family) -> None:
     """Values of another type are never converted, and never lead to an error of Python."""
     optional = {"rope_parameters", "rope_scaling"}
     for key in sorted(family.keys | family.fixed.keys() | FIXED.keys() | {"tie_word_embeddings"}):
-        for value in [*MALFORMED, *([0, 1, 2.0] if key in BOOLEANS else [True, False, 0])]:
-            if value in FIXED.get(key, family.fixed.get(key, ())) or (key in optional and value == {}):
+        bad = [0, 1, 2.0] if key in BOOLEANS else [True, False, *([] if key in COUNTS else [0])]
+        for value in [*MALFORMED, *bad]:
+            without_effect = () if key in family.keys else FIXED.get(key, family.fixed.get(key, ()))
+            if value in without_effect or (key in optional and value == {}):
                 continue
             with pytest.raises(ConfigError, match=f"config.json.*{key}|{key}.*config.json") as caught:
                 config_from_hf({"model_type": family.name, key: value})

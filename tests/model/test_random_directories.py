@@ -18,12 +18,12 @@ import pytest
 from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.families import FAMILIES
+from orca_jax.model.families import FAMILIES as SUPPORTED
 from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
 from orca_jax.model.families.values import is_number, token_ids
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
-from tests.model.random_directories import Directory, directory
+from tests.model.random_directories import FAMILIES, Directory, directory
 from tests.model.random_settings import SIZES
 from tests.model.reference import dense_causal, mesh_of
 from tests.project.source import ROOT
@@ -108,7 +108,7 @@ def test_the_result_is_that_of_transformers(tmp_path: Path, family: str, number:
 def test_every_key_has_settings() -> None:
     made = [directory(family, number) for family in FAMILIES for number in range(ALL)]
     known = {*SHARED, *FIXED, *IGNORED}
-    for family in FAMILIES.values():
+    for family in map(SUPPORTED.__getitem__, FAMILIES):
         known |= family.keys | family.fixed.keys() | family.aliases.keys()
     assert not known - {key for each in made for key in each.config}
     kinds = Counter(kind for each in made for kind, _ in each.strange.values())

@@ -9,7 +9,7 @@
 and, if layers share more than the arrays of the requests or new tokens are written during attention, both of
 
     prepare(q, pages, page_table, query_start, query_len, context_len)          once per iteration
-    write_and_attend(q, k, v, pages, prepared, first_page, *, scale)            in each layer
+    write_and_attend(q, k, v, pages, prepared, first_page, *, scale, sliding_window, soft_cap)    in each layer
 """
 
 from typing import Any, NamedTuple
@@ -178,6 +178,8 @@ def write_and_attend(
     first_page: Int[Array, ""],
     *,
     scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T H D"], KVPages]:
     """The work of one layer: write the new keys and values to their pages, then attend over the pages.
@@ -193,13 +195,14 @@ def write_and_attend(
         pages: pages of all layers; donated by the caller, so that the update is in place.
         prepared: the result of `prepare` for the same device, shapes and implementation.
         first_page: first page of this layer.
-        scale: as for `ragged_attention`.
+        scale: as for `ragged_attention`, and so are `sliding_window` and `soft_cap`.
     """
     backend = choose_backend(device, q, pages, implementation)
     module = backend.load()
+    scores: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
     if hasattr(module, "write_and_attend"):
-        done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scale=scale)
+        done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, **scores)
         return done
     rows = prepared._replace(page_table=prepared.page_table + first_page)
     pages = write_kv(pages, k, v, *rows)
-    return ragged_attention(q, pages, *rows, scale=scale, implementation=backend.name), pages
+    return ragged_attention(q, pages, *rows, **scores, implementation=backend.name), pages

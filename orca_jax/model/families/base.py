@@ -9,20 +9,46 @@ from orca_jax.model.families.values import HfConfig
 
 
 @dataclass(frozen=True)
+class JoinedPart:
+    """The columns of one parameter in a tensor with several parameters, after `Weight.transpose`.
+
+    The columns of the tensor are `groups` equal groups. Each has columns of all the parameters in their order,
+    `sizes` in number; those of `index` belong to this one.
+    """
+
+    index: int
+    sizes: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the whole tensor."""
+        return self.groups * sum(self.sizes)
+
+    def column(self, number: int) -> int:
+        """The tensor's column with column `number` of the parameter."""
+        group, offset = divmod(number, self.sizes[self.index])
+        return group * sum(self.sizes) + sum(self.sizes[: self.index]) + offset
+
+
+@dataclass(frozen=True)
 class Weight:
     """The mapping of one tensor of a checkpoint to a parameter.
 
     `key` is its name without the family's prefix; "{layer}" stands for the layer's number, and the tensors of all
     layers are stacked into one parameter. `path` is the parameter's path in the decoder. `transpose` turns [out, in]
-    into our [in, out]. If one tensor holds several parameters, `part` (i, n) takes the i-th of n equal parts of its
-    last axis. `prefixed` is False for tensors outside the family's prefix.
+    into our [in, out]. If one tensor holds several parameters, `part` selects the columns. `prefixed` is False for
+    tensors outside the family's prefix. The parameter begins at row `first_row` of a tensor that is not stacked.
+    `others` are names of the tensor in older files.
     """
 
     key: str
     path: str
     transpose: bool = False
-    part: tuple[int, int] = (0, 1)
+    part: JoinedPart | None = None
     prefixed: bool = True
+    first_row: int = 0
+    others: tuple[str, ...] = ()
 
     @property
     def stacked(self) -> bool:
@@ -36,6 +62,7 @@ class Family:
 
     Args:
         name: the `model_type`.
+        models: published models of this family.
         config_from_hf: reads a configuration with checked keys (`keys.check_keys`).
         keys: the keys read by `config_from_hf`, beside those shared by all families.
         architectures: classes of transformers with these weights; the first is the usual one.
@@ -44,9 +71,11 @@ class Family:
         ignored: matches tensors without weights.
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
+        harmless: keys without effect on the logits of this family, beside those of `keys.HARMLESS`.
     """
 
     name: str
+    models: str
     config_from_hf: Callable[[HfConfig], ModelConfig]
     keys: frozenset[str]
     architectures: tuple[str, ...]
@@ -55,3 +84,4 @@ class Family:
     ignored: re.Pattern[str]
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    harmless: frozenset[str] = frozenset()

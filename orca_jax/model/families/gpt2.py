@@ -4,7 +4,7 @@ import re
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Family, JoinedPart, Weight
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -41,6 +41,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         activation=get_activation(hf, "activation_function", "gelu_new"),
         gated_mlp=False,
         attention_bias=True,
+        attention_out_bias=True,
         mlp_bias=True,
         tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
         eos_token_ids=token_ids(hf.get("eos_token_id")),
@@ -48,7 +49,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     )
 
 
-def _linear(key: str, path: str, part: tuple[int, int] = (0, 1)) -> tuple[Weight, Weight]:
+def _linear(key: str, path: str, part: JoinedPart | None = None) -> tuple[Weight, Weight]:
     """Rows for a linear layer. GPT-2 stores its matrices as [in, out], so nothing is transposed."""
     return Weight(f"{key}.weight", f"{path}.kernel", part=part), Weight(f"{key}.bias", f"{path}.bias", part=part)
 
@@ -59,14 +60,15 @@ def _norm(key: str, path: str) -> tuple[Weight, Weight]:
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters. Queries, keys and values are thirds of one tensor."""
+    thirds = (config.embed_dim,) * 3
     head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
     return (
         Weight("wte.weight", "embedding.table"),
         Weight("wpe.weight", "positions.table"),
         *_norm("h.{layer}.ln_1", "blocks.attention_norm"),
-        *_linear("h.{layer}.attn.c_attn", "blocks.attention.query", (0, 3)),
-        *_linear("h.{layer}.attn.c_attn", "blocks.attention.key", (1, 3)),
-        *_linear("h.{layer}.attn.c_attn", "blocks.attention.value", (2, 3)),
+        *_linear("h.{layer}.attn.c_attn", "blocks.attention.query", JoinedPart(0, thirds)),
+        *_linear("h.{layer}.attn.c_attn", "blocks.attention.key", JoinedPart(1, thirds)),
+        *_linear("h.{layer}.attn.c_attn", "blocks.attention.value", JoinedPart(2, thirds)),
         *_linear("h.{layer}.attn.c_proj", "blocks.attention.out"),
         *_norm("h.{layer}.ln_2", "blocks.mlp_norm"),
         *_linear("h.{layer}.mlp.c_fc", "blocks.mlp.up"),
@@ -78,6 +80,7 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
 
 GPT2 = Family(
     name="gpt2",
+    models="GPT-2, DistilGPT2, DialoGPT, Cerebras-GPT",
     config_from_hf=config_from_hf,
     keys=frozenset(
         {

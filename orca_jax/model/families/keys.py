@@ -161,11 +161,12 @@ def check_keys(hf: HfConfig, family: Family) -> None:
         ConfigError: a key is unknown, or has a value without support in the decoder. The error names the key.
     """
     for key, values in {**FIXED, **family.fixed}.items():
-        if key in hf and not any(is_same(hf[key], value) for value in values):
+        if key in hf and key not in family.keys and not any(is_same(hf[key], value) for value in values):
             remedy = _REMEDIES.get(key, "the decoder has no such option")
             message = f"config.json: {key} {short(hf[key])} is not supported; it must be {values[0]!r}: {remedy}"
             raise ConfigError(message, param=key)
-    known = SHARED | family.keys | family.aliases.keys() | family.fixed.keys() | FIXED.keys() | _IGNORED
+    of_family = family.keys | family.aliases.keys() | family.fixed.keys() | family.harmless
+    known = SHARED | of_family | FIXED.keys() | _IGNORED
     unknown = [key for key, value in hf.items() if key not in known and value is not None]
     if unknown:
         raise _unknown(unknown, sorted(family.keys | family.aliases.keys() | SHARED), family)

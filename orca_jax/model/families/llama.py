@@ -1,6 +1,8 @@
-"""Llama: rotary positions, RMSNorm, gated SiLU MLP, grouped key/value heads."""
+"""Llama: rotary positions, RMSNorm, gated SiLU MLP, grouped key/value heads. Other families differ in a few options."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
@@ -16,6 +18,30 @@ from orca_jax.model.families.values import (
     token_ids,
 )
 
+KEYS = frozenset(
+    {
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "partial_rotary_factor",
+        "rms_norm_eps",
+        "vocab_size",
+        *rope.KEYS,
+    }
+)
+"""The keys read by `read_shape`."""
+
+_NORMS: Mapping[str, tuple[str, str]] = {
+    "pre_norm": ("input_layernorm", "post_attention_layernorm"),
+    "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
+"""Names of the norms of attention and of the MLP."""
+
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a Llama config.json; missing keys get the defaults of transformers, and without a key there are no
@@ -24,9 +50,42 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
+    defaults = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
+    bias = get_bool(hf, "attention_bias", False)
+    return replace(
+        read_shape(hf, "llama", defaults),
+        attention_bias=bias,
+        attention_out_bias=bias,
+        mlp_bias=get_bool(hf, "mlp_bias", False),
+    )
+
+
+def read_shape(
+    hf: HfConfig,
+    family: str,
+    defaults: Mapping[str, int],
+    *,
+    norm_eps: float = 1e-6,
+    rules: rope.RopeRules = rope.WHOLE_HEADS,
+) -> ModelConfig:
+    """Read the keys `KEYS` of a config.json like Llama's. There are no biases.
+
+    Args:
+        hf: the configuration.
+        family: name of the family.
+        defaults: of `vocab_size`, `intermediate_size` and `max_position_embeddings`, and of `num_key_value_heads` and
+            `head_dim` if they do not follow from the other sizes.
+        norm_eps: default of `rms_norm_eps`.
+        rules: of rotary positions.
+
+    Raises:
+        ConfigError: as in `config_from_hf`.
+    """
     embed, heads = get_int(hf, "hidden_size", 4096), get_int(hf, "num_attention_heads", 32)
-    kv_heads = get_int(hf, "num_key_value_heads", heads)
-    if hf.get("head_dim") is None and embed % heads:
+    groups = heads if "num_key_value_heads" in hf else defaults.get("num_key_value_heads", heads)  # null: as heads
+    kv_heads = get_int(hf, "num_key_value_heads", groups)
+    width = defaults.get("head_dim")
+    if hf.get("head_dim") is None and width is None and embed % heads:
         raise ConfigError(
             f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}; set head_dim",
             param="num_attention_heads",
@@ -36,24 +95,25 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
             f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}",
             param="num_key_value_heads",
         )
-    head_dim = get_int(hf, "head_dim", embed // heads)
-    rotary, max_positions = rope.read_rope(hf, head_dim, get_int(hf, "max_position_embeddings", 2048))
+    head_dim = get_int(hf, "head_dim", width or embed // heads)
+    limit = get_int(hf, "max_position_embeddings", defaults["max_position_embeddings"])
+    rotary, max_positions = rope.read_rope(hf, head_dim, limit, rules)
     return ModelConfig(
-        family="llama",
-        vocab_size=get_int(hf, "vocab_size", 32000),
+        family=family,
+        vocab_size=get_int(hf, "vocab_size", defaults["vocab_size"]),
         num_layers=get_int(hf, "num_hidden_layers", 32),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        mlp_dim=get_int(hf, "intermediate_size", 11008),
+        mlp_dim=get_int(hf, "intermediate_size", defaults["intermediate_size"]),
         max_positions=max_positions,
         norm="rmsnorm",
-        norm_eps=get_float(hf, "rms_norm_eps", 1e-6),
+        norm_eps=get_float(hf, "rms_norm_eps", norm_eps),
         activation=get_activation(hf, "hidden_act", "silu"),
         gated_mlp=True,
-        attention_bias=get_bool(hf, "attention_bias", False),
-        mlp_bias=get_bool(hf, "mlp_bias", False),
+        attention_bias=False,
+        mlp_bias=False,
         tied_embeddings=get_bool(hf, "tie_word_embeddings", False),
         rope=rotary,
         eos_token_ids=token_ids(hf.get("eos_token_id")),
@@ -61,55 +121,58 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     )
 
 
-def _linear(key: str, path: str, bias: bool) -> tuple[Weight, ...]:
-    """Rows for a linear layer. Llama stores its matrices as [out, in]."""
+def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
+    """Rows for a linear layer with a matrix stored as [out, in]."""
     kernel = Weight(f"{key}.weight", f"{path}.kernel", transpose=True)
     return (kernel, Weight(f"{key}.bias", f"{path}.bias")) if bias else (kernel,)
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    layer, attention, mlp = "layers.{layer}", config.attention_bias, config.mlp_bias
+    attention, mlp = "layers.{layer}.self_attn", "layers.{layer}.mlp"
+    qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+    head_norms = (
+        Weight(f"{attention}.q_norm.weight", "blocks.attention.query_norm.scale"),
+        Weight(f"{attention}.k_norm.weight", "blocks.attention.key_norm.scale"),
+    )
+    projections = [
+        linear(f"{attention}.{name}", f"blocks.attention.{ours}", bias=config.attention_bias)
+        for name, ours in qkv.items()
+    ]
+    return (
+        *outer_weights(config),
+        *(row for rows in projections for row in rows),
+        *(head_norms if config.qk_norm else ()),
+        *linear(f"{attention}.o_proj", "blocks.attention.out", bias=config.attention_out_bias),
+        *linear(f"{mlp}.gate_proj", "blocks.mlp.gate", bias=config.mlp_bias),
+        *linear(f"{mlp}.up_proj", "blocks.mlp.up", bias=config.mlp_bias),
+        *linear(f"{mlp}.down_proj", "blocks.mlp.down", bias=config.mlp_bias),
+    )
+
+
+def outer_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """The weights outside attention and MLPs: tables and norms."""
+    of_attention, of_mlp = _NORMS[config.residual]
     head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
     return (
         Weight("embed_tokens.weight", "embedding.table"),
-        Weight(f"{layer}.input_layernorm.weight", "blocks.attention_norm.scale"),
-        *_linear(f"{layer}.self_attn.q_proj", "blocks.attention.query", attention),
-        *_linear(f"{layer}.self_attn.k_proj", "blocks.attention.key", attention),
-        *_linear(f"{layer}.self_attn.v_proj", "blocks.attention.value", attention),
-        *_linear(f"{layer}.self_attn.o_proj", "blocks.attention.out", attention),
-        Weight(f"{layer}.post_attention_layernorm.weight", "blocks.mlp_norm.scale"),
-        *_linear(f"{layer}.mlp.gate_proj", "blocks.mlp.gate", mlp),
-        *_linear(f"{layer}.mlp.up_proj", "blocks.mlp.up", mlp),
-        *_linear(f"{layer}.mlp.down_proj", "blocks.mlp.down", mlp),
+        Weight(f"layers.{{layer}}.{of_attention}.weight", "blocks.attention_norm.scale"),
+        Weight(f"layers.{{layer}}.{of_mlp}.weight", "blocks.mlp_norm.scale"),
         Weight("norm.weight", "final_norm.scale"),
         *head,
     )
 
 
+PREFIXES = ("model.", "")
+IGNORED = re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # constants of old checkpoints
+
 LLAMA = Family(
     name="llama",
+    models="Llama 1 to 3, TinyLlama, Vicuna, SmolLM, SmolLM2",
     config_from_hf=config_from_hf,
-    keys=frozenset(
-        {
-            "attention_bias",
-            "head_dim",
-            "hidden_act",
-            "hidden_size",
-            "intermediate_size",
-            "max_position_embeddings",
-            "mlp_bias",
-            "num_attention_heads",
-            "num_hidden_layers",
-            "num_key_value_heads",
-            "partial_rotary_factor",
-            "rms_norm_eps",
-            "vocab_size",
-            *rope.KEYS,
-        }
-    ),
+    keys=KEYS | {"attention_bias", "mlp_bias"},
     architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),  # the last is the spelling of 2023
     weights=weights,
-    prefixes=("model.", ""),
-    ignored=re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),  # constants of old checkpoints
+    prefixes=PREFIXES,
+    ignored=IGNORED,
 )

@@ -3,9 +3,10 @@
 The rules are those of transformers 5 (`convert_rope_params_to_dict`, `standardize_rope_params`).
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from orca_jax.checks import short
 from orca_jax.config import RopeConfig
@@ -53,21 +54,38 @@ INNER_KEYS = frozenset(
 logger = logging.getLogger(__name__)
 
 
-def read_rope(hf: HfConfig, head_dim: int, limit: int) -> tuple[RopeConfig, int]:
+class RopeRules(NamedTuple):
+    """The differences between families."""
+
+    theta_key: str = "rope_theta"  # outside the object
+    share_key: str = "partial_rotary_factor"  # outside the object
+    share: float | None = None  # rotated share of each head if no key names it; None: the whole head, always
+    original: int | None = None  # default of `original_max_position_embeddings`; None: `max_position_embeddings`
+    renamed: Mapping[str, str] = {}  # other names of kinds
+    kinds: tuple[str, ...] | None = None  # the supported ones; None: all
+
+
+WHOLE_HEADS = RopeRules()
+
+
+def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_HEADS) -> tuple[RopeConfig, int]:
     """The rotary positions, and their number.
 
     Args:
         hf: the configuration.
         head_dim: dimensions of a head.
         limit: `max_position_embeddings`.
+        rules: of the family.
 
     Raises:
         ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
     """
     key, scaling = _chosen(hf)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise refusal("rope_type", f"must be one of {', '.join(sorted(_KINDS))}", kind)
+    kinds = rules.kinds or tuple(sorted(_KINDS))
+    kind = rules.renamed.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in kinds:
+        raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
     unknown = sorted(name for name in scaling.keys() - INNER_KEYS if scaling[name] is not None)
     if unknown:
         message = f"config.json: {key} has the unknown key {short(unknown[0])}; remove it if the model does not need it"
@@ -75,15 +93,16 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int) -> tuple[RopeConfig, int]
     for name in _NEEDED.get(kind, ()):
         if scaling.get(name) is None:
             raise ConfigError(f"config.json: rope_type {kind} needs {name} in {key}", param=name)
-    _check_partial(hf, scaling)
-    if head_dim % 2:
-        raise refusal("head_dim", "must be even for rotary positions", head_dim)
+    rotated = _rotated_dim(hf, scaling, head_dim, rules)
     # Some models write the length beside the object, and transformers prefers this one.
-    outer = hf if hf.get("original_max_position_embeddings") is not None else scaling
-    original = get_int(outer, "original_max_position_embeddings", limit)
-    rope = _KINDS[kind](scaling, get_float(scaling, "rope_theta", _theta(hf)), original, limit)
+    is_outer = rules.original is not None or hf.get("original_max_position_embeddings") is not None
+    original = get_int(hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit)
+    theta = get_float(scaling, "rope_theta", get_float(hf, rules.theta_key, 10000.0))
+    rope = _KINDS[kind](scaling, theta, original, limit)
+    if rotated != head_dim:
+        rope = dataclasses.replace(rope, rotated_dim=rotated)
     if kind == "longrope":
-        _check_factors(scaling, head_dim)
+        _check_factors(scaling, rotated)
         # Beyond `original` all frequencies would change, and with them all cached keys.
         limit = min(limit, original)
     return rope, limit
@@ -103,15 +122,22 @@ def _chosen(hf: HfConfig) -> tuple[str, Scaling]:
     return next(iter(found.items()), ("rope_parameters", {}))
 
 
-def _theta(hf: HfConfig) -> float:
-    return get_float(hf, "rope_theta", 10000.0)
-
-
-def _check_partial(hf: HfConfig, scaling: Scaling) -> None:
-    for values in (hf, scaling):
-        part = values.get("partial_rotary_factor")
-        if part is not None and not is_same(part, 1.0):
-            raise refusal("partial_rotary_factor", "is not supported; it must be 1.0", part)
+def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules) -> int:
+    """The number of rotated dimensions of each head; the object counts more than a key outside it."""
+    if rules.share is None:
+        for values, key in ((hf, rules.share_key), (scaling, "partial_rotary_factor")):
+            share = values.get(key)
+            if share is not None and not is_same(share, 1.0):
+                raise refusal(key, "is not supported; it must be 1.0", share)
+        if head_dim % 2:
+            raise refusal("head_dim", "must be even for rotary positions", head_dim)
+        return head_dim
+    share = get_float(scaling, "partial_rotary_factor", get_float(hf, rules.share_key, rules.share))
+    rotated = int(head_dim * share)
+    if share > 1 or rotated < 2 or rotated % 2:
+        problem = f"must be a share of the {head_dim} dimensions of a head with an even number of them"
+        raise refusal(rules.share_key, problem, share)
+    return rotated
 
 
 def _check_factors(scaling: Scaling, head_dim: int) -> None:

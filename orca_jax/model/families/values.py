@@ -43,6 +43,16 @@ def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
     return value
 
 
+def get_count(hf: HfConfig, key: str, default: int) -> int:
+    """An integer from 0 on, of at most 31 bits; raises `ConfigError` as `get_int` does."""
+    value = hf.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise refusal(key, "must be an integer from 0 to 2**31 - 1", value)
+    return value
+
+
 def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
     """A positive number; raises `ConfigError` as `get_int` does."""
     value = hf.get(key)

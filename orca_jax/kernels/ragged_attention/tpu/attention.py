@@ -233,6 +233,9 @@ def write_and_attend(
     first_page: Int[Array, ""],
     *,
     scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
     """Call `write_and_attend_tpu` for the layer with pages from `first_page` on."""
-    return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scale=scale)
+    scores: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
+    return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), **scores)

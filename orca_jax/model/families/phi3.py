@@ -1,0 +1,59 @@
+"""Phi-3 and Phi-4: Llama with joined projections, and a share of each head that is rotated."""
+
+from dataclasses import replace
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.families import llama
+from orca_jax.model.families.base import Family, JoinedPart, Weight
+from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.values import HfConfig
+from orca_jax.model.families.windows import window_of_all
+
+_ROPE = RopeRules(share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("default", "longrope"))
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Phi-3; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {"vocab_size": 32064, "intermediate_size": 8192, "max_position_embeddings": 4096, "hidden_size": 3072}
+    config = llama.read_shape(hf, "phi3", defaults, norm_eps=1e-5, rules=_ROPE)
+    return replace(config, sliding_window=window_of_all(hf, None, config.max_positions))
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters. Queries, keys and values are parts of one tensor, and so are gate and up."""
+    attention, mlp = "layers.{layer}.self_attn", "layers.{layer}.mlp"
+    kv_heads = config.num_kv_heads // config.kv_copies
+    sizes = tuple(heads * config.head_dim for heads in (config.num_heads, kv_heads, kv_heads))
+    return (
+        *llama.outer_weights(config),
+        *_parts(f"{attention}.qkv_proj", "blocks.attention", ("query", "key", "value"), sizes),
+        *llama.linear(f"{attention}.o_proj", "blocks.attention.out", bias=False),
+        *_parts(f"{mlp}.gate_up_proj", "blocks.mlp", ("gate", "up"), (config.mlp_dim,) * 2),
+        *llama.linear(f"{mlp}.down_proj", "blocks.mlp.down", bias=False),
+    )
+
+
+def _parts(key: str, path: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Weight, ...]:
+    return tuple(
+        Weight(f"{key}.weight", f"{path}.{name}.kernel", transpose=True, part=JoinedPart(index, sizes))
+        for index, name in enumerate(names)
+    )
+
+
+PHI3 = Family(
+    name="phi3",
+    models="Phi-3, Phi-3.5 and Phi-4 for texts, without experts",
+    config_from_hf=config_from_hf,
+    keys=llama.KEYS | {"sliding_window"},
+    architectures=("Phi3ForCausalLM", "Phi3Model"),
+    weights=weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    fixed={
+        "attention_bias": (False, None),
+        "full_attn_mod": (1, None),
+        "interpolate_factor": (1, None),
+        "lm_head_bias": (False, None),
+        "mlp_bias": (False, None),
+    },
+)
