@@ -187,7 +187,7 @@ class ControlThread:
 
     def _note_changes(self) -> None:
         for change, descriptor in self._monitor.changes():
-            if change is Change.WRONG_KEY:
+            if change in (Change.WRONG_KEY, Change.NO_KEY):
                 logger.warning("refused a connection: it has a wrong cluster key, or none")
             rank = self._roll.leave(descriptor) if change is Change.LOST else None
             if rank is not None:

@@ -118,14 +118,15 @@ class Change(Enum):
 
     CONNECTED = auto()  # the handshake has succeeded
     LOST = auto()
-    WRONG_KEY = auto()  # the handshake has failed
+    WRONG_KEY = auto()  # the handshake has failed; ZeroMQ connects again
+    NO_KEY = auto()  # one side has no key; ZeroMQ does not connect again
 
 
 _CHANGES = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: Change.CONNECTED,
     zmq.EVENT_DISCONNECTED: Change.LOST,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Change.WRONG_KEY,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Change.WRONG_KEY,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Change.NO_KEY,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: Change.WRONG_KEY,
 }
 

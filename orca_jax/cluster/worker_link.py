@@ -204,9 +204,9 @@ class WorkerLink:
                 self._send(self._hello)
             elif self._is_welcome:
                 self._end("the leader has closed its connection: it was killed or has ended", ExitStatus.LEADER_LOST)
-            elif change is Change.WRONG_KEY:
-                self._num_failures += 1
-                if self._num_failures == _MOST_FAILURES:
+            elif change in (Change.WRONG_KEY, Change.NO_KEY):
+                self._num_failures += 1 if change is Change.WRONG_KEY else _MOST_FAILURES
+                if self._num_failures >= _MOST_FAILURES:
                     message = "the leader has another key, or none; copy its key file to all hosts"
                     self._received.put(ConfigError(message, param="cluster_key_file"))
 
