@@ -17,7 +17,7 @@ from orca_jax.reporting import hardware, print_table
 
 HELP = "cost of --trace-file"
 
-HOOKS = ("arrived", "selecting", "preempted", "planned", "submitted", "collected", "delivered")
+HOOKS = ("arrived", "selecting", "preempted", "planned", "submitted", "collected", "delivered", "flush")
 
 
 class TimedObserver(Observer):

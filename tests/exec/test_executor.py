@@ -151,12 +151,13 @@ def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
     monkeypatch.setattr("orca_jax.exec.programs.plain_kinds", lambda platform: plain_kinds("gpu"))
     other = make_executor(program_cache)
     assert {name for name, _ in executor.stages[0].programs} == {"layers", "plain", "full"}
-    texts = {name: str(program.as_text()) for (name, _), program in other.programs.items()}
+    texts = {name: str(program.as_text()) for (name, _), program in other.stages[0].programs.items()}
     assert [kind for kind in plain_kinds("gpu") if "conditional(" in texts[kind]] == ["plain"]
     filtered = Member("d", 1, 0, [5, 6], is_sampling=True, new_pages=[8], sampling=row_sampling(1.0, 0, 0.5, 3))
     results = [x.collect(x.submit(plan(filtered))).token_ids for x in (executor, other)]
     assert results[0] == results[1]
-    other.programs = {key: program for key, program in other.programs.items() if key[0] != "plain"}
+    programs = other.stages[0].programs
+    other.stages[0].programs = {key: program for key, program in programs.items() if key[0] != "plain"}
     for sampling in (GREEDY, row_sampling(1.0, 0, 1.0, 3)):
         assert generate(other, PROMPT, 5, sampling=sampling) == generate(executor, PROMPT, 5, sampling=sampling)
 

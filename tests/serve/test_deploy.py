@@ -14,6 +14,7 @@ import yaml
 from orca_jax.build.settings import ORDERINGS
 from orca_jax.config import EngineConfig
 from orca_jax.link.open_files import MAX_OPEN_FILES
+from orca_jax.plan.__main__ import parser as plan_parser
 from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
@@ -175,6 +176,7 @@ def test_orders_are_as_told() -> None:
 
 def test_flags_exist() -> None:
     known = {field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)}
+    known |= {action.dest for action in plan_parser()._actions}
     named = {flag.replace("-", "_") for flag in re.findall(r"`--(?:no-)?([a-z-]+)", OPERATIONS)}
     assert named - {"help"} <= known
 
