@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca_jax.bench.peers.registry import TORCH, TORCH_INDEX, Peer
+from orca_jax.bench.peers.registry import TORCH, Peer
 from orca_jax.errors import ConfigError, OrcaError
 
 _INCOMPLETE = ".orca-jax-incomplete"  # a file in an environment until all packages are there
@@ -54,8 +54,6 @@ def prepare_environment(peer: Peer, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         incomplete.touch()
         _run([base, "-m", "venv", str(folder)])
-        # PyTorch alone comes from the other index; all other packages, and its own requirements, from the usual one.
-        _run([*pip, "install", "--no-deps", "--extra-index-url", TORCH_INDEX, TORCH])
         _run([*pip, "install", TORCH, *peer.packages])
         if peer.unwanted:
             _run([*pip, "uninstall", "--yes", *peer.unwanted])

@@ -27,8 +27,7 @@ class Peer:
     max_num_seqs: int = 64
 
 
-TORCH = "torch==2.13.0+cpu"
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # builds without CUDA
+TORCH = "torch==2.13.0"  # an index with builds for CPUs, given to pip by PIP_EXTRA_INDEX_URL, saves gigabytes
 
 PEERS: Mapping[str, Peer] = {
     "vllm": Peer(

@@ -15,7 +15,7 @@ from orca_jax.bench.peers.command import Pairs, alternate
 from orca_jax.bench.peers.environment import intel_openmp, prepare_environment, program_of
 from orca_jax.bench.peers.inputs import checkpoint_shapes, model_for_peers, read_workload, write_workload
 from orca_jax.bench.peers.own import run_passes
-from orca_jax.bench.peers.registry import PEERS, TORCH, TORCH_INDEX, Peer
+from orca_jax.bench.peers.registry import PEERS, TORCH, Peer
 from orca_jax.bench.peers.side import PREFIX, Side
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
@@ -214,13 +214,12 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     python = prepare_environment(PEERS["vllm"], tmp_path / "new")
     assert python == prepare_environment(PEERS["vllm"], tmp_path / "new")
     assert calls[0] == ["found/python3.11", "-m", "venv", str(tmp_path / "new")]
-    assert calls[1][-3:] == ["--extra-index-url", TORCH_INDEX, TORCH] and "--no-deps" in calls[1]
-    assert calls[2][-2:] == [TORCH, *PEERS["vllm"].packages]
-    assert calls[3][-3:] == list(PEERS["vllm"].unwanted)
-    assert len(calls) == 4
+    assert calls[1][-2:] == [TORCH, *PEERS["vllm"].packages]
+    assert calls[2][-3:] == list(PEERS["vllm"].unwanted)
+    assert len(calls) == 3
     (tmp_path / "new" / ".orca-jax-incomplete").touch()  # as if a run had been killed
     prepare_environment(PEERS["vllm"], tmp_path / "new")
-    assert len(calls) == 8 and not (tmp_path / "new" / ".orca-jax-incomplete").exists()
+    assert len(calls) == 6 and not (tmp_path / "new" / ".orca-jax-incomplete").exists()
 
 
 def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
