@@ -1,5 +1,6 @@
 """Reports of measurements: percentiles, tables and the hardware."""
 
+import importlib.util
 import math
 import os
 import platform
@@ -9,7 +10,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from orca_jax.errors import ConfigError
 from orca_jax.processor import cpu_flags, cpu_name
+
+NO_MATPLOTLIB = "plot needs matplotlib: pip install 'orca-jax[plot]'"
 
 
 class Picture(Protocol):
@@ -62,6 +66,32 @@ def write_figure(figure: Picture, path: str, **options: Any) -> None:
     picture = BytesIO()
     figure.savefig(picture, **options)
     write_file(path, picture.getvalue())
+
+
+def need_matplotlib() -> None:
+    """Check for matplotlib. Raises ConfigError; `param` is "plot"."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(NO_MATPLOTLIB, param="plot")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Make an empty figure of a size in inches. Raises ConfigError without matplotlib; `param` is "plot"."""
+    need_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_plot(figure: Picture, path: str, default: str = "svg", **options: Any) -> None:
+    """Write a figure of `--plot` in the format of the path's ending, or in the format `default`.
+
+    Raises:
+        ConfigError: the file cannot be written, or its ending is unknown; `param` is "plot".
+    """
+    try:
+        write_figure(figure, path, format=os.path.splitext(path)[1][1:] or default, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error
 
 
 def hardware() -> dict[str, Any]:

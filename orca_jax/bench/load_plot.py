@@ -1,13 +1,12 @@
 """Draws throughput and latencies over arrival rates."""
 
-import os
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import nan
 from typing import Protocol
 
 from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_figure
+from orca_jax.reporting import new_figure, save_plot
 
 PANELS = {
     "output_tokens_per_s": "output tokens/s",
@@ -37,14 +36,10 @@ def plot_loads(path: str, loads: Sequence[HasResults], title: str) -> None:
     Raises:
         ConfigError: there is no rate to draw, matplotlib is missing, or the file cannot be written; `param` is "plot".
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
+    figure = new_figure(11, 8)
     rates = sorted((load.rate, load.results) for load in loads if load.rate is not None)
     if not rates:
         raise ConfigError("plot needs arrival rates; give --load", param="plot")
-    figure = Figure(figsize=(11, 8), layout="constrained")
     figure.suptitle(title)
     panels = figure.subplots(2, 2).flat
     for (name, label), axes in zip(PANELS.items(), panels, strict=True):
@@ -55,7 +50,4 @@ def plot_loads(path: str, loads: Sequence[HasResults], title: str) -> None:
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    try:
-        write_figure(figure, path, format=os.path.splitext(path)[1][1:] or "png", dpi=120)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error
+    save_plot(figure, path, "png", dpi=120)

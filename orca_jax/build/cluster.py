@@ -184,7 +184,7 @@ def _own_devices(config: EngineConfig) -> HostDevices:
     claim_memory(utilization)
     devices = jax.local_devices()
     free = 0 if config.num_pages is not None else free_bytes(devices, utilization)
-    return HostDevices(devices[0].platform, devices[0].device_kind, len(devices), free)
+    return HostDevices(devices[0].device_kind, free)
 
 
 def _check_alike(reports: list[HostDevices], devices: "list[jax.Device]") -> None:

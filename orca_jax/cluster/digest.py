@@ -1,4 +1,4 @@
-"""The digests of everything that was run, by which the leader compares its workers with itself."""
+"""Digests of all calls and results. The leader compares its own digests with those of its workers."""
 
 import zlib
 from array import array

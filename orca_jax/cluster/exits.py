@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 class ExitStatus(IntEnum):
-    """The reason for which a process has ended, for the engine or the script that started it."""
+    """The reason for the end of a process, for the engine or the script above it."""
 
     DONE = 0  # a signal, or the orderly end of the leader
     ENGINE_FAILED = 1  # this process's own engine failed or hung

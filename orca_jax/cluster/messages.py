@@ -59,9 +59,7 @@ class Welcome(ClusterMessage, frozen=True):
 class HostDevices(ClusterMessage, frozen=True):
     """Worker, after JAX has found the devices of all processes."""
 
-    platform: str
     kind: str
-    num_local: int
     free_bytes: int  # of each device, or of the host for each of its devices on a CPU
 
 

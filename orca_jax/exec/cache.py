@@ -110,15 +110,14 @@ def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPage
     return pages
 
 
-def allocate_history(num_rows: int, max_model_len: int, mesh: Mesh) -> jax.Array:
-    """Allocate the history on every device: the ids of each row's context by position, `[R, L]`, for penalties.
-
-    It takes 4 R L bytes: 256 KiB for 64 rows of 1,024 tokens, 32 MiB for 256 rows of 32,768.
-    """
+def allocate_zeros[T](shapes: T, mesh: Mesh) -> T:
+    """Allocate a tree of arrays on every device. The host holds none of them."""
     create = jax.jit(
-        lambda: jnp.zeros((num_rows, max_model_len), jnp.int32), out_shardings=NamedSharding(mesh, PartitionSpec())
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),
     )
-    return create()
+    zeros: T = create()
+    return zeros
 
 
 def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int, shards: int = 1) -> int:

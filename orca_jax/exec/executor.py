@@ -29,7 +29,7 @@ from orca_jax.exec.results import IdleWatch, Launch, Pending, read_many, read_re
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
-from orca_jax.exec.stage import Hop, Stage, StageModel, make_hop
+from orca_jax.exec.stage import Stage, StageModel, make_path
 from orca_jax.exec.untouched import Populating
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
@@ -93,15 +93,11 @@ class JaxExecutor:
         self.config = config
         self.stats = ExecutorStats()
         self._model = model
-        shapes = (
-            ahead.stages
-            if ahead
-            else [
-                Programs(decoder, config, mesh, greedy_only=greedy_only)
-                for decoder, mesh in stages
-                if decoder is not None
-            ]
-        )
+        own = [(decoder, mesh) for decoder, mesh in stages if decoder is not None]
+        if ahead is None:
+            shapes = [Programs(decoder, config, mesh, greedy_only=greedy_only) for decoder, mesh in own]
+        else:
+            shapes = list(ahead.stages)
         self._shapes = shapes[-1]
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
         self._idle = IdleWatch()
@@ -113,18 +109,11 @@ class JaxExecutor:
         else:
             with compile_cache(config.compile_cache):
                 programs = compile_stages(shapes, progress, times)
-        decoders = [each.decoder for each in stages if each.decoder is not None]
+        decoders = [decoder for decoder, _ in own]
         self.stages = [Stage(*each) for each in zip(decoders, shapes, programs, strict=True)]
         self._last = self.stages[-1]
         self.has_results = stages[-1].decoder is not None
-        own = iter(self.stages)
-        self._path: list[tuple[Hop | None, Stage | None]] = [
-            (
-                None if index == 0 else make_hop(stages[index - 1].mesh, mesh, model.embed_dim, config.buckets),
-                None if decoder is None else next(own),
-            )
-            for index, (decoder, mesh) in enumerate(stages)
-        ]
+        self._path = make_path(stages, self.stages, model.embed_dim, config.buckets)
         if before_run is not None:
             before_run()
         with times.phase("warm_up"):

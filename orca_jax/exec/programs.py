@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import bucket_for, sampler_widths
-from orca_jax.exec.cache import allocate_cache, allocate_history, cache_shape, cache_spec
+from orca_jax.exec.cache import allocate_cache, allocate_zeros, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.multi_step import limits_layout, make_multi_step
@@ -41,8 +41,8 @@ class DeviceState(NamedTuple):
     """Arrays staying on the device between iterations, donated from program to program."""
 
     pages: KVPages  # of the layers of a stage
-    history: jax.Array | None  # [R, L] ids of each row's context by position; only the last stage has it
-    last_token: jax.Array | None  # [R]; only the last stage has it
+    history: jax.Array | None  # [R, L] ids of each row's context by position, for penalties; only of the last stage
+    last_token: jax.Array | None  # [R]; only of the last stage
     unreported: jax.Array | None  # [R, K] tokens of plans of many steps, in no result yet; only of a single stage
 
 
@@ -144,14 +144,9 @@ class Programs:
 
     def allocate_state(self) -> DeviceState:
         """The state before the first launch, without waiting for the devices."""
-        config, mesh = self._config, self._mesh
-        pages = allocate_cache(self._model, config.cache, mesh)
-        if not self.is_last:
-            return DeviceState(pages, None, None, None)
-        history = allocate_history(config.num_rows, config.max_model_len, mesh)
-        sizes = (config.num_rows,), (config.num_rows, config.max_steps)
-        last_token, unreported = (self.replicate(np.zeros(size, np.int32)) for size in sizes)
-        return DeviceState(pages, history, last_token, unreported)
+        pages = allocate_cache(self._model, self._config.cache, self._mesh)
+        others = self._state()[1:]
+        return DeviceState(pages, *(allocate_zeros(others, self._mesh) if self.is_last else others))
 
     def replicate(self, array: NDArray[np.int32]) -> jax.Array:
         """A copy on each device. In several processes, `jax.device_put` would compare it between all of them."""
@@ -210,13 +205,16 @@ def compile_stages(
     stages: Sequence[Programs], progress: Progress, times: StartTimes
 ) -> list[dict[ProgramName, jax.stages.Compiled]]:
     """Compile the programs of all stages. `progress` gets the numbers of all of them together."""
-    numbers = [stage.num_programs for stage in stages]
+    total = sum(stage.num_programs for stage in stages)
+    compiled: list[dict[ProgramName, jax.stages.Compiled]] = []
+    for stage in stages:
+        before = sum(map(len, compiled))
 
-    def compile_one(index: int) -> dict[ProgramName, jax.stages.Compiled]:
-        before = sum(numbers[:index])
-        return stages[index].compile(lambda done, total: progress(before + done, sum(numbers)), times)
+        def report(done: int, _: int, before: int = before) -> None:
+            progress(before + done, total)
 
-    return [compile_one(index) for index in range(len(stages))]
+        compiled.append(stage.compile(report, times))
+    return compiled
 
 
 def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:

@@ -178,3 +178,21 @@ class Stage:
         self.state = self.state._replace(last_token=last_token)
         out: Drawn = drawn
         return out
+
+
+def make_path(
+    models: Sequence[StageModel], own: Sequence[Stage], embed_dim: int, buckets: Sequence[int]
+) -> list[tuple[Hop | None, Stage | None]]:
+    """The way of a launch: for each stage of the model the hop to it, and the stage itself if it is of this process.
+
+    Args:
+        models: all stages, in their order.
+        own: those of this process.
+        embed_dim: E.
+        buckets: numbers of tokens.
+    """
+    stages, path = iter(own), list[tuple[Hop | None, Stage | None]]()
+    for index, (decoder, mesh) in enumerate(models):
+        hop = make_hop(models[index - 1].mesh, mesh, embed_dim, buckets) if index else None
+        path.append((hop, None if decoder is None else next(stages)))
+    return path

@@ -112,8 +112,9 @@ class Loading:
         if self._read is None:
             return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
         structure, shapes = abstract_decoder(self.config, self._dtype, mesh, span)
-        _, all_shapes = abstract_decoder(self.config, self._dtype, mesh)
-        wanted = Wanted(shapes, all_shapes, (span or whole(self.config)).start)
+        span = span or whole(self.config)
+        of_model = shapes if span.is_whole else abstract_decoder(self.config, self._dtype, mesh)[1]
+        wanted = Wanted(shapes, of_model, span.start)
         held = on_shards(self.config, tensor_parallel_size(mesh))
         decoder: Decoder = nnx.merge(structure, self._read(held, wanted, progress))
         return decoder

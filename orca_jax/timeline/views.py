@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_file
+from orca_jax.reporting import NO_MATPLOTLIB, write_file
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
 from orca_jax.timeline.read import Timeline
@@ -60,7 +60,7 @@ def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
     try:
         from orca_jax.timeline.plot import draw_timelines, save_figure, title
     except ModuleNotFoundError as error:
-        raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
+        raise ConfigError(NO_MATPLOTLIB, param="plot") from error
     named = {title(timeline): timeline for timeline in timelines}
     save_figure(draw_timelines(named, args.plot_unit or "iterations"), args.plot)
 

@@ -60,7 +60,7 @@ def test_the_leaders_devices_are_the_last(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_least_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes on one machine share its memory; a third machine has more."""
-    monkeypatch.setattr("orca_jax.build.cluster._own_devices", lambda config: HostDevices("cpu", "cpu", 1, 1000))
-    reports = [HostDevices("cpu", "cpu", 1, 1000), HostDevices("cpu", "cpu", 1, 5000)]
+    monkeypatch.setattr("orca_jax.build.cluster._own_devices", lambda config: HostDevices("cpu", 1000))
+    reports = [HostDevices("cpu", 1000), HostDevices("cpu", 5000)]
     assert _least_free(reports, [2, 2, 1], jax.devices(), EngineConfig()) == 500
     assert _least_free(reports, [2, 2, 1], jax.devices(), EngineConfig(num_pages=5)) is None

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 
 from orca_jax.bench.online.figures import Figure, client_figures, figures, steady_figures, warnings
 from orca_jax.bench.online.load import make_load, run_load, warmup_count
-from orca_jax.bench.online.plot import need_plots, plot_passes
+from orca_jax.bench.online.plot import plot_passes
 from orca_jax.bench.online.prompts import RequestForm
 from orca_jax.bench.online.server import RemoteTarget, look_at
 from orca_jax.bench.online.settings import OpenLoopSettings, read_settings
 from orca_jax.bench.workload.generate import READERS, WorkloadRequest
 from orca_jax.bench.workload.write import write_mooncake
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.reporting import print_table, print_warning, write_file
+from orca_jax.reporting import need_matplotlib, print_table, print_warning, write_file
 
 SWEEP = {
     "request_rate": " rate",
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     """
     settings = read_settings(args, tuple(READERS))
     if settings.plot is not None:
-        need_plots()
+        need_matplotlib()
     if settings.trace in READERS:
         make_load(settings, settings.rates[0], None)  # before the first call, since the file may be wrong
     target = look_at(settings)

@@ -1,14 +1,11 @@
 """Draws latencies over throughput, a point for each rate."""
 
-import importlib.util
-import os
 from collections.abc import Mapping, Sequence
 from math import nan
 from operator import itemgetter
 from typing import Any
 
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_figure
+from orca_jax.reporting import new_figure, save_plot
 
 STEADY = "steady_request_throughput"
 WHOLE = "request_throughput"  # for passes without a steady part
@@ -27,21 +24,13 @@ PANELS = {
 }
 
 
-def need_plots() -> None:
-    """Check for matplotlib. Raises ConfigError; `param` is "plot"."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot")
-
-
 def plot_passes(path: str, passes: Sequence[Mapping[str, Any]], title: str) -> None:
     """Draw percentiles of the normalised latency, TTFT and TPOT over the measured throughput.
 
     Raises:
-        ConfigError: the file cannot be written, or its ending is unknown; `param` is "plot".
+        ConfigError: matplotlib is missing, or the file cannot be written, or its ending is unknown; `param` is "plot".
     """
-    from matplotlib.figure import Figure as Drawing
-
-    figure = Drawing(figsize=(11, 4.5), layout="constrained")
+    figure = new_figure(11, 4.5)
     figure.suptitle(title)
     points = sorted(((result[STEADY] or result[WHOLE], result) for result in passes), key=itemgetter(0))
     throughput = [requests for requests, _ in points]
@@ -52,7 +41,4 @@ def plot_passes(path: str, passes: Sequence[Mapping[str, Any]], title: str) -> N
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.3)
         axes.legend()
-    try:
-        write_figure(figure, path, format=os.path.splitext(path)[1][1:] or "svg")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error
+    save_plot(figure, path)

@@ -33,7 +33,7 @@ class Distance(NamedTuple):
 
     @property
     def nearest(self) -> float:
-        """The error along the nearer axis: latency where the curve is flat, throughput where it is steep."""
+        """The error along the nearer axis: latency on a flat part of the curve, throughput on a steep part."""
         return min(self)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from orca_jax.bench.paper.curves import Digitised, Point
 from orca_jax.bench.paper.pipeline import Busy
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_figure
+from orca_jax.reporting import new_figure, save_plot
 
 MARKERS = "os^Dv<>p"
 COLOURS = ("#7f7f7f", "#bcbd22", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
@@ -83,18 +82,13 @@ def plot_stages(path: str, systems: Mapping[str, Sequence[Busy]]) -> None:
 
 
 def _new_figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib import rcParams
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plot needs matplotlib: pip install 'orca-jax[plot]'", param="plot") from error
+    figure = new_figure(width, height)
+    from matplotlib import rcParams
+
     rcParams["svg.fonttype"] = "none"
     rcParams["svg.hashsalt"] = "orca-jax"  # equal figures have equal files
-    return Figure(figsize=(width, height), layout="constrained")
+    return figure
 
 
 def _write(figure: Any, path: str) -> None:
-    try:
-        write_figure(figure, path, format="svg", metadata={"Date": None})
-    except OSError as error:
-        raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error
+    save_plot(figure, path, metadata={"Date": None})

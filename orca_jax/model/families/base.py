@@ -56,6 +56,17 @@ class Weight:
         return "{layer}" in self.key
 
 
+def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
+    """Rows for a linear layer with a matrix stored as [out, in]."""
+    kernel = Weight(f"{key}.weight", f"{path}.kernel", transpose=True)
+    return (kernel, Weight(f"{key}.bias", f"{path}.bias")) if bias else (kernel,)
+
+
+def norm(key: str, path: str) -> tuple[Weight, Weight]:
+    """Rows for a LayerNorm."""
+    return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
+
+
 @dataclass(frozen=True)
 class Family:
     """One `model_type`.

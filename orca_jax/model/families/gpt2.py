@@ -3,13 +3,13 @@
 import re
 
 from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import Family, JoinedPart, Weight
+from orca_jax.model.families.base import Family, JoinedPart, Weight, norm
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
     get_activation,
     get_bool,
+    get_equal_heads,
     get_float,
     get_int,
     token_ids,
@@ -23,9 +23,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
-    embed, heads = get_int(hf, "n_embd", 768), get_int(hf, "n_head", 12)
-    if embed % heads:
-        raise ConfigError(f"config.json: n_head {heads} does not divide n_embd {embed}", param="n_head")
+    heads, embed = get_equal_heads(hf, "n_head", 12, "n_embd", 768)
     return ModelConfig(
         family="gpt2",
         vocab_size=get_int(hf, "vocab_size", 50257),
@@ -54,10 +52,6 @@ def _linear(key: str, path: str, part: JoinedPart | None = None) -> tuple[Weight
     return Weight(f"{key}.weight", f"{path}.kernel", part=part), Weight(f"{key}.bias", f"{path}.bias", part=part)
 
 
-def _norm(key: str, path: str) -> tuple[Weight, Weight]:
-    return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
-
-
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters. Queries, keys and values are thirds of one tensor."""
     thirds = (config.embed_dim,) * 3
@@ -65,15 +59,15 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     return (
         Weight("wte.weight", "embedding.table"),
         Weight("wpe.weight", "positions.table"),
-        *_norm("h.{layer}.ln_1", "blocks.attention_norm"),
+        *norm("h.{layer}.ln_1", "blocks.attention_norm"),
         *_linear("h.{layer}.attn.c_attn", "blocks.attention.query", JoinedPart(0, thirds)),
         *_linear("h.{layer}.attn.c_attn", "blocks.attention.key", JoinedPart(1, thirds)),
         *_linear("h.{layer}.attn.c_attn", "blocks.attention.value", JoinedPart(2, thirds)),
         *_linear("h.{layer}.attn.c_proj", "blocks.attention.out"),
-        *_norm("h.{layer}.ln_2", "blocks.mlp_norm"),
+        *norm("h.{layer}.ln_2", "blocks.mlp_norm"),
         *_linear("h.{layer}.mlp.c_fc", "blocks.mlp.up"),
         *_linear("h.{layer}.mlp.c_proj", "blocks.mlp.down"),
-        *_norm("ln_f", "final_norm"),
+        *norm("ln_f", "final_norm"),
         *head,
     )
 

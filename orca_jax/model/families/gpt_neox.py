@@ -3,15 +3,14 @@
 import re
 
 from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.families import rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight
-from orca_jax.model.families.llama import linear
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, norm
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
     get_activation,
     get_bool,
+    get_equal_heads,
     get_float,
     get_int,
     token_ids,
@@ -27,10 +26,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
-    embed, heads = get_int(hf, "hidden_size", 6144), get_int(hf, "num_attention_heads", 64)
-    if embed % heads:
-        message = f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}"
-        raise ConfigError(message, param="num_attention_heads")
+    heads, embed = get_equal_heads(hf, "num_attention_heads", 64, "hidden_size", 6144)
     limit = get_int(hf, "max_position_embeddings", 2048)
     rotary, max_positions = rope.read_rope(hf, embed // heads, limit, _ROPE)
     bias = get_bool(hf, "attention_bias", True)
@@ -57,11 +53,6 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         eos_token_ids=token_ids(hf.get("eos_token_id")),
         bos_token_id=first_token_id(hf, "bos_token_id"),
     )
-
-
-def norm(key: str, path: str) -> tuple[Weight, Weight]:
-    """Rows for a LayerNorm."""
-    return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:

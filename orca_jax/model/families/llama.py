@@ -7,7 +7,7 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import rope
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Family, Weight, linear
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -119,12 +119,6 @@ def read_shape(
         eos_token_ids=token_ids(hf.get("eos_token_id")),
         bos_token_id=first_token_id(hf, "bos_token_id"),
     )
-
-
-def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
-    """Rows for a linear layer with a matrix stored as [out, in]."""
-    kernel = Weight(f"{key}.weight", f"{path}.kernel", transpose=True)
-    return (kernel, Weight(f"{key}.bias", f"{path}.bias")) if bias else (kernel,)
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:

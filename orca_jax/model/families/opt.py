@@ -4,10 +4,16 @@ import re
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.families.gpt_neox import norm
-from orca_jax.model.families.llama import linear
-from orca_jax.model.families.values import HfConfig, first_token_id, get_activation, get_bool, get_int, token_ids
+from orca_jax.model.families.base import Family, Weight, linear, norm
+from orca_jax.model.families.values import (
+    HfConfig,
+    first_token_id,
+    get_activation,
+    get_bool,
+    get_equal_heads,
+    get_int,
+    token_ids,
+)
 
 _UNUSED_POSITIONS = 2  # first rows of the table
 
@@ -19,10 +25,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
-    embed, heads = get_int(hf, "hidden_size", 768), get_int(hf, "num_attention_heads", 12)
-    if embed % heads:
-        message = f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}"
-        raise ConfigError(message, param="num_attention_heads")
+    heads, embed = get_equal_heads(hf, "num_attention_heads", 12, "hidden_size", 768)
     width = get_int(hf, "word_embed_proj_dim", embed)
     if width != embed:
         message = f"config.json: word_embed_proj_dim {width} is not supported; it must be hidden_size {embed}"

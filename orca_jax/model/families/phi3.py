@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, JoinedPart, Weight
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import window_of_all
@@ -27,9 +27,9 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     return (
         *llama.outer_weights(config),
         *_parts(f"{attention}.qkv_proj", "blocks.attention", ("query", "key", "value"), sizes),
-        *llama.linear(f"{attention}.o_proj", "blocks.attention.out", bias=False),
+        *linear(f"{attention}.o_proj", "blocks.attention.out", bias=False),
         *_parts(f"{mlp}.gate_up_proj", "blocks.mlp", ("gate", "up"), (config.mlp_dim,) * 2),
-        *llama.linear(f"{mlp}.down_proj", "blocks.mlp.down", bias=False),
+        *linear(f"{mlp}.down_proj", "blocks.mlp.down", bias=False),
     )
 
 

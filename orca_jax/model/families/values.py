@@ -35,21 +35,32 @@ def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
     Raises:
         ConfigError: it is missing without a default, or has another value. The error names the key.
     """
-    value = hf.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-        raise refusal(key, "must be a positive integer below 2**31", value)
-    return value
+    return _integer(hf, key, default, 1, "must be a positive integer below 2**31")
 
 
 def get_count(hf: HfConfig, key: str, default: int) -> int:
     """An integer from 0 on, of at most 31 bits; raises `ConfigError` as `get_int` does."""
+    return _integer(hf, key, default, 0, "must be an integer from 0 to 2**31 - 1")
+
+
+def get_equal_heads(hf: HfConfig, heads_key: str, heads: int, embed_key: str, embed: int) -> tuple[int, int]:
+    """The number of heads and the embedding, of which each head has an equal part. The numbers are defaults.
+
+    Raises:
+        ConfigError: a value is invalid, or the heads do not divide the embedding. The error names the key.
+    """
+    embed, heads = get_int(hf, embed_key, embed), get_int(hf, heads_key, heads)
+    if embed % heads:
+        raise ConfigError(f"config.json: {heads_key} {heads} does not divide {embed_key} {embed}", param=heads_key)
+    return heads, embed
+
+
+def _integer(hf: HfConfig, key: str, default: int | None, least: int, problem: str) -> int:
     value = hf.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise refusal(key, "must be an integer from 0 to 2**31 - 1", value)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise refusal(key, problem, value)
     return value
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.online.plot import need_plots, plot_passes
+from orca_jax.bench.online.plot import plot_passes
 from orca_jax.errors import ConfigError
+from orca_jax.reporting import need_matplotlib
 from tests.bench.online.test_figures import VLLM
 from tests.serve.running import Server, running
 
@@ -114,4 +115,4 @@ def test_plots_need_matplotlib_and_a_known_ending(tmp_path: Path, monkeypatch: p
         plot_passes(str(tmp_path / "x.unknown"), [{**throughput, **figures}], "t")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
-        need_plots()
+        need_matplotlib()
