@@ -27,7 +27,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "console": frozenset(),
     "progress": frozenset({"console"}),
     "processor": frozenset(),
-    "reporting": frozenset({"processor"}),
+    "reporting": FACTS | {"processor"},
     "server_config": FACTS,
     "sched": FACTS,
     "kernels": FACTS | {"processor"},
