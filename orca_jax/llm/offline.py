@@ -16,6 +16,7 @@ from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.llm.arguments import PromptInput, as_list, naming, one_for_each
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.request import DEFAULT_URGENCY, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
@@ -24,8 +25,6 @@ from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer, check_characters
-
-PromptInput = str | Sequence[int]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` names it. No prompt was run.
         """
-        return self._run(_as_list(prompts), sampling_params, use_tqdm, priority)
+        return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -162,7 +161,7 @@ class LLM:
         The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
         Arguments and errors are as in `generate`.
         """
-        return self._drain(self._add(_as_list(prompts), sampling_params, priority)[0])
+        return self._drain(self._add(as_list(prompts), sampling_params, priority)[0])
 
     def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
@@ -232,13 +231,13 @@ class LLM:
         """
         self._check_usable()
         self._reap()
-        params = _one_for_each(sampling_params, len(prompts))
+        params = one_for_each(sampling_params, len(prompts))
         urgencies = self._urgencies(priority, len(prompts))
         call = OfflineCall()
         ids: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
-                with _naming(index):
+                with naming(index):
                     encoded = self._encoded(prompt, params[index], has_special_tokens)
                     ids.append(self._add_one(call, prompt, params[index], encoded, urgencies[index]))
         except BaseException:
@@ -371,40 +370,6 @@ class LLM:
     def _check_usable(self) -> None:
         if self._unusable is not None:
             raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
-
-
-def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts must be a string, a list of token ids, or a list of these, not {type(prompts).__name__}"
-        )
-    if prompts and all(isinstance(part, int) for part in prompts):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[PromptInput], prompts))
-
-
-def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    given: object = params
-    if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
-        message = f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}"
-        raise RequestError(message, param="sampling_params")
-    if len(params) != count:
-        message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
-        raise RequestError(message, param="sampling_params")
-    return params
-
-
-@contextlib.contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Add the index of the prompt to an error."""
-    try:
-        yield
-    except RequestError as error:
-        raise RequestError(f"prompts[{index}]: {error.message}", param=f"prompts[{index}]") from error
 
 
 @contextlib.contextmanager
