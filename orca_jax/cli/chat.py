@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from orca_jax.cli.sampling import params_of, read_flags, text_parser, text_source
-from orca_jax.cli.source import Message, TextSource
+from orca_jax.cli.source import PlainMessage, TextSource
 from orca_jax.errors import RequestError
 from orca_jax.flags import FlagParser
 from orca_jax.request import SamplingParams
@@ -69,7 +69,7 @@ class TerminalChat:
     def __init__(self, model: TextSource, params: SamplingParams, system: str | None) -> None:
         self._model = model
         self._params = params
-        self.messages: list[Message] = []
+        self.messages: list[PlainMessage] = []
         self.num_failed = 0
         self._set_system(system)
 

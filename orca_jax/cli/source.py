@@ -6,7 +6,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from orca_jax.config import EngineConfig
 from orca_jax.request import SamplingParams
 
-Message = Mapping[str, Any]
+PlainMessage = Mapping[str, Any]
 
 
 @runtime_checkable
@@ -24,7 +24,7 @@ class TextSource(Protocol):
     def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
         """Stream the text after a prompt. Raises RequestError and EngineError."""
 
-    def answer(self, messages: Sequence[Message], params: SamplingParams) -> Iterator[str]:
+    def answer(self, messages: Sequence[PlainMessage], params: SamplingParams) -> Iterator[str]:
         """Stream the answer to a conversation. Raises RequestError and EngineError."""
 
 
@@ -52,7 +52,7 @@ class LocalModel:
         """Stream the text after a prompt."""
         return self._llm.stream_text(prompt, params)
 
-    def answer(self, messages: Sequence[Message], params: SamplingParams) -> Iterator[str]:
+    def answer(self, messages: Sequence[PlainMessage], params: SamplingParams) -> Iterator[str]:
         """Stream the answer to a conversation."""
         return self._llm.stream_chat(messages, params)
 
