@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.sharding import most_shards, partition_spec
-from tests.model.reference import NAMES, REFERENCE, dense_causal, logits, mesh_of
+from tests.model.reference import NAMES, REFERENCE, dense_attention, logits, mesh_of
 
 
 def fitting() -> list[tuple[str, int]]:
@@ -82,7 +82,7 @@ def test_a_switch_between_layers_changes_no_bit(name: str, keep: tuple[int, ...]
     def hidden(*, switched: bool) -> np.ndarray:
         decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(1))
         decoder.unstack(switched=switched)
-        run = jax.jit(lambda decoder: decoder(ids, ids, dense_causal, 0, kept)[0])
+        run = jax.jit(lambda decoder: decoder(ids, ids, dense_attention(decoder.config), 0, kept)[0])
         return np.asarray(run(decoder))
 
     unrolled = hidden(switched=False)
