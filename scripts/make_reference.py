@@ -107,6 +107,17 @@ def gemma3(layers: int, **options: Any) -> Case:
     return like_llama("gemma3_text", **shape, **options)
 
 
+def with_images(texts: Case) -> Case:
+    """A Gemma 3 for images and texts, whose part for images is as small as possible."""
+    vision = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    parts = {
+        "text_config": {**texts.options, "initializer_range": 0.2},
+        "vision_config": {**vision, "image_size": 4, "patch_size": 2},
+    }
+    tokens = {"boi_token_index": 90, "eoi_token_index": 91, "image_token_index": 92, "mm_tokens_per_image": 4}
+    return Case("gemma3", {**parts, **tokens, **NO_TOKENS})
+
+
 def stretched(**rope: Any) -> Case:
     """A small Llama with a kind of rope and a short original context, so that the kind matters."""
     parameters = {"rope_theta": 10000.0, **rope}
@@ -208,6 +219,7 @@ CASES: Mapping[str, Case] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
+    "gemma3-with-images": with_images(gemma3(2, head_dim=6, sliding_window=5, sliding_window_pattern=2)),
     "gpt_neox-parallel": neox(),
     "gpt_neox-sequential": neox(use_parallel_residual=False, rotary_pct=1.0),
     "opt": opt(),
@@ -234,7 +246,7 @@ def expect(model: Any, seed: int) -> dict[str, np.ndarray]:
     expected: dict[str, np.ndarray] = {}
     margins = []
     for number, length in enumerate(PROMPT_LENGTHS):
-        ids = random.integers(0, model.config.vocab_size, length)
+        ids = random.integers(0, model.config.get_text_config().vocab_size, length)
         prompt = torch.tensor(ids)[None]
         out = model.generate(
             prompt,

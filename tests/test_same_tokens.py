@@ -165,8 +165,14 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 @quick
 @pytest.mark.parametrize(
     ("name", "tensor", "stages"),
-    [(name, 2, 1) for name in ("qwen2-window", "qwen3", "olmo2", "gpt_neox-parallel")]
-    + [slow(name, 2, 1) for name in ("qwen2-tied", "mistral-window", "phi3-window", "phi3-longrope", "opt")]
+    [(name, 2, 1) for name in ("gemma2", "qwen3", "olmo2", "gpt_neox-parallel")]
+    + [slow("gemma3", 2, 2)]
+    + [slow(name, 2, 1) for name in ("gemma2-untied", "gemma3-one-kv-head", "qwen3-mixed-windows")]
+    + [slow(name, 1, 2) for name in ("gemma2", "gemma3-one-kv-head", "qwen2-mixed-windows")]
+    + [
+        slow(name, 2, 1)
+        for name in ("qwen2-tied", "qwen2-window", "mistral-window", "phi3-window", "phi3-longrope", "opt")
+    ]
     + [slow(name, 1, 2) for name in ("llama-smollm-9-heads", "phi3-window", "olmo2", "gpt_neox-sequential", "opt")],
 )
 def test_families_in_chunks_and_pages_with_prefixes(name: str, tensor: int, stages: int, program_cache: str) -> None:

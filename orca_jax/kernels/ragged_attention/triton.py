@@ -360,7 +360,7 @@ def ragged_attention_triton(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     multiprocessors: int | None = None,
     interpret: bool = False,

@@ -4,12 +4,15 @@ Scales of norms are stored as their difference from one. Gemma 2 caps scores and
 and keys instead, and other rotary positions in layers with a window.
 """
 
+import re
 from dataclasses import replace
 
 from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family
-from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, get_optional_float
+from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.keys import check_keys
+from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, get_optional_float, refusal
 from orca_jax.model.families.windows import windows_of_gemma
 
 _DEFAULTS = {
@@ -48,7 +51,7 @@ def gemma2_from_hf(hf: HfConfig) -> ModelConfig:
     )
 
 
-def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
+def gemma3_text_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Gemma 3 for texts; raises `ConfigError` as `llama.config_from_hf` does."""
     defaults = {**_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072}
     config = _read_shape(hf, "gemma3_text", defaults, _GLOBAL)
@@ -60,6 +63,36 @@ def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
         logit_soft_cap=_cap(hf, "final_logit_softcapping", None),
         windowed_rope=local,
         **windows_of_gemma(hf, config.num_layers, config.max_positions, period)._asdict(),
+    )
+
+
+def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read the texts' part of a config.json of Gemma 3 for images and texts, `text_config`.
+
+    Raises:
+        ConfigError: as in `llama.config_from_hf`.
+    """
+    text = hf.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise refusal("text_config", "must be an object or null", text)
+    # The head and the end tokens are those of the whole model.
+    outer = {key: hf.get(key) for key in ("tie_word_embeddings", "eos_token_id", "bos_token_id")}
+    whole = {"model_type": "gemma3_text", **(text or {}), **{key: value for key, value in outer.items() if key in hf}}
+    if whole["model_type"] != "gemma3_text":
+        raise refusal("text_config", "must have the model_type gemma3_text", whole["model_type"])
+    try:
+        check_keys(whole, GEMMA3_TEXT)
+        config = gemma3_text_from_hf(whole)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace("json:", "json: text_config:", 1), param=error.param) from None
+    return replace(config, family="gemma3")
+
+
+def gemma3_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters. An untied head may be inside or outside the model of texts."""
+    return tuple(
+        replace(weight, others=("language_model.lm_head.weight",)) if weight.path == "head.table" else weight
+        for weight in llama.weights(config)
     )
 
 
@@ -99,10 +132,10 @@ GEMMA2 = Family(
     harmless=_HARMLESS,
 )
 
-GEMMA3 = Family(
+GEMMA3_TEXT = Family(
     name="gemma3_text",
-    models="Gemma 3 270M and 1B, and the texts of larger ones, saved apart from the images",
-    config_from_hf=gemma3_from_hf,
+    models="Gemma 3 270M and 1B",
+    config_from_hf=gemma3_text_from_hf,
     keys=_KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
     architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
     weights=llama.weights,
@@ -110,4 +143,24 @@ GEMMA3 = Family(
     ignored=llama.IGNORED,
     fixed={**_CAUSAL, "attn_logit_softcapping": (None,)},
     harmless=_HARMLESS,
+)
+
+GEMMA3 = Family(
+    name="gemma3",
+    models="Gemma 3 4B, 12B and 27B, for texts alone: the weights for images are not loaded",
+    config_from_hf=gemma3_from_hf,
+    keys=frozenset({"text_config"}),
+    architectures=("Gemma3ForConditionalGeneration", "Gemma3Model"),
+    weights=gemma3_weights,
+    prefixes=("language_model.model.", "model.language_model.", "language_model."),
+    ignored=re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+    harmless=frozenset(
+        {
+            "boi_token_index",
+            "eoi_token_index",
+            "image_token_index",
+            "mm_tokens_per_image",
+            "vision_config",
+        }
+    ),
 )

@@ -69,6 +69,8 @@ def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: 
     if pattern is None:
         if not has_window:
             raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
+        if period > num_layers:
+            return Windows(window)
         pattern = (True,) * (_bounded(period, "sliding_window_pattern") - 1) + (False,)
     return Windows(window, pattern)
 

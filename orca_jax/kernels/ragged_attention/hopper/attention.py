@@ -56,7 +56,7 @@ def ragged_attention_gpu(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     multiprocessors: int | None = None,
     interpret: Any = None,
