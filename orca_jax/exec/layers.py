@@ -6,7 +6,7 @@ Token-wise operations run on all tokens of the merged batch; attention alone is 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -133,21 +133,24 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         scores = {**options, "sliding_window": constant if window is None else window}
         return write_and_attend(device, q, k, v, pages, prepared, layer * num_pages, implementation=name, **scores)
 
-    def attend(
-        layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
-        window = window_of_layer(windows, layer)
-        constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
-        split = jax.shard_map(
+    @cache
+    def split(constant: int | None) -> Callable[..., tuple[Array, KVPages]]:
+        """Attention on all shards, with a window that is a constant, or with a traced one."""
+        return jax.shard_map(
             partial(on_shard, constant),
             mesh=mesh,
             in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
             out_specs=(HEADS_SPEC, by_head),
             check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
         )
+
+    def attend(
+        layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        window = window_of_layer(windows, layer)
+        constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
         with jax.named_scope("attention"):
-            out: tuple[Array, KVPages] = split(jnp.int32(layer), traced, prepared, q, k, v, pages)
-            return out
+            return split(constant)(jnp.int32(layer), traced, prepared, q, k, v, pages)
 
     return attend
 
