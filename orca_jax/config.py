@@ -5,6 +5,7 @@ into the other classes. No setting is read from the environment.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from orca_jax.checks import check_values, names_checked
@@ -83,12 +84,12 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the scales of all norms
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
 
-    @property
+    @cached_property
     def score_scale(self) -> float:
         """The factor on the products of queries and keys."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
-    @property
+    @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer."""
         windowed = LayerKind(self.sliding_window, self.windowed_rope or self.rope)

@@ -93,27 +93,26 @@ class Rotations:
     """The rotations of all layers. Those of each kind of rotary positions are computed once.
 
     Args:
-        ropes: of each layer; None for learned positions.
+        ropes: of each layer.
         head_dim: D.
         positions: of the tokens.
     """
 
-    def __init__(self, ropes: Sequence[RopeConfig | None], head_dim: int, positions: Int[Array, "T"]) -> None:
+    def __init__(self, ropes: Sequence[RopeConfig], head_dim: int, positions: Int[Array, "T"]) -> None:
         kinds = tuple(dict.fromkeys(ropes))
         self._number = [kinds.index(rope) for rope in ropes]  # of the kind of each layer
-        self._kinds = [None if rope is None else _rotation(rope, head_dim, positions) for rope in kinds]
+        self._kinds = [_rotation(rope, head_dim, positions) for rope in kinds]
 
-    def of_layer(self, layer: int | Int[Array, ""]) -> Rotation | None:
+    def of_layer(self, layer: int | Int[Array, ""]) -> Rotation:
         """The rotation of a layer; its index may be known only at run time."""
         if len(self._kinds) == 1:
             return self._kinds[0]
         if isinstance(layer, int):
             return self._kinds[self._number[layer]]
-        kinds = [kind for kind in self._kinds if kind is not None]
-        assert len({kind.dim for kind in kinds}) == 1, "all layers of a model rotate as many dimensions"
+        assert len({kind.dim for kind in self._kinds}) == 1, "all layers of a model rotate as many dimensions"
         number = jnp.asarray(self._number, jnp.int32)[layer]
-        cos, sin = (jax.lax.select_n(number, *each) for each in zip(*((k.cos, k.sin) for k in kinds), strict=True))
-        return Rotation(kinds[0].dim, cos, sin)
+        cos = jax.lax.select_n(number, *(kind.cos for kind in self._kinds))
+        return Rotation(self._kinds[0].dim, cos, jax.lax.select_n(number, *(kind.sin for kind in self._kinds)))
 
 
 def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Rotation:

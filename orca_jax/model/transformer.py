@@ -88,6 +88,10 @@ _RESIDUALS: Mapping[str, Callable[[Block, Array, Array], Array]] = {
 """The part of a block after attention, by `ModelConfig.residual`."""
 
 
+type RotationOf = Callable[[int | Int[Array, ""]], Rotation | None]
+"""The rotation of a layer, by its index in the stage."""
+
+
 class Decoder(nnx.Module):
     """Token ids in, hidden vectors out, for the merged tokens of an iteration; or one stage of this.
 
@@ -108,6 +112,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.span = span = span or whole(config)
         self.num_layers = span.size
+        self.of_stage = of_span(config, span)
         self.is_first = span.is_first
         make, tied = Maker(dtype, rngs), config.tied_embeddings
 
@@ -151,18 +156,18 @@ class Decoder(nnx.Module):
             Hidden vectors, after the final norm in the last stage, and the cache.
         """
         x = self._embed(inputs, positions) if self.is_first else inputs
-        kinds = of_span(self.config, self.span).layer_kinds
-        rotations = Rotations([kind.rope for kind in kinds], self.config.head_dim, positions)
+        ropes = [kind.rope for kind in self.of_stage.layer_kinds if kind.rope is not None]
+        rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if ropes else _no_rotation
         if isinstance(self.blocks, Block):
-            x, cache = self._scan(self.blocks, x, rotations, attend, cache)
+            x, cache = self._scan(self.blocks, x, rotation_of, attend, cache)
             x = x if keep is None else x[keep]
         elif self.is_switched:
-            x, cache = _switch(list(self.blocks), x, rotations, attend, cache, keep)
+            x, cache = _switch(list(self.blocks), x, rotation_of, attend, cache, keep)
         else:
             last = len(self.blocks) - 1
             for index, block in enumerate(self.blocks):
                 wanted = keep if index == last else None
-                x, cache = block(x, rotations.of_layer(index), partial(attend, index), cache, wanted)
+                x, cache = block(x, rotation_of(index), partial(attend, index), cache, wanted)
         return x if self.final_norm is None else self.final_norm(x), cache
 
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
@@ -172,7 +177,7 @@ class Decoder(nnx.Module):
         return x if self.positions is None else x + self.positions(positions)
 
     def _scan[Cache](
-        self, blocks: Block, x: Float[Array, "T E"], rotations: Rotations, attend: Attend[Cache], cache: Cache
+        self, blocks: Block, x: Float[Array, "T E"], rotation_of: RotationOf, attend: Attend[Cache], cache: Cache
     ) -> tuple[Float[Array, "T E"], Cache]:
         """Run all layers with one compiled body."""
         structure, stacked = nnx.split(blocks)
@@ -181,7 +186,7 @@ class Decoder(nnx.Module):
             x, cache = carry
             index, parameters = inputs
             block: Block = nnx.merge(structure, parameters)
-            return block(x, rotations.of_layer(index), partial(attend, index), cache), None
+            return block(x, rotation_of(index), partial(attend, index), cache), None
 
         index = jnp.arange(self.num_layers, dtype=jnp.int32)
         (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
@@ -222,6 +227,10 @@ class Decoder(nnx.Module):
         return self.unembedding.scores(hidden)
 
 
+def _no_rotation(layer: int | Int[Array, ""]) -> None:
+    """The rotation of layers with learned positions."""
+
+
 def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array | jax.ShapeDtypeStruct:
     """One layer of stacked values, or its shape."""
     if isinstance(stack, jax.Array):
@@ -234,7 +243,7 @@ def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array 
 def _switch[Cache](
     blocks: Sequence[Block],
     x: Float[Array, "T E"],
-    rotations: Rotations,
+    rotation_of: RotationOf,
     attend: Attend[Cache],
     cache: Cache,
     keep: Int[Array, "B"] | None,
@@ -255,7 +264,7 @@ def _switch[Cache](
         ) -> tuple[Float[Array, "T E"], Projections]:
             if index < last:
                 x = blocks[index].finish(x, out)
-                return x, blocks[index + 1].project(x, rotations.of_layer(index + 1))
+                return x, blocks[index + 1].project(x, rotation_of(index + 1))
             kept = blocks[last].finish(x, out, keep)
             return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), heads
 
@@ -268,6 +277,5 @@ def _switch[Cache](
         out, cache = attend(index, *heads, cache)
         return *jax.lax.switch(index, branches, x, heads, out), cache
 
-    heads = blocks[0].project(x, rotations.of_layer(0))
-    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, heads, cache))
+    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, blocks[0].project(x, rotation_of(0)), cache))
     return x if keep is None else x[: keep.shape[0]], cache
