@@ -1,5 +1,7 @@
 """Logits and greedy ids equal those of transformers, for every fixture of make_reference.py and on several meshes."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.load import load_decoder
+from orca_jax.model.load import abstract_decoder, load_decoder
 from orca_jax.model.sharding import most_shards, partition_spec
 from tests.model.reference import NAMES, REFERENCE, dense_attention, logits, mesh_of
 
@@ -101,3 +103,13 @@ def test_bfloat16_is_near(name: str) -> None:
     ours, theirs = logits(decoder, expected["ids_2"]), expected["logits_2"]
     error = np.abs(ours - theirs).max() / np.abs(theirs).max()
     assert 1e-4 < error < 5e-2, "with an exact result the weights would not be bfloat16"
+
+
+def test_the_scale_of_embeddings_has_the_type_of_the_weights() -> None:
+    """Gemma 3 of 1B multiplies by 34 in bfloat16, not by the root of 1152; transformers rounds it too."""
+    config = replace(read_model_config(REFERENCE / "gemma2"), embedding_scale=1152**0.5)
+    scales = {
+        dtype: nnx.merge(*abstract_decoder(config, dtype, mesh_of(1))).embedding_scale
+        for dtype in ("float32", "bfloat16")
+    }
+    assert scales == {"float32": float(np.float32(1152**0.5)), "bfloat16": 34.0}
