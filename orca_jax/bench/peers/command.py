@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
     config = {name: value for name, value in vars(args).items() if name not in NOT_REPORTED}
 
     def keep(part: Mapping[str, Any]) -> None:
-        add(results, part)
+        add(results, part, args.num_requests)
         if args.save is not None:
             save(finish(results, config), args.save)
 

@@ -48,7 +48,7 @@ def page(results: Mapping[str, Any]) -> str:
     hardware, config = results["hardware"], results["config"]
     about = (
         f"\n{hardware['cpu']} ({', '.join(hardware['cpu_flags'])}), {hardware['cores']} cores; {config['model']}, "
-        f"random weights, --trace {config['trace']}, {config['num_requests']} requests, seed {config['seed']}.\n"
+        f"random weights, --trace {config['trace']}, seed {config['seed']}.\n"
     )
     parts = [_HEAD, about, *_offline(results), *_online(results), *_clients(results), *_missing(results)]
     return "".join([*parts, *_versions(results), _MAKE])
@@ -61,12 +61,24 @@ def _offline(results: Mapping[str, Any]) -> Iterable[str]:
     rows = [
         [
             *_cells(name), f"{one['own_tokens_per_s']:.1f}", f"{one['peer_tokens_per_s']:.1f}",
-            f"**{one['ratio']:.2f}**", f"{one['ratio_least']:.2f} to {one['ratio_most']:.2f}", _stamp(one),
+            f"**{one['ratio']:.2f}**", f"{one['ratio_least']:.2f} to {one['ratio_most']:.2f}",
+            str(one["num_requests"]), _stamp(one),
         ]
         for name, one in sorted(results["settings"].items())
     ]  # fmt: skip
-    titles = ["peer", "type", "its way of running", "threads", "orca-jax", "peer's", "ratio", "range", "measured"]
-    yield _table(titles, rows)
+    titles = [
+        "peer",
+        "type",
+        "its way of running",
+        "threads",
+        "orca-jax",
+        "peer's",
+        "ratio",
+        "range",
+        "requests",
+        "measured",
+    ]
+    yield _table([*titles, "measured"], rows)
 
 
 def _online(results: Mapping[str, Any]) -> Iterable[str]:
@@ -74,8 +86,8 @@ def _online(results: Mapping[str, Any]) -> Iterable[str]:
         return
     limits = ", ".join(results["config"]["goodput"])
     yield (
-        "\n## Online\n\nServers under the same open-loop client, with Poisson arrivals at parts of our server's throughput "
-        f"in a burst. Good requests are within {limits} (milliseconds).\n\n"
+        "\n## Online\n\nServers under the same open-loop client, all requests at once (burst), or Poisson arrivals at parts "
+        f"of our server's rate in the burst. Good requests are within {limits} (milliseconds).\n\n"
     )
     latency, throughput = latency_ratios(results), ratios(results)
     rows = []

@@ -68,6 +68,13 @@ PEERS: Mapping[str, Peer] = {
         ("transformers==5.23.0", "accelerate"),
         max_num_seqs=8,
     ),
+    "easydel": Peer(
+        "easydel_offline.py",
+        ("ragged",),
+        ("python3.11", "python3.12"),
+        ("easydel==0.3.0", "pillow"),
+        max_num_seqs=16,
+    ),
 }
 
 CLIENTS: Mapping[str, Peer] = {

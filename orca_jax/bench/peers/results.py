@@ -36,15 +36,20 @@ def new_results(path: str | None) -> Results:
     return empty | found
 
 
-def add(results: Results, part: Mapping[str, Any]) -> None:
-    """Add a part to results, in place: each entry with its day and commit. A measured peer is no longer unavailable."""
-    stamp = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": _commit()}
+def add(results: Results, part: Mapping[str, Any], num_requests: int) -> None:
+    """Add a part to results, in place, with day, commit and size of the workload.
+
+    A measured peer is no longer unavailable.
+    """
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    stamp = {"date": today, "commit": _commit(), "num_requests": num_requests}
     for section, entries in part.items():
         for name, entry in entries.items():
             is_measured = section in ("settings", "online", "clients")
             results[section][name] = {**entry, **stamp} if is_measured else without_places(entry)
             if is_measured:
-                results["unavailable"].pop(name.split("/")[0], None)
+                peer = name.split("/")[0]
+                results["unavailable"].pop(peer if section == "settings" else f"{peer} (server)", None)
 
 
 def finish(results: Results, config: Mapping[str, Any]) -> Results:

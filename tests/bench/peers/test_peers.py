@@ -140,7 +140,14 @@ def test_servers_take_the_same_rates(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     rates = [call[call.index("--request-rate") + 1 : call.index("--goodput")] for call in calls]
     assert rates == [["inf"], ["1.0", "2.5"]] * 4
-    assert list(result["online"]["orca-jax/bfloat16/chunked/1"]) == ["burst", "0.5", "1.25", "date", "commit"]
+    assert list(result["online"]["orca-jax/bfloat16/chunked/1"]) == [
+        "burst",
+        "0.5",
+        "1.25",
+        "date",
+        "commit",
+        "num_requests",
+    ]
     # Ours is measured first and last, the peer second and third: calls 1, 2, 7, 8 and 3 to 6.
     assert result["ratios"] == {"fake/bfloat16//1/online": 70 / 50}
     assert result["latency_ratios"]["fake/bfloat16//1/1.25"] == 80 / 60
