@@ -17,9 +17,9 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from child_server import free_port, serving
 from common import Request, arguments, parse, run
 from llama_cpp import MODES, about, model_folder, server_command
-from serving import free_port, serving
 
 
 def generate(port: int, requests: Sequence[Request]) -> list[int]:

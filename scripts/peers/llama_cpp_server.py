@@ -1,8 +1,8 @@
 """Runs the server of llama.cpp for `python -m orca_jax.bench peers --online`, with the flags of `llama_cpp.py`."""
 
+from child_server import free_port, serve
 from common import arguments, parse
 from llama_cpp import MODES, about, model_folder, server_command
-from serving import free_port, serve
 
 
 def main() -> None:

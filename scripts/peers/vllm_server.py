@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from child_server import free_port, serve
 from common import arguments, parse, versions
-from serving import free_port, serve
 
 
 def main() -> None:

@@ -86,8 +86,8 @@ def _online(results: Mapping[str, Any]) -> Iterable[str]:
         return
     limits = ", ".join(results["config"]["goodput"])
     yield (
-        "\n## Online\n\nServers under the same open-loop client, all requests at once (burst), or Poisson arrivals at parts "
-        f"of our server's rate in the burst. Good requests are within {limits} (milliseconds).\n\n"
+        "\n## Online\n\nServers under the same open-loop client: all requests at once (burst), or Poisson arrivals at "
+        f"parts of our server's rate in the burst. Good requests are within {limits} (milliseconds).\n\n"
     )
     latency, throughput = latency_ratios(results), ratios(results)
     rows = []
