@@ -43,6 +43,11 @@ class Side:
         for reader in self._readers:
             reader.start()
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the program is no longer running."""
+        return self._process.poll() is not None
+
     def about(self) -> dict[str, Any]:
         """Wait until the model is loaded; return versions and settings. Raises OrcaError if the program ends."""
         return self._next("ready")
