@@ -72,6 +72,10 @@ class ServerConfig:
     )
     allow_credentials: bool = _flag(False, "access", "allow these web pages to send credentials (CORS)")
 
+    playground: bool | None = _flag(
+        None, "access", "playground in the browser at /; default: only if the server listens on a loopback address"
+    )
+
     max_num_queued_reqs: int = _flag(
         1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
     )
@@ -142,6 +146,11 @@ class ServerConfig:
     def names(self) -> tuple[str, ...]:
         """Names of the model in the API."""
         return self.served_model_name or (self.engine.model,)
+
+    @property
+    def has_playground(self) -> bool:
+        """True if the server has the playground."""
+        return self.playground if self.playground is not None else self.uds is None and _is_loopback(self.host)
 
     @property
     def cluster(self) -> ClusterConfig | None:

@@ -1,0 +1,112 @@
+// The tokens of an answer: text to click, and the alternatives of one token.
+
+import { element } from "./dom.js";
+
+const UNSURE = Math.log(0.2); // a token less probable than this is underlined
+
+/** The tokens of one chunk of a stream, for both kinds of calls: {text, logprob, top: [{text, logprob}]}. */
+export function tokensOf(choice) {
+  const { logprobs } = choice;
+  if (!logprobs) return [];
+  if (logprobs.content) {
+    return logprobs.content.map((each) => ({
+      text: each.token,
+      logprob: each.logprob,
+      top: each.top_logprobs.map((other) => ({ text: other.token, logprob: other.logprob })),
+    }));
+  }
+  return logprobs.tokens.map((text, i) => ({
+    text,
+    logprob: logprobs.token_logprobs[i],
+    top: Object.entries(logprobs.top_logprobs?.[i] ?? {}).map(([other, logprob]) => ({ text: other, logprob })),
+  }));
+}
+
+/** Add the text of a chunk to a body: a span for each token if the tokens spell the text, else one for all. */
+export function addText(body, text, tokens) {
+  const isSpelled = tokens.length > 1 && tokens.map((each) => each.text).join("") === text;
+  const parts = isSpelled ? tokens.map((each) => [each.text, [each]]) : [[text, tokens]];
+  for (const [shown, own] of parts) {
+    if (!shown) continue;
+    if (!own.length) {
+      body.append(shown);
+      continue;
+    }
+    const isUnsure = own.some((each) => each.logprob !== null && each.logprob < UNSURE);
+    const span = element("span", { class: isUnsure ? "token unsure" : "token" }, shown);
+    span.tokens = own;
+    body.append(span);
+  }
+}
+
+/** Show the alternatives of a chosen token below the body. A second choice of the same token closes them. */
+export function choose(body, span) {
+  const open = body.nextElementSibling?.classList.contains("choices") ? body.nextElementSibling : null;
+  open?.remove();
+  const before = body.querySelector("[aria-expanded=true]");
+  before?.removeAttribute("aria-expanded");
+  if (before === span) return;
+  span.setAttribute("aria-expanded", "true");
+  body.after(element("div", { class: "choices", role: "status" }, ...span.tokens.map(table)));
+}
+
+/** Turn the tokens into buttons for the keyboard, or back into text. Arrow keys move between them. */
+export function setButtons(body, isOn) {
+  body.classList.toggle("tokens", isOn);
+  const spans = [...body.querySelectorAll(".token")];
+  spans.forEach((span, i) => {
+    if (isOn) {
+      span.setAttribute("role", "button");
+      span.tabIndex = i ? -1 : 0;
+    } else {
+      span.removeAttribute("role");
+      span.removeAttribute("tabindex");
+    }
+  });
+  if (isOn) spans[0]?.focus();
+}
+
+/** React to clicks and keys of all tokens in a body. */
+export function listen(body) {
+  body.addEventListener("click", (event) => {
+    const span = event.target.closest(".token");
+    if (span && getSelection().isCollapsed) choose(body, span);
+  });
+  body.addEventListener("keydown", (event) => {
+    const span = event.target.closest(".token");
+    if (!span) return;
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Enter" || event.key === " ") choose(body, span);
+    else if (step) {
+      const spans = [...body.querySelectorAll(".token")];
+      const next = spans[spans.indexOf(span) + step];
+      if (!next) return;
+      span.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    } else return;
+    event.preventDefault();
+  });
+}
+
+function table(token) {
+  const rows = token.top.some((each) => each.text === token.text) ? token.top : [token, ...token.top];
+  const sorted = [...rows].sort((one, other) => other.logprob - one.logprob);
+  return element("table", { "aria-label": `Alternatives of ${visible(token.text)}` }, ...sorted.map((each) => row(each, token)));
+}
+
+function row(each, token) {
+  const share = Math.exp(each.logprob);
+  const percent = `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`;
+  const isDrawn = each.text === token.text;
+  return element(
+    "tr",
+    { class: isDrawn ? "drawn" : null },
+    element("td", {}, visible(each.text) + (isDrawn ? " (drawn)" : "")),
+    element("td", {}, percent),
+    element("td", {}, element("meter", { min: 0, max: 1, value: share, "aria-label": percent })),
+  );
+}
+
+const visible = (text) =>
+  text.startsWith("bytes:") ? text : JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"');
