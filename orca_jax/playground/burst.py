@@ -1,4 +1,4 @@
-"""`POST /playground/burst`: many requests of given lengths at once. Their prompts are random ids, their texts dropped."""
+"""`POST /playground/burst`: many requests of given lengths at once. Prompts are random ids, and texts are dropped."""
 
 import contextlib
 import random

@@ -7,6 +7,7 @@ import { IterationStream } from "./stream.js";
 import { Timeline } from "./timeline.js";
 
 const COLUMN = 14; // pixels of an iteration in the live chart
+const NARROW = [500, 8]; // below this width, columns of this width
 const TEXT_MS = 250; // between two updates of the figures
 const SUMMARY_MS = 3000; // between two updates for screen readers
 const RATE_SECONDS = 2;
@@ -95,7 +96,7 @@ export class EngineView {
     const target = prepare(find("rows"));
     if (!target) return;
     const { next } = this.timeline;
-    const count = columnsOf(target.width, COLUMN);
+    const count = columnsOf(target.width, target.width < NARROW[0] ? NARROW[1] : COLUMN);
     const view = comparison ?? { first: Math.max(0, next - count), count, until: next, label: (column) => this.numberOf(column) };
     const requests = comparison ? comparison.requests : this.shown(view.first, Math.floor((target.height - 20) / MIN_ROW));
     this.view = { ...view, requests, layout: layoutOf(target, requests.length, view.count) };

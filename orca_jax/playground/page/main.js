@@ -18,7 +18,7 @@ function showState(text, isBad = false) {
 
 function setTheme(theme) {
   localStorage.setItem("orca-theme", theme);
-  find("theme").textContent = `Theme: ${theme}`;
+  find("theme").querySelector("span:last-child").textContent = theme;
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   engine?.retheme();

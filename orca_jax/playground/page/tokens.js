@@ -43,11 +43,16 @@ export function addText(body, text, tokens) {
 export function choose(body, span) {
   const open = body.nextElementSibling?.classList.contains("choices") ? body.nextElementSibling : null;
   open?.remove();
-  const before = body.querySelector("[aria-expanded=true]");
-  before?.removeAttribute("aria-expanded");
+  const before = body.querySelector(".chosen");
+  if (before) mark(before, false);
   if (before === span) return;
-  span.setAttribute("aria-expanded", "true");
+  mark(span, true);
   body.after(element("div", { class: "choices", role: "status" }, ...span.tokens.map(table)));
+}
+
+function mark(span, isChosen) {
+  span.classList.toggle("chosen", isChosen);
+  if (span.hasAttribute("role")) span.setAttribute("aria-expanded", String(isChosen)); // plain text cannot expand
 }
 
 /** Turn the tokens into buttons for the keyboard, or back into text. Arrow keys move between them. */
@@ -57,10 +62,10 @@ export function setButtons(body, isOn) {
   spans.forEach((span, i) => {
     if (isOn) {
       span.setAttribute("role", "button");
+      span.setAttribute("aria-expanded", String(span.classList.contains("chosen")));
       span.tabIndex = i ? -1 : 0;
     } else {
-      span.removeAttribute("role");
-      span.removeAttribute("tabindex");
+      for (const name of ["role", "aria-expanded", "tabindex"]) span.removeAttribute(name);
     }
   });
   if (isOn) spans[0]?.focus();
