@@ -57,7 +57,10 @@ class ServerConfig:
     )
 
     api_key: tuple[str, ...] = _flag(
-        (), "access", "API keys; every route but /live and /health requires one of them", shown=False
+        (),
+        "access",
+        "API keys; every route but /live, /health and the files of the playground requires one of them",
+        shown=False,
     )
     api_key_file: str | None = _flag(
         None, "access", "file of API keys, one per line; unlike --api-key it does not show them in process lists"

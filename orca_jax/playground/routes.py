@@ -13,11 +13,11 @@ from orca_jax.playground.burst import MAX_BURST_BYTES, run_burst
 from orca_jax.playground.iterations import watch_iterations
 from orca_jax.playground.page import page_routes
 
-ReadBody = Callable[[Request, int], Awaitable[bytes]]
+JsonBodyReader = Callable[[Request, int], Awaitable[bytes]]
 """Reads the JSON body of a call, of at most so many bytes; raises ApiError."""
 
 
-def playground_routes(service: Service, read_body: ReadBody) -> list[Route]:
+def playground_routes(service: Service, read_body: JsonBodyReader) -> list[Route]:
     """Build the routes of the page and of its data."""
 
     async def settings(request: Request) -> Response:

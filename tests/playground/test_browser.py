@@ -184,7 +184,7 @@ def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
     page.locator("#burst:not(:disabled)").wait_for()
     found = page.locator("#result", has_text="as late")
     found.wait_for()
-    numbers = re.search(r"Iteration-level: (\d+) iterations.*Request-level: (\d+)", found.inner_text())
+    numbers = re.search(r"Iteration-level scheduling: (\d+) .*Request-level scheduling: (\d+)", found.inner_text())
     assert numbers is not None and int(numbers[1]) < int(numbers[2])
     pixels = "canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, 900, 400).data.buffer)).size"
     assert all(page.locator(canvas).evaluate(pixels) > 20 for canvas in ("#rows", "#replay", "#batch"))
@@ -261,6 +261,31 @@ def check(page: "Page") -> None:
     serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
     assert not [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in serious]
     assert len(found["passes"]) > 20
+
+
+PIECES: list[tuple[list[tuple[str, list[str]]], list[str]]] = [
+    ([("one two", ["one", " two"])], ["one", " two"]),
+    ([("one", ["one", "<end>"])], ["one"]),
+    ([("", ["bytes:\\xe2"]), ("\u20ac!", ["bytes:\\x82\\xac", "!"])], ["\u20ac", "!"]),
+    ([("a\u20ac", ["a", "bytes:\\xe2", "bytes:\\x82\\xac"])], ["a", "\u20ac"]),
+    ([("", ["st"]), ("step", ["ep"])], ["st", "ep"]),  # held back, since it could begin a stop string
+    ([("no tokens", [])], []),
+]
+
+
+def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> None:
+    shown = Shown(browser, "desktop")
+    page = shown.open(server.url)
+    script = """async (pieces) => {
+      const body = document.createElement("div");
+      const text = new (await import("/playground/tokens.js")).TokenText(body);
+      const made = (tokens) => tokens.map((each) => ({ text: each, logprob: 0, top: [] }));
+      for (const [piece, tokens] of pieces) text.add(piece, made(tokens));
+      return [body.textContent, [...body.querySelectorAll(".token")].map((each) => each.textContent)];
+    }"""
+    for pieces, spans in PIECES:
+        assert page.evaluate(script, pieces) == ["".join(text for text, _ in pieces), spans]
+    shown.context.close()
 
 
 def test_the_replay_is_that_of_the_scheduler(browser: "Browser", server: Server) -> None:

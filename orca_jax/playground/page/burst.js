@@ -80,8 +80,8 @@ export class Burst {
     const there = mean(rows.map((each) => each.end));
     const times = (one, other) => `${(one / other).toFixed(1)} times`;
     return (
-      `${head}Iteration-level: ${this.elapsed} iterations, an answer after ${here.toFixed(0)} on average. ` +
-      `Request-level: ${total} iterations (${times(total, this.elapsed)} as many), ` +
+      `${head}Iteration-level scheduling: ${this.elapsed} iterations, an answer after ${here.toFixed(0)} on average. ` +
+      `Request-level scheduling: ${total} iterations (${times(total, this.elapsed)} as many), ` +
       `an answer after ${there.toFixed(0)} (${times(there, here)} as late).`
     );
   }

@@ -75,7 +75,7 @@ export class EngineView {
   }
 
   drawNow() {
-    this.drawLast();
+    this.drawBatch();
     const isComparing = find("compare").checked && this.burst?.hasBegun;
     if (isComparing) this.burst.drawReplay(find("replay"), this.theme);
     this.drawRows(isComparing ? this.burst.view() : null);
@@ -118,9 +118,14 @@ export class EngineView {
     return this.timeline.column(column)?.iteration ?? null;
   }
 
-  drawLast() {
+  /** The iteration under the cursor, else the last one. */
+  get chosen() {
+    return (this.cursor && this.timeline.column(this.cursor.column)) ?? this.timeline.lastColumn;
+  }
+
+  drawBatch() {
     const target = prepare(find("batch"));
-    const last = this.timeline.lastColumn;
+    const last = this.chosen;
     if (!target || !last) return;
     const members = last.members.map((each) => ({ ...each, label: `#${each.n}`, color: each.n % NUM_COLORS }));
     drawBatch(target, members, this.theme);
@@ -144,7 +149,7 @@ export class EngineView {
     set("all-pages", pages);
     set("device", rates.device.toFixed(2));
     set("host", rates.host.toFixed(2));
-    if (last) find("batch-text").textContent = batchText(last) + (timeline.dropped ? `; ${timeline.dropped} lines dropped` : "");
+    if (last) find("batch-text").textContent = batchText(this.chosen) + (timeline.dropped ? `; ${timeline.dropped} lines dropped` : "");
   }
 
   showSummary() {
@@ -186,6 +191,7 @@ export class EngineView {
   setCursor(cursor) {
     this.cursor = cursor;
     if (cursor) find("cell").textContent = this.cellText(cursor);
+    this.texts = 0; // show the batch of this iteration at once
     this.draw();
   }
 

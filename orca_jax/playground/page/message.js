@@ -1,7 +1,7 @@
 // One message on the page: its text, its figures and its actions.
 
 import { button, element } from "./dom.js";
-import { addText, listen, setButtons } from "./tokens.js";
+import { listen, setButtons, TokenText } from "./tokens.js";
 
 const NAMES = {
   chat: { user: "You", assistant: "Model" },
@@ -41,11 +41,12 @@ export class Answer {
     this.actions = actions;
     const title = element("h3", {}, NAMES[mode].assistant);
     this.element = element("article", { class: "message", "aria-busy": "true" }, title, this.body, this.foot);
+    this.text = new TokenText(this.body);
     listen(this.body);
   }
 
   add(text, tokens) {
-    addText(this.body, text, tokens);
+    this.text.add(text, tokens);
   }
 
   showStats(text) {

@@ -22,20 +22,48 @@ export function tokensOf(choice) {
   }));
 }
 
-/** Add the text of a chunk to a body: a span for each token if the tokens spell the text, else one for all. */
-export function addText(body, text, tokens) {
-  const isSpelled = tokens.length > 1 && tokens.map((each) => each.text).join("") === text;
-  const parts = isSpelled ? tokens.map((each) => [each.text, [each]]) : [[text, tokens]];
-  for (const [shown, own] of parts) {
-    if (!shown) continue;
-    if (!own.length) {
-      body.append(shown);
-      continue;
+/**
+ * Adds the text of a stream to a body, with a span for each token.
+ *
+ * A piece of text and its tokens need not agree: special tokens have no text, and several tokens may spell one character.
+ * Tokens that are not spelled by the text so far wait, and share the next span.
+ */
+export class TokenText {
+  constructor(body) {
+    this.body = body;
+    this.waiting = [];
+  }
+
+  add(text, tokens) {
+    let rest = text;
+    for (const token of tokens) {
+      const at = token.text ? rest.indexOf(token.text) : -1;
+      // Text before a token belongs to the tokens that wait; without such tokens it must begin here.
+      if (at < 0 || (at > 0 && !this.waiting.length)) {
+        this.waiting.push(token);
+        continue;
+      }
+      this.append(rest.slice(0, at), this.take());
+      this.append(token.text, [token]);
+      rest = rest.slice(at + token.text.length);
     }
-    const isUnsure = own.some((each) => each.logprob !== null && each.logprob < UNSURE);
-    const span = element("span", { class: isUnsure ? "token unsure" : "token" }, shown);
-    span.tokens = own;
-    body.append(span);
+    if (rest) this.append(rest, this.take());
+  }
+
+  take() {
+    return this.waiting.splice(0);
+  }
+
+  append(text, tokens) {
+    if (!text) return;
+    if (!tokens.length) {
+      this.body.append(text);
+      return;
+    }
+    const isUnsure = tokens.some((each) => each.logprob !== null && each.logprob < UNSURE);
+    const span = element("span", { class: isUnsure ? "token unsure" : "token" }, text);
+    span.tokens = tokens;
+    this.body.append(span);
   }
 }
 
@@ -114,4 +142,4 @@ function row(each, token) {
 }
 
 const visible = (text) =>
-  text.startsWith("bytes:") ? text : JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"');
+  text.startsWith("bytes:") ? text : JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"').replaceAll(" ", "\u2423");
