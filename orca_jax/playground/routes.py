@@ -1,4 +1,4 @@
-"""The routes of the playground: the page, which is open, and its data, which need a key like all other routes."""
+"""The routes of the playground: the page is open, and its data need a key as all other routes do."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
