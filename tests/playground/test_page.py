@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from orca_jax.config import EngineConfig
 from orca_jax.link.feed import MAX_WATCHERS
@@ -15,7 +16,7 @@ from orca_jax.playground.burst import MAX_BURST
 from orca_jax.playground.page import FOLDER, MEDIA_TYPES, page_paths
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
-from tests.serve.asgi import bearer, call
+from tests.serve.asgi import bearer, call, http_scope
 from tests.serve.played import Stage, on_stage, saying
 
 ENGINE = EngineConfig(model="m")
@@ -155,6 +156,29 @@ def test_dropped_lines_are_counted_in_the_stream() -> None:
 
     events = on_stage(saying("x"), act).text.split("\n\n")
     assert "event: dropped\ndata: 100" in events
+
+
+def test_a_page_that_leaves_ends_its_watch() -> None:
+    async def act(stage: Stage) -> list[bool]:
+        sent: list[bool] = []
+        stage.client.feed._send = lambda message: sent.append(message.is_on)
+        gone = asyncio.Event()
+
+        async def receive() -> Message:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            pass
+
+        answer = asyncio.create_task(stage.app(http_scope("/playground/iterations"), receive, send))
+        while not sent:
+            await asyncio.sleep(0)
+        gone.set()
+        await answer
+        return sent
+
+    assert on_stage(saying("x"), act) == [True, False]
 
 
 def test_too_many_pages() -> None:

@@ -6,6 +6,8 @@ import { Answer, userMessage } from "./message.js";
 import { callOf, chosenParameters, curlOf } from "./parameters.js";
 import { tokensOf } from "./tokens.js";
 
+const TOGETHER_MS = 5; // events within this time came together, and their rate means nothing
+
 const LABELS = { chat: ["Message", "Write a message; Enter sends it, Shift and Enter make a new line"],
   prompt: ["Prompt", "Write the beginning of a text; Enter continues it"] };
 
@@ -93,7 +95,7 @@ export class Chat {
   async stream(made, message, shown, signal) {
     const begun = performance.now();
     const stats = (message.stats = { tokens: 0, ttft_ms: null, tokens_per_s: null, finish_reason: null });
-    let first = begun;
+    let [first, early] = [begun, 0]; // the time of the first token, and the tokens that came with it
     const response = await post(made.path, made.body, signal);
     for await (const { data } of events(response)) {
       if (data === "[DONE]") break;
@@ -112,8 +114,8 @@ export class Chat {
         stats.ttft_ms = now - begun;
       }
       stats.tokens += tokens.length;
-      // The first tokens come together; the rate is that of the following ones.
-      if (now > first) stats.tokens_per_s = (1000 * (stats.tokens - 1)) / (now - first);
+      if (now - first < TOGETHER_MS) early = stats.tokens;
+      else stats.tokens_per_s = (1000 * (stats.tokens - early)) / (now - first);
       message.content += text;
       const isAtEnd = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < 40;
       shown.add(text, tokens);
