@@ -47,6 +47,7 @@ class LiveStart:
     num_rows: int
     num_pages: int
     page_size: int
+    num_arrived: int  # requests so far; fewer than before: this is another engine
     requests: list[LiveRequest]
 
 
@@ -57,8 +58,7 @@ class LiveEnd:
     n: int
     at: float
     reason: FinishReason
-    generated: int
-    cached: int  # prompt tokens found in the prefix cache
+    generated: int  # tokens
 
 
 class LiveTimeline(TimelineWriter):
@@ -99,6 +99,7 @@ class LiveTimeline(TimelineWriter):
             num_rows=kv.num_rows,
             num_pages=kv.num_pages,
             page_size=kv.page_size,
+            num_arrived=self._pool.num_arrived,
             requests=[_listed(each) for each in islice(self._requests.values(), MAX_LISTED)],
         )
         self._finished.append({"start": start})
@@ -117,7 +118,7 @@ class LiveTimeline(TimelineWriter):
         return LiveArrival(request.arrival_index, request.arrival, len(request.prompt_ids), request.params.max_tokens)
 
     def _end(self, request: Request, now: float, reason: FinishReason) -> LiveEnd:
-        return LiveEnd(request.arrival_index, now, reason, len(request.generated_ids), request.num_cached)
+        return LiveEnd(request.arrival_index, now, reason, len(request.generated_ids))
 
 
 def _listed(request: Request) -> LiveRequest:

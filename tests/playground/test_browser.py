@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orca_jax.timeline.spans import request_spans
 from tests.project.source import ROOT
 from tests.sched.lab import Lab
 from tests.serve.running import Server, running, wait_until
+from tests.timeline.test_live import WatchedLab
+from tests.timeline.traced import ONE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -286,6 +289,43 @@ def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> 
     for pieces, spans in PIECES:
         assert page.evaluate(script, pieces) == ["".join(text for text, _ in pieces), spans]
     shown.context.close()
+
+
+def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Server) -> None:
+    """Requests that wait, are preempted and recomputed: the page's spans against those of `request_spans`."""
+    lab = WatchedLab(max_bs=3, page_size=2, shape=ONE._replace(budget=6, num_pages=8))
+    lines = lab.watch()
+    for name, prompt, generated in (("A", 3, 6), ("B", 5, 7), ("C", 2, 4), ("D", 9, 2)):
+        lab.add(name, prompt, generated)
+    lab.run()
+    shown = Shown(browser, "desktop")
+    page = shown.open(server.url)
+    script = """async (lines) => {
+      const timeline = new (await import("/playground/timeline.js")).Timeline();
+      for (const line of lines) timeline.take(line);
+      const of = ({ kind, first, last, tokens }) => [kind, first, last, tokens];
+      return [...timeline.requests.values()].map((each) => [each.state, each.generated, each.spans.map(of)]);
+    }"""
+    found = page.evaluate(script, lines)
+    run = lab.timeline
+    assert any(iteration.preempted for iteration in run.iterations), "no request was preempted"
+    for (state, generated, spans), (n, expected) in zip(found, request_spans(run).items(), strict=True):
+        assert (state, generated) == ("ended", run.ends[n].generated)
+        assert spans == joined([(each.kind, each.first, each.last, each.tokens) for each in expected])
+    again = page.evaluate(script, [*lines, {"start": {**lines[0]["start"], "num_arrived": 0}}])
+    assert again == [], "another engine counts from 0"
+    shown.context.close()
+
+
+def joined(spans: list[tuple[str, int, int, int]]) -> list[list[Any]]:
+    """Waits for different reasons joined, and spans of admitted requests without work left out."""
+    result: list[list[Any]] = []
+    for kind, first, last, tokens in spans:
+        if result and result[-1][0] == kind and result[-1][2] == first - 1 and kind in ("waiting", "preempted"):
+            result[-1][2] = last
+        elif kind != "idle":
+            result.append([kind, first, last, tokens])
+    return result
 
 
 def test_the_replay_is_that_of_the_scheduler(browser: "Browser", server: Server) -> None:

@@ -39,6 +39,7 @@ class Request {
 
 export class Timeline {
   constructor() {
+    this.onArrival = () => {};
     this.clear();
   }
 
@@ -48,7 +49,7 @@ export class Timeline {
     this.next = 0;
     this.engine = null; // the settings of the last `start`
     this.dropped = 0;
-    this.onArrival = () => {};
+    this.numArrived = 0; // one more than the highest number of a request
   }
 
   get lastColumn() {
@@ -68,6 +69,7 @@ export class Timeline {
   }
 
   takeStart(start) {
+    if (start.num_arrived < this.numArrived) this.clear(); // another engine, which counts from 0
     this.engine = start;
     const listed = new Set();
     for (const each of start.requests) {
@@ -138,6 +140,7 @@ export class Timeline {
   add(n, prompt, limit) {
     const request = new Request(n, prompt, limit, this.next);
     this.requests.set(n, request);
+    this.numArrived = Math.max(this.numArrived, n + 1);
     return request;
   }
 
