@@ -20,6 +20,8 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 async def watch_iterations(service: Service, request: Request) -> Response:
     """Answer with the stream. Raises ApiError if too many clients watch."""
+    if request.method == "HEAD":  # it has no body, so nothing may be watched for it
+        return Response(headers=HEADERS, media_type="text/event-stream")
     try:
         watcher = service.client.feed.watch()
     except FeedFull:

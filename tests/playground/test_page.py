@@ -181,6 +181,12 @@ def test_a_page_that_leaves_ends_its_watch() -> None:
     assert on_stage(saying("x"), act) == [True, False]
 
 
+def test_a_head_request_watches_nothing() -> None:
+    shown = stage()
+    answer = call(shown.app, "/playground/iterations", "HEAD")
+    assert (answer.status, answer.body) == (200, b"") and not shown.client.feed._watchers
+
+
 def test_too_many_pages() -> None:
     async def act(stage: Stage) -> httpx.Response:
         watchers = [stage.client.feed.watch() for _ in range(MAX_WATCHERS)]
