@@ -10,10 +10,13 @@ import pytest
 from starlette.types import Message
 
 from orca_jax.config import EngineConfig
+from orca_jax.deploy.ray_serve import read_settings
 from orca_jax.link.feed import MAX_WATCHERS
 from orca_jax.link.wire import Iterations
 from orca_jax.playground.burst import MAX_BURST
 from orca_jax.playground.page import FOLDER, MEDIA_TYPES, page_paths
+from orca_jax.serve.announcement import announcement
+from orca_jax.serve.args import parse_args
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
 from tests.serve.asgi import bearer, call, http_scope
@@ -100,6 +103,21 @@ def test_on_by_default_on_loopback_only(settings: dict[str, Any], is_on: bool) -
     assert config.has_playground is is_on
     answers = [call(stage(config).app, path).status for path in ("/", "/playground/main.js", "/playground/settings")]
     assert answers == ([200, 200, 200] if is_on else [404, 404, 404])
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_on"),
+    [("", True), ("--no-playground", False), ("--host 0.0.0.0", False), ("--uds x --playground", True)],
+)
+def test_the_flag_and_the_announcement(flags: str, is_on: bool) -> None:
+    config = parse_args(flags.split())
+    assert config.has_playground is is_on
+    lines = announcement(config, "http://h:1", None).splitlines()
+    assert ("playground in the browser: http://h:1/" in lines) is is_on
+
+
+def test_replicas_have_no_playground_unless_it_is_asked_for() -> None:
+    assert [read_settings(flags)[0].has_playground for flags in ([], ["--playground"])] == [False, True]
 
 
 def test_without_the_playground_a_key_is_needed_for_all_paths() -> None:

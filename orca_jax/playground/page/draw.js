@@ -3,6 +3,7 @@
 const LABEL = 44; // pixels left of the chart, for the numbers of requests
 const AXIS = 18; // pixels below the chart
 const MAX_ROW = 18;
+const THIN_ROW = 4; // below this height, rows have no room for different shapes
 export const MIN_ROW = 3;
 export const NUM_COLORS = 6;
 
@@ -90,6 +91,7 @@ function spansIn(row, index, layout, view) {
 }
 
 function drawSpan(context, layout, { kind, color, x, y, width }, theme) {
+  const isThin = layout.row < THIN_ROW;
   const gap = layout.row > 6 ? 1 : 0;
   const height = layout.row - 2 * gap;
   switch (kind) {
@@ -99,15 +101,17 @@ function drawSpan(context, layout, { kind, color, x, y, width }, theme) {
       break;
     case "increment":
       context.fillStyle = theme.colors[color];
-      context.fillRect(x, y + gap + 0.27 * height, width, Math.max(1, 0.46 * height));
+      if (isThin) context.fillRect(x, y, width, height);
+      else context.fillRect(x, y + gap + 0.27 * height, width, Math.max(1, 0.46 * height));
       break;
     case "repeat":
-      drawHatch(context, x, y + gap, width, height, theme);
+      if (isThin) drawFaint(context, x, y, width, height, theme);
+      else drawHatch(context, x, y + gap, width, height, theme);
       break;
     default: { // waiting, preempted
       const isWaiting = kind === "waiting";
       context.strokeStyle = isWaiting ? theme.idle : theme.bad;
-      context.lineWidth = Math.min(isWaiting ? 1 : 2, layout.row / 2);
+      context.lineWidth = Math.min(isWaiting ? 1 : 2, layout.row / (isThin ? 4 : 3));
       context.setLineDash(isWaiting ? [] : [4, 3]);
       context.beginPath();
       context.moveTo(x, y + layout.row / 2);
@@ -116,6 +120,13 @@ function drawSpan(context, layout, { kind, color, x, y, width }, theme) {
       context.setLineDash([]);
     }
   }
+}
+
+function drawFaint(context, x, y, width, height, theme) {
+  context.globalAlpha = 0.35;
+  context.fillStyle = theme.idle;
+  context.fillRect(x, y, width, height);
+  context.globalAlpha = 1;
 }
 
 /** Write the number of tokens of a chunk into it. */
@@ -190,14 +201,14 @@ function drawLabels(context, layout, rows, theme) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "right";
   context.textBaseline = "middle";
-  const every = Math.max(1, Math.ceil(11 / layout.row));
+  const every = Math.max(1, Math.ceil(14 / layout.row));
   rows.forEach((row, index) => {
     const y = 1 + index * layout.row;
     context.fillStyle = theme.colors[row.color];
     context.fillRect(layout.left - 6, y, 3, Math.max(1, layout.row - 1));
     if (index % every) return;
     context.fillStyle = theme.muted;
-    context.fillText(row.label, layout.left - 10, y + layout.row / 2 + 0.5);
+    context.fillText(row.label, layout.left - 10, Math.max(7, y + layout.row / 2 + 0.5));
   });
 }
 

@@ -47,7 +47,7 @@ export class EngineView {
     canvas.addEventListener("pointerleave", () => this.setCursor(null));
     canvas.addEventListener("keydown", (event) => this.move(event));
     find("table-part").addEventListener("toggle", () => this.showTable());
-    new ResizeObserver(() => this.draw()).observe(find("engine"));
+    new ResizeObserver(() => this.redraw()).observe(find("engine"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.retheme());
     // The rates fall to zero some time after the last iteration.
     setInterval(() => performance.now() - this.heard < 2 * SUMMARY_MS && this.draw(), TEXT_MS);
@@ -55,6 +55,12 @@ export class EngineView {
 
   retheme() {
     this.theme = readTheme();
+    this.redraw();
+  }
+
+  /** Draw all in the next frame, also the parts that change rarely. */
+  redraw() {
+    this.texts = 0;
     this.draw();
   }
 
@@ -75,13 +81,13 @@ export class EngineView {
   }
 
   drawNow() {
-    this.drawBatch();
     const isComparing = find("compare").checked && this.burst?.hasBegun;
     if (isComparing) this.burst.drawReplay(find("replay"), this.theme);
     this.drawRows(isComparing ? this.burst.view() : null);
     const now = performance.now();
     if (now - this.texts >= TEXT_MS) {
       this.texts = now;
+      this.drawBatch();
       this.showFigures(now);
       if (this.burst) find("result").textContent = this.burst.text();
     }
@@ -191,8 +197,7 @@ export class EngineView {
   setCursor(cursor) {
     this.cursor = cursor;
     if (cursor) find("cell").textContent = this.cellText(cursor);
-    this.texts = 0; // show the batch of this iteration at once
-    this.draw();
+    this.redraw(); // at once, since the merged batch is that of the cursor
   }
 
   cellText({ n, column }) {
@@ -229,8 +234,7 @@ export class EngineView {
     find("engine").classList.toggle("comparing", isOn);
     find("live-title").textContent = isOn ? "Iteration-level scheduling, this engine" : "Requests by iteration";
     if (isOn && !this.burst) find("result").textContent = "Send a burst to compare.";
-    this.texts = 0;
-    this.draw();
+    this.redraw();
   }
 }
 

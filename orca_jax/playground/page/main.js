@@ -45,7 +45,7 @@ async function settingsOfServer() {
 
 segments(find("panes"), "pane", (pane) => {
   document.body.dataset.pane = pane;
-  engine?.draw();
+  engine?.redraw();
 });
 setTheme(THEMES.includes(localStorage.getItem("orca-theme")) ? localStorage.getItem("orca-theme") : "auto");
 find("theme").addEventListener("click", () => {
