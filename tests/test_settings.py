@@ -299,7 +299,7 @@ def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(
 def test_all_settings_of_servers_and_batches_are_known() -> None:
     """A new field must be put into one of the tables, or into these lists of fields that every run reads."""
     model = {"served_model_name", "chat_template", "generation_config", "tool_call_parser", "max_logprobs"}
-    access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins"}
+    access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins", "playground"}
     queue = {"max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "max_body_bytes"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
     others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}

@@ -115,6 +115,7 @@ def read_settings(argv: Sequence[str] | None) -> tuple[ServerConfig, RayConfig]:
     add_field_args(parser, RayConfig, fields)
     config, args = read_flags(parser, argv)
     _refuse_unused(config, args)
+    config = dataclasses.replace(config, playground=bool(config.playground))  # a page would see one replica only
     return config, RayConfig(**{one.name: getattr(args, one.name) for one in fields})
 
 

@@ -57,10 +57,12 @@ FLOORS: dict[str, frozenset[str]] = {
     }
     | {"timeline"},
     "llm": FACTS | {"bundled", "progress", "build", "engine", "text"},
-    "link": FACTS | {"bundled", "console", "progress", "server_config", "logs", "cluster", "engine", "build"},
+    "link": FACTS
+    | {"bundled", "console", "progress", "server_config", "logs", "cluster", "observer", "engine", "timeline", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
-    "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
+    "playground": FACTS | {"server_config", "link", "openai"},
+    "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai", "playground"},
     "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS
     | {"console", "flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
@@ -100,6 +102,7 @@ NO_JAX = STANDARD_LIBRARY_ONLY | {
     "link",
     "telemetry",
     "openai",
+    "playground",
     "serve",
     "deploy",
     "server_config",
