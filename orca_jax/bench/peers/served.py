@@ -26,12 +26,12 @@ FIGURES = (
     "other_output_lengths", "p99_send_lateness_ms", "client_cpu_share",
 )  # fmt: skip
 
-type Result = dict[str, Any]
-type Keep = Callable[[Result], None]
+type ServedResult = dict[str, Any]
+type Keep = Callable[[ServedResult], None]
 
 
 @dataclass(frozen=True)
-class System:
+class ServedSystem:
     """A server to measure: ours, without an environment, or a peer's in its way of running."""
 
     name: str
@@ -48,9 +48,9 @@ class Setting:
     dtype: str
     threads: int
     rates: dict[str, float] = field(default_factory=dict)  # by their names, from the first burst of ours
-    visits: dict[str, list[Result]] = field(default_factory=dict)
+    visits: dict[str, list[ServedResult]] = field(default_factory=dict)
 
-    def visit(self, system: System, clients: Sequence[Environment]) -> Result:
+    def visit(self, system: ServedSystem, clients: Sequence[Environment]) -> ServedResult:
         """Start a server, measure it and end it. Returns the results so far. Raises OrcaError if it fails."""
         key = f"{system.name}/{self.dtype}/{system.mode}/{self.threads}"
         with Side(f"the server of {system.name}", self._command(system), self.args.timeout) as side:
@@ -67,7 +67,7 @@ class Setting:
         print(f"{key}: {_summary(passes)}", file=sys.stderr)
         return {"online": {key: medians(self.visits[key])}, "servers": {key: about}, "clients": outside}
 
-    def _command(self, system: System) -> list[str]:
+    def _command(self, system: ServedSystem) -> list[str]:
         common = ["--model", str(self.inputs.model), "--dtype", self.dtype, "--threads", str(self.threads)]
         if system.environment is None:
             return own_command(self.args, common)
@@ -76,7 +76,7 @@ class Setting:
         slots = str(self.args.peer_max_num_seqs or peer.max_num_seqs)
         return [*program, *common, "--mode", system.mode, "--max-num-seqs", slots]
 
-    def _measure(self, url: str, rates: Sequence[str]) -> list[Result]:
+    def _measure(self, url: str, rates: Sequence[str]) -> list[ServedResult]:
         """Run our client, one pass for each rate."""
         args = self.args
         command = [
@@ -88,7 +88,7 @@ class Setting:
         ]
         return [{name: found.get(name) for name in FIGURES} for found in _last_line(command)["passes"]]
 
-    def _outside(self, client: Environment, url: str) -> Result:
+    def _outside(self, client: Environment, url: str) -> ServedResult:
         """Run a client of others at the highest rate."""
         rate = max(self.rates.values(), default=1.0)
         seconds = max(1, round(self.args.num_requests / rate))
@@ -110,8 +110,8 @@ def run_online(
     Ours is first in the first round, and the order is reversed in every other round. The clients of others measure in
     the first round. A peer whose server fails is reported and left out.
     """
-    systems = [System(OWN, "chunked")]
-    systems += [System(one.name, one.peer.server_mode, one) for one in environments if one.peer.server]
+    systems = [ServedSystem(OWN, "chunked")]
+    systems += [ServedSystem(one.name, one.peer.server_mode, one) for one in environments if one.peer.server]
     failed: set[str] = set()
     for dtype in args.dtype:
         for threads in args.threads:
@@ -135,16 +135,16 @@ def own_command(args: argparse.Namespace, common: Sequence[str]) -> list[str]:
     return [*program, "--max-num-seqs", str(args.max_num_seqs), *args.engine_flags]
 
 
-def medians(visits: Sequence[Result]) -> Result:
+def medians(visits: Sequence[ServedResult]) -> ServedResult:
     """Return the median of each figure over the visits, for each rate."""
-    result: Result = {}
+    result: ServedResult = {}
     for rate, figures in visits[0].items():
         values = {name: [visit[rate][name] for visit in visits] for name in figures}
         result[rate] = {name: None if None in found else statistics.median(found) for name, found in values.items()}
     return result
 
 
-def _summary(passes: Result) -> str:
+def _summary(passes: ServedResult) -> str:
     shown = [
         f"{name} {one['output_throughput']:.0f} tokens/s, {one['median_normalized_latency_ms']:.0f} ms/token"
         for name, one in passes.items()
@@ -152,11 +152,11 @@ def _summary(passes: Result) -> str:
     return "; ".join(shown)
 
 
-def _last_line(command: Sequence[str]) -> Result:
+def _last_line(command: Sequence[str]) -> ServedResult:
     """Run a program and return the JSON of its last line. Raises OrcaError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
         raise OrcaError(f"the client ended with code {done.returncode}: {lines[-1]}")
-    found: Result = json.loads(done.stdout.splitlines()[-1])
+    found: ServedResult = json.loads(done.stdout.splitlines()[-1])
     return found
