@@ -1,0 +1,135 @@
+"""The files of measured figures, and the section of docs/paper.md made from them."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orca_jax.errors import ConfigError
+from orca_jax.reporting import write_file
+
+FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
+"""Names of files without their endings."""
+BEGIN, END = "<!-- begin: bench paper_real page -->", "<!-- end: bench paper_real page -->"
+Found = Mapping[str, Any]
+
+
+def write_result(directory: str, figure: str, found: Found) -> None:
+    """Write the result of a figure below a directory of pages.
+
+    Raises:
+        ConfigError: the file cannot be written; `param` is "docs".
+    """
+    _write(os.path.join(directory, "measured", f"{FILES[figure]}.json"), json.dumps(found, indent=1) + "\n")
+
+
+def write_page(directory: str) -> list[str]:
+    """Write the section of paper.md from the results in `measured`; returns the figures in it.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or the page has no place for the section; `param` is "docs".
+    """
+    found = read_results(directory)
+    path = os.path.join(directory, "paper.md")
+    text = _read(path)
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError(f"{path!r} has no lines {BEGIN!r} and {END!r}; add them", param="docs")
+    _write(path, f"{before}{BEGIN}\n{section(found)}\n{END}{after}")
+    return list(found)
+
+
+def read_results(directory: str) -> dict[str, Found]:
+    """The results below a directory of pages, by figure. Raises ConfigError."""
+    paths = {figure: os.path.join(directory, "measured", f"{name}.json") for figure, name in FILES.items()}
+    return {figure: json.loads(_read(path)) for figure, path in paths.items() if os.path.isfile(path)}
+
+
+def section(found: Mapping[str, Found]) -> str:
+    """The section in Markdown, by figure."""
+    makers: Mapping[str, Callable[[Found], list[str]]] = {"fig9": _figure_9, "fig10": _figure_10, "fig11": _figure_11}
+    parts = [paragraph for figure, make in makers.items() if figure in found for paragraph in make(found[figure])]
+    return "\n".join(["", *parts]) if parts else ""
+
+
+def _figure_9(found: Found) -> list[str]:
+    sizes = found["batch_sizes"]
+    rows = [[f"{kind}, {name}", *(f"{each:,.0f}" for each in times)]
+            for kind, engines in found["batch_ms"].items() for name, times in engines.items()]  # fmt: skip
+    ratio = found["padded_by_merged"][-1]
+    outputs = found["generated_tokens"]
+    prompts = found["prompt_tokens"]["unequal"]
+    return [
+        _about("Figure 9", found),
+        f"One batch, from its arrival to its last token, in ms; the median of {found['passes']} runs in alternation. "
+        f"`orca(n)` and `ft(n)` have equal prompts of n tokens and {outputs['equal']} generated tokens. The unequal "
+        f"requests have {prompts[0]} to {prompts[1]} and {outputs['unequal'][0]} to {outputs['unequal'][1]} tokens; "
+        "`merged` batches are selective, and in `padded` ones each prompt and output is as long as the longest: at "
+        f"{sizes[-1]} requests they take **{ratio:.2f} times** as long.\n",
+        _table(["batch of", *map(str, sizes)], rows),
+        "![Time of a batch over its size, measured](paper-real-fig9.svg)\n",
+    ]
+
+
+def _figure_10(found: Found) -> list[str]:
+    lines = [_about("Figure 10", found), _curves_table(found, "paper")]
+    if found.get("headline_points"):
+        ours, theirs = found["headline_points"]
+        points = found["headline_points"]
+        times = "no rate" if found["headline_ratio"] is None else f"**{found['headline_ratio']:.2f} times** as many"
+        lines.append(
+            f"- **Headline.** At {found['headline_latency_ms']:.0f} ms per token, twice the normalised execution time "
+            f"of a full batch as in the paper, {ours} serves {points[ours][0]:.3g} requests/s and {theirs} "
+            f"{points[theirs][0]:.3g}: {times}. With all requests at once: {found['saturation_ratio']:.2f} times.\n"
+        )
+    return [*lines, "![Median normalised latency over throughput, measured](paper-real-fig10.svg)\n"]
+
+
+def _figure_11(found: Found) -> list[str]:
+    lines = [_about("Figure 11", found)]
+    for kind in found["curves"]:
+        lines += [f"Requests of {kind} input and output tokens:\n", _curves_table(found, kind)]
+    return [*lines, "![Median normalised latency of equal requests over throughput, measured](paper-real-fig11.svg)\n"]
+
+
+def _about(title: str, found: Found) -> str:
+    machine, config = found["hardware"], found["config"]
+    flags = ", ".join(machine["cpu_flags"]) or "none"
+    link = f"[JSON](measured/{FILES[found['figure']]}.json)"
+    return (
+        f"**{title}, measured.** `{found['command']}`, {found['began'][:10]}, commit {found['commit']}; "
+        f"{config['model']} ({found['dtype']}), {machine['devices']}, {machine['cores']} cores, {machine['cpu']} "
+        f"({flags}); load average {found['load_average'][0]:.1f} before ({link}).\n"
+    )
+
+
+def _curves_table(found: Found, kind: str) -> str:
+    """A row for each system: its saturation, and the median latency at each load."""
+    curves, saturations = found["curves"][kind], found["saturation"][kind]
+    head = ["", "saturation, requests/s", *(f"ms per token at {load:g} of it" for load in found["loads"])]
+    rows = [
+        [name, f"{saturations[name]:.3g}", *(f"{latency:,.0f}" for _, latency in points)]
+        for name, points in curves.items()
+    ]
+    return _table(head, rows)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} cannot be read: {error}", param="docs") from error
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        write_file(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="docs") from error

@@ -1,0 +1,233 @@
+"""Record runs of an engine, fit a cost to them, and predict held-out runs: other seed, rate, lengths and batch size.
+
+Fitting runs and held-out runs alternate in time, and each held-out run is recorded twice, so that the noise of the
+machine is beside the errors. A prediction serves the same arrivals with the same scheduler on a simulated device, and
+is measured in the same way. `--held-out-model` predicts another model too: each weight of the cost is multiplied by
+the ratio of the work that it stands for. Errors are shares of the recorded figure.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orca_jax.bench.paper.command import rounded
+from orca_jax.bench.paper.runs import Lengths, RunResult, paper_lengths
+from orca_jax.bench.paper.systems import System, parse_system
+from orca_jax.bench.real.curves import arrivals_at, steady_throughput
+from orca_jax.bench.real.laboratory import Laboratory, open_laboratory, settings_of, surroundings
+from orca_jax.bench.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
+from orca_jax.errors import ConfigError
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import print_table
+from orca_jax.sim.cost import FeatureCost
+from orca_jax.timeline.features import fit_features, iteration_errors
+from orca_jax.timeline.read import Timeline
+
+HELP = "record runs of an engine, and predict held-out ones by a fitted simulator"
+FIT_LOADS = (0.5, 0.95, 0.75)
+"""Arrival rates of the fitting runs, as multiples of the throughput with all requests at once."""
+HELD_OUT_LOAD = 0.65
+PASSES = 2
+"""Recordings of each held-out run."""
+SHOWN = {
+    "requests_per_s": "throughput",
+    "median_normalized_latency_ms": "median normalised latency",
+    "p99_normalized_latency_ms": "p99 normalised latency",
+    "p50_ttft_ms": "median TTFT",
+    "p99_ttft_ms": "p99 TTFT",
+    "p50_itl_ms": "median inter-token",
+    "p99_itl_ms": "p99 inter-token",
+}
+Figures = Mapping[str, float]
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark and of the engine."""
+    parser.add_argument(
+        "--fit", nargs="+", default=["orca(16)", "chunked(16)"], metavar="NAME",
+        help="systems of the fitting runs (default: orca(16) chunked(16))",
+    )  # fmt: skip
+    parser.add_argument(
+        "--predict", nargs="+", default=["orca(12)", "chunked(12)"], metavar="NAME",
+        help="systems of the held-out runs (default: orca(12) chunked(12))",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-requests", type=int, default=60, metavar="N", help="requests of each run, at least 20 (default: 60)"
+    )
+    parser.add_argument(
+        "--held-out-model", metavar="MODEL", help="also predict this model by the scaled cost of --model"
+    )
+    add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A held-out run: a system, its requests, and their arrivals."""
+
+    system: System
+    requests: Sequence[Lengths]
+    arrivals: Sequence[float]
+    seed: int
+
+
+def run(args: argparse.Namespace) -> None:
+    """Record, fit and predict; print tables and a line of JSON.
+
+    Raises:
+        ConfigError: a flag is wrong; `param` names it.
+    """
+    if args.num_requests < 20:
+        raise ConfigError(f"num_requests must be at least 20, got {args.num_requests}", param="num_requests")
+    config = engine_config_from_args(args)
+    fits, held = [parse_system(name) for name in args.fit], [parse_system(name) for name in args.predict]
+    about, start = surroundings(config), time.monotonic()
+    with open_laboratory(config, [*fits, *held]) as laboratory:
+        found, cost = measure(laboratory, fits, held, args.num_requests)
+        model = laboratory.model
+    line: dict[str, Any] = {"model": found}
+    if args.held_out_model is not None:
+        other = replace(config, model=args.held_out_model)
+        for system in held:
+            settings_of(system, other)
+        with open_laboratory(other, held) as laboratory:
+            scaled = scaled_cost(cost, model, laboratory.model)
+            line["held_out_model"] = measure_model(laboratory, held, scaled, args.num_requests)
+    settings = {"num_requests": args.num_requests, "passes": PASSES, "fit_loads": FIT_LOADS, "load": HELD_OUT_LOAD}
+    print(json.dumps(rounded({**line, **settings, "seconds": time.monotonic() - start, **about})))
+
+
+def measure(
+    laboratory: Laboratory, fits: Sequence[System], held: Sequence[System], count: int
+) -> tuple[dict[str, Any], FeatureCost]:
+    """Record the fitting runs and the held-out runs of one model in alternation; predict the latter."""
+    seed, scale = laboratory.config.seed, laboratory.scale
+    requests = paper_lengths(count, seed, scale)
+    fitting: list[Timeline] = []
+    tops = {}
+    for system in fits:
+        with laboratory.recording(fitting):
+            tops[system.name] = _saturation(laboratory, system, requests)
+    conditions = conditions_of(held, count, seed + 1, scale, min(tops.values()) * _tokens(requests))
+    recorded: dict[str, list[Figures]] = {name: [] for name in conditions}
+    timelines: list[Timeline] = []
+    waiting = list(conditions) * PASSES
+    slots = [(system, load) for load in FIT_LOADS for system in fits]
+    for number, (system, load) in enumerate(slots, 1):
+        with laboratory.recording(fitting):
+            laboratory.run(system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed)
+        while len(waiting) > (len(slots) - number) * len(conditions) * PASSES / len(slots):
+            name = waiting.pop(0)
+            recorded[name].append(_recorded(laboratory, conditions[name], timelines))
+            print(f"  recorded {name}", flush=True)
+    fit = fit_features(fitting[0], *fitting[1:])
+    errors = {
+        "held_out_fifth": fit.held_out,
+        "held_out_runs": iteration_errors(fit.cost, [each for one in timelines for each in one.iterations]),
+    }
+    print_table("fitted cost in seconds", {**fit.cost.weights, "host": fit.cost.host})
+    runs = predict(laboratory, conditions, recorded, fit.cost)
+    _print_iterations(errors)
+    found = {"saturation": tops, "cost": dataclasses.asdict(fit.cost), "iterations": errors, "runs": runs}
+    return found, fit.cost
+
+
+def measure_model(laboratory: Laboratory, held: Sequence[System], cost: FeatureCost, count: int) -> dict[str, Any]:
+    """Record runs of a model that the cost was not fitted to, and predict them."""
+    seed, scale = laboratory.config.seed, laboratory.scale
+    requests = paper_lengths(count, seed, scale)
+    timelines: list[Timeline] = []
+    top = min([_saturation(laboratory, each, requests) for each in held])
+    conditions = conditions_of(held, count, seed + 1, scale, top * _tokens(requests))
+    recorded = {
+        name: [_recorded(laboratory, one, timelines) for _ in range(PASSES)] for name, one in conditions.items()
+    }
+    errors = {"held_out_runs": iteration_errors(cost, [each for one in timelines for each in one.iterations])}
+    runs = predict(laboratory, conditions, recorded, cost)
+    _print_iterations(errors)
+    return {"name": laboratory.config.model, "iterations": errors, "runs": runs}
+
+
+def conditions_of(
+    held: Sequence[System], count: int, seed: int, scale: float, tokens_per_s: float
+) -> dict[str, Condition]:
+    """The held-out runs by name: each system with all requests at once, and at a rate below the saturation."""
+    requests = skewed_lengths(count, seed, scale)
+    rate = HELD_OUT_LOAD * tokens_per_s / _tokens(requests)
+    found = {}
+    for system in held:
+        found[f"{system.name}, all at once"] = Condition(system, requests, [0.0] * count, seed)
+        found[f"{system.name}, {rate:.3g} requests/s"] = Condition(
+            system, requests, arrivals_at(rate, count, seed), seed
+        )
+    return found
+
+
+def predict(
+    laboratory: Laboratory,
+    conditions: Mapping[str, Condition],
+    recorded: Mapping[str, Sequence[Figures]],
+    cost: FeatureCost,
+) -> dict[str, Any]:
+    """Predict the runs; print and return each figure as recorded, predicted, error, and spread of the recordings."""
+    found = {}
+    for name, one in conditions.items():
+        result = predicted_run(laboratory, one.system, cost, one.requests, one.arrivals, one.seed)
+        found[name] = compared(recorded[name], figures_of(result, one.arrivals))
+        print_table(
+            f"{name:<34} {'recorded':>10} {'predicted':>10} {'error':>8} {'spread':>8}",
+            {
+                SHOWN[key]: f"{row['recorded']:>16,.4g} {row['predicted']:>10,.4g} {row['error']:>+8.1%} "
+                f"{row['spread']:>8.1%}"
+                for key, row in found[name].items()
+            },
+        )
+    return found
+
+
+def compared(recorded: Sequence[Figures], predicted: Figures) -> dict[str, dict[str, Any]]:
+    """The mean of the recordings, the prediction, its error, and the recordings' range as a share of their mean."""
+    rows = {}
+    for name in SHOWN:
+        if name not in predicted or any(name not in each for each in recorded):
+            continue
+        values = [each[name] for each in recorded]
+        mean = sum(values) / len(values)
+        rows[name] = {
+            "recorded": mean,
+            "predicted": predicted[name],
+            "error": predicted[name] / mean - 1,
+            "spread": (max(values) - min(values)) / mean,
+        }
+    return rows
+
+
+def figures_of(result: RunResult, arrivals: Sequence[float]) -> dict[str, float]:
+    """The figures of a run; without arrivals over time, the throughput is that of all requests until the last end."""
+    found = result.figures
+    found["requests_per_s"] = len(result.ends) / (max(result.ends) - arrivals[0])
+    return found
+
+
+def _recorded(laboratory: Laboratory, one: Condition, timelines: list[Timeline]) -> dict[str, float]:
+    with laboratory.recording(timelines):
+        return figures_of(laboratory.run(one.system, one.requests, one.arrivals, seed=one.seed), one.arrivals)
+
+
+def _saturation(laboratory: Laboratory, system: System, requests: Sequence[Lengths]) -> float:
+    """Requests per second with all requests there from the start."""
+    arrivals = [0.0] * len(requests)
+    return steady_throughput(laboratory.run(system, requests, arrivals, seed=laboratory.config.seed).ends)
+
+
+def _tokens(requests: Sequence[Lengths]) -> float:
+    """Mean tokens of a request, prompt and output."""
+    return sum(request.num_prompt + request.num_generated for request in requests) / len(requests)
+
+
+def _print_iterations(errors: Mapping[str, Mapping[str, float]]) -> None:
+    for name, row in errors.items():
+        print_table(f"errors of single iterations, {name.replace('_', ' ')}", row)
