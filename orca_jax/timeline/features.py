@@ -1,6 +1,6 @@
 """Fits a cost of many features to a timeline, and measures it on iterations that the fit has not seen."""
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,8 +56,8 @@ def host_gaps(timeline: Timeline) -> list[float]:
     Gaps in which the engine may have waited for arrivals are left out: the plan must share a request with the result.
     """
     gaps, planned = [], [each.planned for each in timeline.iterations]
-    for iteration in timeline.iterations:
-        number = bisect_right(planned, iteration.collected)
+    for place, iteration in enumerate(timeline.iterations, 1):
+        number = bisect_left(planned, iteration.collected, place)
         if number < len(planned):
             following = timeline.iterations[number]
             if not {n for n, *_ in members(iteration)}.isdisjoint([n for n, *_ in members(following)]):

@@ -18,7 +18,8 @@ from orca_jax.bench.paper.plot import plot_batches, plot_curves
 from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.bench.real.figures import MICRO_BATCHES, SYSTEMS, figure_9, figure_10, figure_11
-from orca_jax.bench.real.laboratory import Laboratory, open_laboratory, surroundings
+from orca_jax.bench.real.laboratory import Laboratory
+from orca_jax.bench.real.opening import open_laboratory, surroundings
 from orca_jax.bench.real.page import FILES, write_page, write_result
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
@@ -42,7 +43,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--docs", metavar="DIRECTORY",
-        help="write measured/paper-real-fig10.json, paper-real-fig10.svg, others like them, and a section of paper.md here",
+        help="write measured/paper-real-fig10.json, paper-real-fig10.svg and the like, and a section of paper.md here",
     )  # fmt: skip
     add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
 

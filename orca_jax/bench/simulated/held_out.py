@@ -18,7 +18,8 @@ from orca_jax.bench.paper.command import rounded
 from orca_jax.bench.paper.runs import Lengths, RunResult, paper_lengths
 from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.bench.real.curves import arrivals_at, steady_throughput
-from orca_jax.bench.real.laboratory import Laboratory, open_laboratory, settings_of, surroundings
+from orca_jax.bench.real.laboratory import Laboratory, settings_of
+from orca_jax.bench.real.opening import open_laboratory, recording, surroundings
 from orca_jax.bench.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
@@ -109,7 +110,7 @@ def measure(
     fitting: list[Timeline] = []
     tops = {}
     for system in fits:
-        with laboratory.recording(fitting):
+        with recording(laboratory, fitting):
             tops[system.name] = _saturation(laboratory, system, requests)
     conditions = conditions_of(held, count, seed + 1, scale, min(tops.values()) * _tokens(requests))
     recorded: dict[str, list[Figures]] = {name: [] for name in conditions}
@@ -117,7 +118,7 @@ def measure(
     waiting = list(conditions) * PASSES
     slots = [(system, load) for load in FIT_LOADS for system in fits]
     for number, (system, load) in enumerate(slots, 1):
-        with laboratory.recording(fitting):
+        with recording(laboratory, fitting):
             laboratory.run(system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed)
         while len(waiting) > (len(slots) - number) * len(conditions) * PASSES / len(slots):
             name = waiting.pop(0)
@@ -213,7 +214,7 @@ def figures_of(result: RunResult, arrivals: Sequence[float]) -> dict[str, float]
 
 
 def _recorded(laboratory: Laboratory, one: Condition, timelines: list[Timeline]) -> dict[str, float]:
-    with laboratory.recording(timelines):
+    with recording(laboratory, timelines):
         return figures_of(laboratory.run(one.system, one.requests, one.arrivals, seed=one.seed), one.arrivals)
 
 
