@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, paper_lengths, 
 from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.real.curves import arrivals_at
 from orca_jax.bench.real.laboratory import Laboratory, prompts_of, settings_of
+from orca_jax.bench.real.page import HELD_BEGIN, HELD_END
 from orca_jax.bench.simulated.held_out import compared, figures_of
 from orca_jax.bench.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
 from orca_jax.build.scheduler import build_scheduling
@@ -95,6 +97,8 @@ def test_the_cost_of_another_model() -> None:
     found = scaled_cost(FeatureCost(weights, 0.5), model, deeper)
     assert found.weights["chunk_tokens"] == found.weights["context"] == 2 and found.weights["sampler_rows"] == 1
     assert 1 < found.weights["launches"] < 2 and found.host == 0.5
+    fixed = scaled_cost(FeatureCost({"steps": 1.0}), model, deeper, overhead=0.75).weights["steps"]
+    assert fixed == pytest.approx(0.75 + 0.25 * found.weights["launches"])
 
 
 def test_skewed_lengths_have_the_bounds_of_the_trace() -> None:
@@ -106,13 +110,18 @@ def test_skewed_lengths_have_the_bounds_of_the_trace() -> None:
 CLOCK = ["held_out", "--model", "preset:clock-1", "--num-requests", "20", "--max-model-len", "64"]
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*CLOCK, "--fit", "orca(4)", "--predict", "chunked(3)", "--held-out-model", "preset:toy"]) == 0
+def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "paper.md").write_text(f"{HELD_BEGIN}{HELD_END}")
+    flags = ["--held-out-model", "preset:toy", "--docs", str(tmp_path)]
+    assert main([*CLOCK, "--fit", "orca(4)", "--predict", "chunked(3)", *flags]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["model"]["cost"]["weights"]["steps"] >= 0.0009, "an iteration takes a millisecond"
+    assert found["model"]["costs"]["orca"]["weights"]["steps"] >= 0.0009, "an iteration takes a millisecond"
     assert len(found["model"]["runs"]) == len(found["held_out_model"]["runs"]) == 2
     for row in (row for rows in found["model"]["runs"].values() for row in rows.values()):
-        assert row["error"] == pytest.approx(row["predicted"] / row["recorded"] - 1, abs=1e-3)
+        assert row["error"] == pytest.approx(row["predicted"] / row["recorded"] - 1, abs=1e-3, rel=1e-3)
+    page = (tmp_path / "paper.md").read_text()
+    assert page.count("all at once") == 2 and "| toy, chunked(3), " in page
 
 
 @pytest.mark.parametrize("flags", [["--num-requests", "5"], ["--fit", "ft(4"], ["--predict", "cells(4)"]])

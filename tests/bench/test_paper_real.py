@@ -4,8 +4,9 @@ import json
 import math
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,7 @@ from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.real.budget import LEAST_REQUESTS, SHARE, PlannedRun, seconds_of_a_run
 from orca_jax.bench.real.curves import LOADS, arrivals_at, ratios, steady_throughput
 from orca_jax.bench.real.laboratory import settings_of
-from orca_jax.bench.real.page import BEGIN, END, read_results, section
+from orca_jax.bench.real.page import BEGIN, END, HELD_BEGIN, HELD_END, held_out_section, read_results, section
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.step import Executor
@@ -103,10 +104,13 @@ def test_small_figures_9_and_11(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (tmp_path / "paper.md").read_text().count("measured.**") == 2
 
 
-def test_the_page_has_the_measured_figures() -> None:
+@pytest.mark.parametrize(("marks", "make"), [((BEGIN, END), section), ((HELD_BEGIN, HELD_END), held_out_section)])
+def test_the_page_has_the_measured_figures(
+    marks: tuple[str, str], make: Callable[[Mapping[str, Mapping[str, Any]]], str]
+) -> None:
     text = (ROOT / "docs" / "paper.md").read_text()
-    written = text.partition(BEGIN)[2].partition(END)[0]
-    assert written == f"\n{section(read_results(str(ROOT / 'docs')))}\n"
+    written = text.partition(marks[0])[2].partition(marks[1])[0]
+    assert written == f"\n{make(read_results(str(ROOT / 'docs')))}\n"
 
 
 class Slow:

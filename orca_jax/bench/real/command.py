@@ -3,7 +3,7 @@
 Arrivals follow a Poisson clock in an open loop, and lengths are those of the paper's trace, scaled from its context of
 2,048 tokens to the model's. Systems alternate, so that ratios hold on a shared machine. Before anything else the
 saturation of each system is measured; rates are multiples of it. The last line is one JSON object. `page` writes the
-section of docs/paper.md from the files of `--docs`.
+sections of docs/paper.md from the files below `--docs`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.bench.real.figures import MICRO_BATCHES, SYSTEMS, figure_9, figure_10, figure_11
 from orca_jax.bench.real.laboratory import Laboratory
 from orca_jax.bench.real.opening import open_laboratory, surroundings
-from orca_jax.bench.real.page import FILES, write_page, write_result
+from orca_jax.bench.real.page import FILES, check_docs, write_page, write_result
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import need_matplotlib, print_table
@@ -54,10 +54,9 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is wrong; `param` names it.
     """
+    check_docs(args.docs)
     if args.docs is not None:
         need_matplotlib()
-        if not os.path.isfile(os.path.join(args.docs, "paper.md")):
-            raise ConfigError(f"docs {args.docs!r} is not a directory with paper.md", param="docs")
     if args.figure == "page":
         if args.docs is None:
             raise ConfigError("page needs the directory of paper.md; give docs", param="docs")

@@ -10,8 +10,27 @@ from orca_jax.reporting import write_file
 
 FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
 """Names of files without their endings."""
+HELD_OUT = "held_out"
+NAMES = FILES | {HELD_OUT: "held-out"}
 BEGIN, END = "<!-- begin: bench paper_real page -->", "<!-- end: bench paper_real page -->"
+HELD_BEGIN, HELD_END = "<!-- begin: bench held_out page -->", "<!-- end: bench held_out page -->"
+SHOWN = {
+    "requests_per_s": "throughput",
+    "median_normalized_latency_ms": "median normalised latency",
+    "p99_normalized_latency_ms": "p99 normalised latency",
+    "p50_ttft_ms": "median TTFT",
+    "p99_ttft_ms": "p99 TTFT",
+    "p50_itl_ms": "median inter-token",
+    "p99_itl_ms": "p99 inter-token",
+}
+"""Figures of a prediction, by name."""
 Found = Mapping[str, Any]
+
+
+def check_docs(directory: str | None) -> None:
+    """Check the directory of pages, if there is one. Raises ConfigError; `param` is "docs"."""
+    if directory is not None and not os.path.isfile(os.path.join(directory, "paper.md")):
+        raise ConfigError(f"docs {directory!r} is not a directory with paper.md", param="docs")
 
 
 def write_result(directory: str, figure: str, found: Found) -> None:
@@ -20,30 +39,54 @@ def write_result(directory: str, figure: str, found: Found) -> None:
     Raises:
         ConfigError: the file cannot be written; `param` is "docs".
     """
-    _write(os.path.join(directory, "measured", f"{FILES[figure]}.json"), json.dumps(found, indent=1) + "\n")
+    _write(os.path.join(directory, "measured", f"{NAMES[figure]}.json"), json.dumps(found, indent=1) + "\n")
 
 
 def write_page(directory: str) -> list[str]:
-    """Write the section of paper.md from the results in `measured`; returns the figures in it.
+    """Write the sections of paper.md from the results in `measured`; returns the results in them.
 
     Raises:
-        ConfigError: a file cannot be read or written, or the page has no place for the section; `param` is "docs".
+        ConfigError: a file cannot be read or written, or the page has no place for a section; `param` is "docs".
     """
     found = read_results(directory)
-    path = os.path.join(directory, "paper.md")
-    text = _read(path)
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError(f"{path!r} has no lines {BEGIN!r} and {END!r}; add them", param="docs")
-    _write(path, f"{before}{BEGIN}\n{section(found)}\n{END}{after}")
+    if set(found) & set(FILES):
+        _write_section(directory, BEGIN, END, section(found))
+    if HELD_OUT in found:
+        _write_section(directory, HELD_BEGIN, HELD_END, held_out_section(found))
     return list(found)
+
+
+def _write_section(directory: str, first: str, last: str, content: str) -> None:
+    path = os.path.join(directory, "paper.md")
+    before, begin, rest = _read(path).partition(first)
+    _, end, after = rest.partition(last)
+    if not begin or not end:
+        raise ConfigError(f"{path!r} has no lines {first!r} and {last!r}; add them", param="docs")
+    _write(path, f"{before}{first}\n{content}\n{last}{after}")
 
 
 def read_results(directory: str) -> dict[str, Found]:
     """The results below a directory of pages, by figure. Raises ConfigError."""
-    paths = {figure: os.path.join(directory, "measured", f"{name}.json") for figure, name in FILES.items()}
+    paths = {figure: os.path.join(directory, "measured", f"{name}.json") for figure, name in NAMES.items()}
     return {figure: json.loads(_read(path)) for figure, path in paths.items() if os.path.isfile(path)}
+
+
+def held_out_section(found: Mapping[str, Found]) -> str:
+    """The section of held-out predictions in Markdown: a row for each run, a column for each figure."""
+    if HELD_OUT not in found:
+        return ""
+    result = found[HELD_OUT]
+    rows = []
+    for part in ("model", "held_out_model"):
+        for name, run in result.get(part, {"runs": {}})["runs"].items():
+            label = f"{result[part]['name'].removeprefix('preset:')}, {name}"
+            rows.append([label, *(_error(run[key]) if key in run else "" for key in SHOWN)])
+    title = "**Errors of predictions, and in brackets the spread of two recordings.**"
+    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *SHOWN.values()], rows)])
+
+
+def _error(row: Mapping[str, float]) -> str:
+    return f"{row['error']:+.1%} ({row['spread']:.1%})"
 
 
 def section(found: Mapping[str, Found]) -> str:
@@ -94,13 +137,17 @@ def _figure_11(found: Found) -> list[str]:
 
 
 def _about(title: str, found: Found) -> str:
+    return _where(f"**{title}, measured.**", found, FILES[found["figure"]])
+
+
+def _where(title: str, found: Found, file: str) -> str:
+    """A paragraph: the command, the machine and its load."""
     machine, config = found["hardware"], found["config"]
     flags = ", ".join(machine["cpu_flags"]) or "none"
-    link = f"[JSON](measured/{FILES[found['figure']]}.json)"
     return (
-        f"**{title}, measured.** `{found['command']}`, {found['began'][:10]}, commit {found['commit']}; "
+        f"{title} `{found['command']}`, {found['began'][:10]}, commit {found['commit']}; "
         f"{config['model']} ({found['dtype']}), {machine['devices']}, {machine['cores']} cores, {machine['cpu']} "
-        f"({flags}); load average {found['load_average'][0]:.1f} before ({link}).\n"
+        f"({flags}); load average {found['load_average'][0]:.1f} before ([JSON](measured/{file}.json)).\n"
     )
 
 

@@ -3,7 +3,8 @@
 Fitting runs and held-out runs alternate in time, and each held-out run is recorded twice, so that the noise of the
 machine is beside the errors. A prediction serves the same arrivals with the same scheduler on a simulated device, and
 is measured in the same way. `--held-out-model` predicts another model too: each weight of the cost is multiplied by
-the ratio of the work that it stands for. Errors are shares of the recorded figure.
+the ratio of the work that it stands for, except for the time to submit an iteration. Errors are shares of the
+recorded figure.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.bench.real.curves import arrivals_at, steady_throughput
 from orca_jax.bench.real.laboratory import Laboratory, settings_of
 from orca_jax.bench.real.opening import open_laboratory, recording, surroundings
-from orca_jax.bench.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
+from orca_jax.bench.real.page import HELD_OUT, SHOWN, check_docs, write_page, write_result
+from orca_jax.bench.simulated.prediction import launch_overhead, predicted_run, scaled_cost, skewed_lengths
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import print_table
@@ -34,16 +36,9 @@ FIT_LOADS = (0.5, 0.95, 0.75)
 HELD_OUT_LOAD = 0.65
 PASSES = 2
 """Recordings of each held-out run."""
-SHOWN = {
-    "requests_per_s": "throughput",
-    "median_normalized_latency_ms": "median normalised latency",
-    "p99_normalized_latency_ms": "p99 normalised latency",
-    "p50_ttft_ms": "median TTFT",
-    "p99_ttft_ms": "p99 TTFT",
-    "p50_itl_ms": "median inter-token",
-    "p99_itl_ms": "p99 inter-token",
-}
 Figures = Mapping[str, float]
+Costs = Mapping[str, FeatureCost]
+"""The cost by the kind of system."""
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +52,13 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         help="systems of the held-out runs (default: orca(12) chunked(12))",
     )  # fmt: skip
     parser.add_argument(
-        "--num-requests", type=int, default=60, metavar="N", help="requests of each run, at least 20 (default: 60)"
+        "--num-requests", type=int, default=80, metavar="N", help="requests of each run, at least 20 (default: 80)"
     )
     parser.add_argument(
         "--held-out-model", metavar="MODEL", help="also predict this model by the scaled cost of --model"
+    )
+    parser.add_argument(
+        "--docs", metavar="DIRECTORY", help="write measured/held-out.json and a section of paper.md here"
     )
     add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
 
@@ -83,72 +81,81 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.num_requests < 20:
         raise ConfigError(f"num_requests must be at least 20, got {args.num_requests}", param="num_requests")
+    check_docs(args.docs)
     config = engine_config_from_args(args)
     fits, held = [parse_system(name) for name in args.fit], [parse_system(name) for name in args.predict]
     about, start = surroundings(config), time.monotonic()
     with open_laboratory(config, [*fits, *held]) as laboratory:
-        found, cost = measure(laboratory, fits, held, args.num_requests)
-        model = laboratory.model
-    line: dict[str, Any] = {"model": found}
+        found, costs, overhead = measure(laboratory, fits, held, args.num_requests)
+        model, dtype = laboratory.model, laboratory.dtype
+    line: dict[str, Any] = {"model": {"name": config.model, **found}}
     if args.held_out_model is not None:
         other = replace(config, model=args.held_out_model)
         for system in held:
             settings_of(system, other)
         with open_laboratory(other, held) as laboratory:
-            scaled = scaled_cost(cost, model, laboratory.model)
+            scaled = {kind: scaled_cost(cost, model, laboratory.model, overhead) for kind, cost in costs.items()}
             line["held_out_model"] = measure_model(laboratory, held, scaled, args.num_requests)
     settings = {"num_requests": args.num_requests, "passes": PASSES, "fit_loads": FIT_LOADS, "load": HELD_OUT_LOAD}
-    print(json.dumps(rounded({**line, **settings, "seconds": time.monotonic() - start, **about})))
+    line = rounded({**line, **settings, "dtype": dtype, "seconds": time.monotonic() - start} | about)
+    if args.docs is not None:
+        write_result(args.docs, HELD_OUT, line)
+        write_page(args.docs)
+    print(json.dumps(line))
 
 
 def measure(
     laboratory: Laboratory, fits: Sequence[System], held: Sequence[System], count: int
-) -> tuple[dict[str, Any], FeatureCost]:
-    """Record the fitting runs and the held-out runs of one model in alternation; predict the latter."""
+) -> tuple[dict[str, Any], Costs, float]:
+    """Record the fitting runs and the held-out runs of one model in alternation; predict the latter.
+
+    Each kind of system has a cost of its own, since iterations that overlap hide a part of the host's time. Returns
+    the result, the costs, and the seconds of an iteration that do not depend on the model.
+    """
     seed, scale = laboratory.config.seed, laboratory.scale
     requests = paper_lengths(count, seed, scale)
-    fitting: list[Timeline] = []
+    fitting: dict[str, list[Timeline]] = {system.kind: [] for system in fits}
     tops = {}
     for system in fits:
-        with recording(laboratory, fitting):
+        with recording(laboratory, fitting[system.kind]):
             tops[system.name] = _saturation(laboratory, system, requests)
     conditions = conditions_of(held, count, seed + 1, scale, min(tops.values()) * _tokens(requests))
     recorded: dict[str, list[Figures]] = {name: [] for name in conditions}
-    timelines: list[Timeline] = []
+    timelines: dict[str, list[Timeline]] = {name: [] for name in conditions}
     waiting = list(conditions) * PASSES
     slots = [(system, load) for load in FIT_LOADS for system in fits]
     for number, (system, load) in enumerate(slots, 1):
-        with recording(laboratory, fitting):
+        with recording(laboratory, fitting[system.kind]):
             laboratory.run(system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed)
         while len(waiting) > (len(slots) - number) * len(conditions) * PASSES / len(slots):
             name = waiting.pop(0)
-            recorded[name].append(_recorded(laboratory, conditions[name], timelines))
+            recorded[name].append(_recorded(laboratory, conditions[name], timelines[name]))
             print(f"  recorded {name}", flush=True)
-    fit = fit_features(fitting[0], *fitting[1:])
-    errors = {
-        "held_out_fifth": fit.held_out,
-        "held_out_runs": iteration_errors(fit.cost, [each for one in timelines for each in one.iterations]),
-    }
-    print_table("fitted cost in seconds", {**fit.cost.weights, "host": fit.cost.host})
-    runs = predict(laboratory, conditions, recorded, fit.cost)
-    _print_iterations(errors)
-    found = {"saturation": tops, "cost": dataclasses.asdict(fit.cost), "iterations": errors, "runs": runs}
-    return found, fit.cost
+    fit = {kind: fit_features(each[0], *each[1:]) for kind, each in fitting.items()}
+    costs = {kind: each.cost for kind, each in fit.items()}
+    for kind, cost in costs.items():
+        print_table(f"fitted cost of {kind} in seconds", {**cost.weights, "host": cost.host})
+    runs = predict(laboratory, conditions, recorded, costs)
+    errors = {f"{kind}, held-out fifth of the fitting runs": each.held_out for kind, each in fit.items()}
+    errors |= _iteration_errors(conditions, timelines, costs)
+    shown = {kind: dataclasses.asdict(cost) for kind, cost in costs.items()}
+    overhead = launch_overhead(timeline for each in fitting.values() for timeline in each)
+    found = {"saturation": tops, "costs": shown, "overhead": overhead, "iterations": errors, "runs": runs}
+    return found, costs, overhead
 
 
-def measure_model(laboratory: Laboratory, held: Sequence[System], cost: FeatureCost, count: int) -> dict[str, Any]:
+def measure_model(laboratory: Laboratory, held: Sequence[System], costs: Costs, count: int) -> dict[str, Any]:
     """Record runs of a model that the cost was not fitted to, and predict them."""
     seed, scale = laboratory.config.seed, laboratory.scale
     requests = paper_lengths(count, seed, scale)
-    timelines: list[Timeline] = []
     top = min([_saturation(laboratory, each, requests) for each in held])
     conditions = conditions_of(held, count, seed + 1, scale, top * _tokens(requests))
+    timelines: dict[str, list[Timeline]] = {name: [] for name in conditions}
     recorded = {
-        name: [_recorded(laboratory, one, timelines) for _ in range(PASSES)] for name, one in conditions.items()
+        name: [_recorded(laboratory, one, timelines[name]) for _ in range(PASSES)] for name, one in conditions.items()
     }
-    errors = {"held_out_runs": iteration_errors(cost, [each for one in timelines for each in one.iterations])}
-    runs = predict(laboratory, conditions, recorded, cost)
-    _print_iterations(errors)
+    runs = predict(laboratory, conditions, recorded, costs)
+    errors = _iteration_errors(conditions, timelines, costs)
     return {"name": laboratory.config.model, "iterations": errors, "runs": runs}
 
 
@@ -171,12 +178,12 @@ def predict(
     laboratory: Laboratory,
     conditions: Mapping[str, Condition],
     recorded: Mapping[str, Sequence[Figures]],
-    cost: FeatureCost,
+    costs: Costs,
 ) -> dict[str, Any]:
     """Predict the runs; print and return each figure as recorded, predicted, error, and spread of the recordings."""
     found = {}
     for name, one in conditions.items():
-        result = predicted_run(laboratory, one.system, cost, one.requests, one.arrivals, one.seed)
+        result = predicted_run(laboratory, one.system, cost_of(costs, one.system), one.requests, one.arrivals, one.seed)
         found[name] = compared(recorded[name], figures_of(result, one.arrivals))
         print_table(
             f"{name:<34} {'recorded':>10} {'predicted':>10} {'error':>8} {'spread':>8}",
@@ -229,6 +236,18 @@ def _tokens(requests: Sequence[Lengths]) -> float:
     return sum(request.num_prompt + request.num_generated for request in requests) / len(requests)
 
 
-def _print_iterations(errors: Mapping[str, Mapping[str, float]]) -> None:
-    for name, row in errors.items():
-        print_table(f"errors of single iterations, {name.replace('_', ' ')}", row)
+def cost_of(costs: Costs, system: System) -> FeatureCost:
+    """The cost for a system: that of its kind, or else of the first kind."""
+    return costs.get(system.kind, next(iter(costs.values())))
+
+
+def _iteration_errors(
+    conditions: Mapping[str, Condition], timelines: Mapping[str, Sequence[Timeline]], costs: Costs
+) -> dict[str, Mapping[str, float]]:
+    """The errors of the cost for the device times of single iterations, by held-out run."""
+    found = {}
+    for name, one in conditions.items():
+        iterations = [each for timeline in timelines[name] for each in timeline.iterations]
+        found[name] = iteration_errors(cost_of(costs, one.system), iterations)
+        print_table(f"errors of single iterations, {name}", found[name])
+    return found

@@ -1,7 +1,7 @@
 """The prediction of a run of a real engine: the same requests, arrivals and scheduler on a simulated device."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sim.cost import FeatureCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.timeline.read import Timeline
 
 
 def skewed_lengths(count: int, seed: int, scale: float) -> list[Lengths]:
@@ -61,19 +62,32 @@ def predicted_run(
     return serve(drive, requests, prompts_of(requests, laboratory.vocab_size, seed), arrivals, has_gaps=True)
 
 
-def scaled_cost(cost: FeatureCost, fitted: ModelConfig, other: ModelConfig) -> FeatureCost:
+def launch_overhead(timelines: Iterable[Timeline]) -> float:
+    """Seconds of an iteration that no model saves: a low quantile of the time to pack and submit one."""
+    taken = sorted(each.submitted - each.planned for timeline in timelines for each in timeline.iterations)
+    return taken[len(taken) // 10] if taken else 0.0
+
+
+def scaled_cost(cost: FeatureCost, fitted: ModelConfig, other: ModelConfig, overhead: float = 0.0) -> FeatureCost:
     """The cost of another model on the same device: each weight times the ratio of the work that it stands for.
 
     A step or a launch reads all weights; a token multiplies those of the layers, a pair or a token of context reads
-    keys and values, a row of the sampler multiplies the unembedding. The host's time is the same.
+    keys and values, a row of the sampler multiplies the unembedding. The host's time is the same, and so are `overhead`
+    seconds of each step.
     """
     mine, theirs = _work(fitted), _work(other)
     ratios = {name: theirs[name] / mine[name] for name in mine}
-    return replace(cost, weights={name: weight * ratios[_KINDS[name]] for name, weight in cost.weights.items()})
+    fixed = {"steps": min(overhead, cost.weights.get("steps", 0.0))}
+    weights = {
+        name: fixed.get(name, 0.0) + (weight - fixed.get(name, 0.0)) * ratios[_KINDS[name]]
+        for name, weight in cost.weights.items()
+    }
+    return replace(cost, weights=weights)
 
 
 _KINDS = {
-    "steps": "weights", "launches": "weights", "tokens_with_padding": "layers", "chunk_tokens": "layers",
+    "steps": "weights", "launches": "weights", "tokens": "layers", "tokens_from_4": "layers",
+    "tokens_from_16": "layers", "tokens_from_64": "layers", "chunk_tokens": "layers",
     "increments": "layers", "chunk_pairs": "attention", "chunk_context": "attention", "context": "attention",
     "sampler_rows": "unembedding",
 }  # fmt: skip
