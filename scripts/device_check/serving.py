@@ -73,7 +73,8 @@ def draw_curves(laboratory: Laboratory, dry_run: bool, write: Write) -> Found:
     for row in found["runs"]["paper"]:
         keys = ("load", "rate", "requests_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "requests", "seconds")
         write(run=row["system"], **{key: row.get(key) for key in keys})
-    headline = {f"requests_per_s of {name}": point.throughput for name, point in found["headline_points"].items()}
+    points = found["headline_points"].items()
+    headline = {f"requests_per_s of {name}": point.throughput if point else 0.0 for name, point in points}
     return {"latency_ms": found["headline_latency_ms"], **headline, "ratio": found["headline_ratio"]}
 
 

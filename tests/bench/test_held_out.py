@@ -116,7 +116,7 @@ def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     flags = ["--held-out-model", "preset:toy", "--docs", str(tmp_path)]
     assert main([*CLOCK, "--fit", "orca(4)", "--predict", "chunked(3)", *flags]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["model"]["costs"]["orca"]["weights"]["steps"] >= 0.0009, "an iteration takes a millisecond"
+    assert found["model"]["costs"].keys() == {"orca"} and found["model"]["saturation"].keys() == {"orca(4)"}
     assert len(found["model"]["runs"]) == len(found["held_out_model"]["runs"]) == 2
     for row in (row for rows in found["model"]["runs"].values() for row in rows.values()):
         assert row["error"] == pytest.approx(row["predicted"] / row["recorded"] - 1, abs=1e-3, rel=1e-3)

@@ -115,7 +115,7 @@ def figure_10(laboratory: Laboratory, names: Sequence[str], seed: int, minutes: 
         "seconds": time.monotonic() - start,
         "normalized_execution_ms": base,
         "headline_latency_ms": 2 * base,
-        "headline_points": points,
+        "headline_points": {name: point if point.throughput else None for name, point in points.items()},
         "headline_ratio": ours / theirs if theirs else None,
         "saturation_ratio": sweep.saturations[pair[0]] / sweep.saturations[pair[1]],
         "ratios_along_curves": ratios(sweep.curves, *pair, [multiple * base for multiple in MULTIPLES]),

@@ -72,7 +72,7 @@ def surroundings(config: EngineConfig) -> dict[str, Any]:
     """The machine, its load, the commit, the command and the settings of a measurement."""
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "python -m orca_jax.bench " + " ".join(sys.argv[1:]),
+        "command": "python -m orca_jax.bench " + " ".join(sys.argv[1:]).removeprefix("bench "),
         "commit": _commit(),
         "load_average": list(os.getloadavg()),
         "hardware": hardware(),
