@@ -44,9 +44,9 @@ class Sweep:
     saturations: dict[str, float] = field(default_factory=dict)  # requests per second
 
     def saturate(self) -> None:
-        """Measure each system with all requests there from the start: 2 batches, and at least `LEAST_REQUESTS`."""
+        """Measure each system with all requests there from the start: 3 batches, and at least `LEAST_REQUESTS`."""
         for name in self.names:
-            count = max(2 * parse_system(name).max_bs, LEAST_REQUESTS)
+            count = max(3 * parse_system(name).max_bs, LEAST_REQUESTS)
             self.saturations[name] = self._run(name, count, None).throughput
 
     def measure(self, minutes: float, headline: Sequence[str] = ()) -> float:
