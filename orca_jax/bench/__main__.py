@@ -19,7 +19,8 @@ from orca_jax.bench.hosts import control
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
-from orca_jax.bench.simulated import predict
+from orca_jax.bench.real import command as real
+from orca_jax.bench.simulated import held_out, predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser, program
@@ -31,9 +32,11 @@ COMMANDS = {
     "control": control,
     "foresight": length_prediction,
     "host": host_time,
+    "held_out": held_out,
     "offline": offline,
     "online": online,
     "paper": paper,
+    "paper_real": real,
     "peers": peers,
     "predict": predict,
     "prefix": prefix_reuse,
