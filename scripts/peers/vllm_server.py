@@ -1,8 +1,9 @@
 """Runs the server of vLLM for `python -m orca_jax.bench peers --online`: vLLM's OpenAI-compatible server, set up as in
 `vllm_offline.py`.
 
-The engine is a process of its own, and computes on all --threads processors. By default vLLM
-would reserve one of them for the front end, a large share of a small machine.
+The engine is a process of its own, and computes on all --threads processors. By default vLLM would reserve one of them
+for the front end, a large share of a small machine. The server is started as a module, since the command `vllm` of the
+wheel for CPUs looks for a package of another name and fails.
 """
 
 import os

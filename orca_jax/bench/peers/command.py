@@ -2,7 +2,7 @@
 
 Offline, both sides are processes with a loaded model; each round runs a pass of both, and they take turns in being
 first. Online, servers take the same requests from one open-loop client, one server at a time. The environment of a peer
-is made at its first use, which needs the network and a Python that its packages support. Flags after `--` are passed to
+is made at its first use. This needs the network and a Python for its packages. Flags after `--` are passed to
 our engine.
 """
 

@@ -65,7 +65,7 @@ PEERS: Mapping[str, Peer] = {
         "transformers_offline.py",
         ("static", "continuous"),
         ("python3.11", "python3.12"),
-        ("transformers==5.23.0", "accelerate"),
+        ("transformers==5.23.0", "accelerate", "psutil"),
         max_num_seqs=8,
     ),
     "easydel": Peer(

@@ -31,7 +31,7 @@ def test_measured_results_name_no_place() -> None:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("/var/abc/model/model.gguf", "model.gguf"),
+        ("/scratch/abc/model/model.gguf", "model.gguf"),
         ("pip -c '/a/b.txt' failed at https://host.example/simple/torch: no", "pip -c 'b.txt' failed at (URL) no"),
         ("12 tokens/s, a/b and either/or", "12 tokens/s, a/b and either/or"),
     ],
