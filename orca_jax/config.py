@@ -68,6 +68,7 @@ class ModelConfig:
     residual: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"  # see model/transformer.py
     sliding_window: int | None = None  # tokens that each token sees, itself included, in all layers
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
+    decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class EngineConfig:
 
     model: str = "demo"  # "demo", a directory, or "preset:<name>"
     tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
+    decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"
     dtype: DType | Literal["auto"] = "auto"
     seed: int = 0

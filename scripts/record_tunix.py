@@ -48,8 +48,8 @@ def read_model(name: str) -> Any:
         **({"use_tied_embedding": hf["tie_word_embeddings"]} if kind != "llama3" else {}),
         **({"weight_tying": hf["tie_word_embeddings"]} if kind == "llama3" else {}),
     )
-    if hasattr(module, "apply_rope"):
-        module.apply_rope = partial(module.apply_rope, rope_theta=config.rope_theta)
+    if (rotate := getattr(module, "apply_rope", None)) is not None:
+        vars(module)["apply_rope"] = partial(rotate, rope_theta=config.rope_theta)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     return params.create_model_from_safe_tensors(str(REFERENCE / name), config, mesh=mesh, dtype=jnp.float32)
 

@@ -19,6 +19,7 @@ from jaxtyping import Array
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
+from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
     copied_columns,
@@ -33,8 +34,8 @@ from orca_jax.model.parameters import (
 )
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
-from orca_jax.model.trees.mapping import read_mapping
-from orca_jax.model.trees.rows import LAYER
+from orca_jax.model.trees.mapping import TreeMapping, read_mapping
+from orca_jax.model.trees.rows import LAYER, TreeTable
 from orca_jax.model.trees.views import Entry, Stacked, Stored, Taken, Transposed, View
 from orca_jax.progress import Progress
 
@@ -79,7 +80,10 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
     leaves, shapes = flat_parameters(wanted.shapes), stored_shapes(wanted.of_model, config)
     stacked = {path: path in with_layers(wanted.of_model) for path in shapes}
-    placed = choose_table(tree, stacked, config, read_mapping(directory))
+    mapping = read_mapping(directory)
+    if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
+        mapping = TreeMapping(TreeTable(config.decoder, rows))
+    placed = choose_table(tree, stacked, config, mapping)
     sources, problems = find_arrays(tree, placed, stacked, config.num_layers)
     views: dict[str, View] = {}
     for path, source in sources.items():

@@ -65,7 +65,7 @@ def choose_table(
         CheckpointError: no table fits. The error lists some keys.
     """
     if mapping is not None and mapping.rows is not None:
-        logger.info("%s: parameters by the rows of %s", tree.folder, MAPPING)
+        logger.info("%s: parameters by the rows of %s", tree.folder, mapping.rows.name)
         return PlacedTable(mapping.rows, ())
     name = None if mapping is None else mapping.name
     if name is None and (prefix := tree.prefix([tuple(path.split(".")) for path in stacked])) is not None:
@@ -153,7 +153,7 @@ def _unexpected(tree: StoredTree, placed: PlacedTable, used: Set[Keys]) -> list[
     inside = [keys for keys in tree.leaves if keys[: len(place)] == place and keys not in used]
     left = [keys for keys in inside if not any(keys[: len(key)] == key for key in ignored)]
     joint = "/" if placed.table.name else "."
-    return [f"{joint.join(keys[len(placed.prefix) :])}: unexpected{_advice(keys)}" for keys in left]
+    return [f"{joint.join(_plain(keys[len(placed.prefix) :]))}: unexpected{_advice(keys)}" for keys in left]
 
 
 def _advice(keys: Keys) -> str:

@@ -9,12 +9,19 @@ from typing import Any
 from orca_jax.checks import did_you_mean, short
 from orca_jax.errors import ConfigError
 from orca_jax.model.trees.maxtext import MaxTextOptions
-from orca_jax.model.trees.rows import LAYER, OPERATIONS, Operation, TreeRow, TreeTable
+from orca_jax.model.trees.rows import LAYER, OPERATIONS, TreeOperation, TreeRow, TreeTable
 
 MAPPING = "mapping.json"
 MAX_BYTES = 2**20
 
 _TABLES = ("maxtext", "tunix")
+_CHOICES: Mapping[str, tuple[object, ...]] = {
+    "param_scan_axis": (0, 1),
+    "rope_type": ("default", "llama3.1"),
+    "normalize_embedding_logits": (False, True),
+}
+"""The values of the options of MaxText's table."""
+
 _SHAPES = {"reshape": "a list of sizes", "transpose": "a list of axes", "halves": "an axis", "scale": "a number"}
 _SHAPES |= {"part": "a list of an axis, the first entry and the end, or null", "pick": "a list of an axis and an entry"}
 
@@ -56,10 +63,12 @@ def _known(content: Mapping[str, Any]) -> TreeMapping:
         raise _wrong(f"table must be one of {', '.join(_TABLES)}, got {short(name)}")
     if not isinstance(options, dict) or (options and name != "maxtext"):
         raise _wrong(f"options must be a JSON object, and only the table maxtext has any, got {short(options)}")
-    try:
-        return TreeMapping(name=name, options=MaxTextOptions(**options) if name == "maxtext" else None)
-    except ConfigError as error:
-        raise _wrong(f"options: {error}") from None
+    _check_names(options, tuple(_CHOICES), "options: ")
+    for key, value in options.items():
+        if not any(value == choice and type(value) is type(choice) for choice in _CHOICES[key]):
+            known = ", ".join(json.dumps(choice) for choice in _CHOICES[key])
+            raise _wrong(f"options: {key} must be one of {known}, got {short(value)}")
+    return TreeMapping(name=name, options=MaxTextOptions(**options) if name == "maxtext" else None)
 
 
 def _own(content: Mapping[str, Any]) -> TreeMapping:
@@ -95,7 +104,7 @@ def _row(number: int, row: object) -> TreeRow:
     return TreeRow(source.strip("/"), path, operations, axis)
 
 
-def _operation(where: str, change: object) -> Operation:
+def _operation(where: str, change: object) -> TreeOperation:
     """An operation, written as an object with one key: {"transpose": [1, 0]}."""
     if not isinstance(change, dict) or len(change) != 1:
         raise _wrong(f"{where} must be a JSON object with one key, got {short(change)}")
@@ -115,7 +124,7 @@ def _operation(where: str, change: object) -> Operation:
     if not is_right[name]:
         raise _wrong(f"{where}: {name} must be {_SHAPES[name]}, got {short(value)}")
     kind: Any = OPERATIONS[name]
-    operation: Operation = kind(tuple(values)) if name in ("reshape", "transpose") else kind(*values)
+    operation: TreeOperation = kind(tuple(values)) if name in ("reshape", "transpose") else kind(*values)
     return operation
 
 

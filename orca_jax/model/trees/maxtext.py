@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from orca_jax.checks import check_values, names_checked
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.trees.rows import Halves, Operation, Part, Pick, Reshape, Scale, Transpose, TreeRow, TreeTable
+from orca_jax.model.trees.rows import Halves, TreeOperation, Section, Pick, Reshape, Scale, Transpose, TreeRow, TreeTable
 
 ANCHOR = ("token_embedder", "embedding")
 """The keys of the embedding."""
@@ -19,10 +18,9 @@ ANCHOR = ("token_embedder", "embedding")
 _SCALED = ("llama", "mistral")  # families with the scale of queries in the weights
 _FAMILIES = (*_SCALED, "qwen2", "qwen3")
 
-_Row = Callable[..., TreeRow]
+MakeRow = Callable[..., TreeRow]
 
 
-@names_checked(ConfigError)
 @dataclass(frozen=True)
 class MaxTextOptions:
     """Settings of MaxText that a tree does not show, with MaxText's names.
@@ -31,17 +29,11 @@ class MaxTextOptions:
         param_scan_axis: the axis of scanned layers.
         rope_type: "llama3.1" rotates neighbours; None: it is used if config.json has the scaling "llama3".
         normalize_embedding_logits: the logits of a tied embedding are divided by the root of its width.
-
-    Raises:
-        ConfigError: an option is unknown or has a wrong value.
     """
 
     param_scan_axis: Literal[0, 1] = 1
     rope_type: Literal["default", "llama3.1"] | None = None
     normalize_embedding_logits: bool = False
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
 
 def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | None = None) -> TreeTable:
@@ -66,7 +58,7 @@ def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | 
     layers = "decoder/layers" if is_scanned else "decoder/layers_{layer}"
     axis = options.param_scan_axis if is_scanned else None
 
-    def row(key: str, path: str, *operations: Operation) -> TreeRow:
+    def row(key: str, path: str, *operations: TreeOperation) -> TreeRow:
         return TreeRow(f"{layers}/{key}", f"blocks.{path}", operations, axis)
 
     is_fused = any(key.endswith("/mlp/wi/kernel") for key in keys)
@@ -83,7 +75,7 @@ def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | 
 
 def _outer(config: ModelConfig, options: MaxTextOptions) -> list[TreeRow]:
     """The tables and the last norm. MaxText may have more rows than the vocabulary, for its devices."""
-    used = Part(0, 0, config.vocab_size)
+    used = Section(0, 0, config.vocab_size)
     rows = [
         TreeRow("/".join(ANCHOR), "embedding.table", (used,)),
         TreeRow("decoder/decoder_norm/scale", "final_norm.scale"),
@@ -101,12 +93,12 @@ def _outer(config: ModelConfig, options: MaxTextOptions) -> list[TreeRow]:
     return rows
 
 
-def _attention(config: ModelConfig, options: MaxTextOptions, row: _Row) -> list[TreeRow]:
+def _attention(config: ModelConfig, options: MaxTextOptions, row: MakeRow) -> list[TreeRow]:
     rope_type = options.rope_type
     if rope_type is None:
         rope_type = "llama3.1" if config.rope is not None and config.rope.kind == "llama3" else "default"
-    rotated: tuple[Operation, ...] = (Halves(2),) if rope_type == "llama3.1" else ()
-    scaled: tuple[Operation, ...] = (Scale(config.head_dim**0.5),) if config.family in _SCALED else ()
+    rotated: tuple[TreeOperation, ...] = (Halves(2),) if rope_type == "llama3.1" else ()
+    scaled: tuple[TreeOperation, ...] = (Scale(config.head_dim**0.5),) if config.family in _SCALED else ()
     merged = Reshape((config.embed_dim, -1))
     rows = [
         row("self_attention/query/kernel", "attention.query.kernel", *scaled, *rotated, merged),
@@ -125,7 +117,7 @@ def _attention(config: ModelConfig, options: MaxTextOptions, row: _Row) -> list[
     return rows
 
 
-def _mlp(row: _Row, *, is_fused: bool) -> list[TreeRow]:
+def _mlp(row: MakeRow, *, is_fused: bool) -> list[TreeRow]:
     """The MLP; with `fused_mlp` of MaxText, gate and up are one array [E, 2, F]."""
     down = row("mlp/wo/kernel", "mlp.down.kernel")
     if is_fused:

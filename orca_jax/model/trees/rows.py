@@ -12,7 +12,7 @@ LAYER = "{layer}"
 
 
 @runtime_checkable
-class Operation(Protocol):
+class TreeOperation(Protocol):
     """A change of an array. `lead` axes stand before its own: the layers, if they are in one array."""
 
     def __call__(self, view: View, lead: int) -> View:
@@ -49,7 +49,7 @@ class Transpose:
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """The entries `start` to `stop` of an axis; None for the end."""
 
     axis: int
@@ -104,10 +104,10 @@ class Scale:
         return Scaled(view, self.factor)
 
 
-OPERATIONS: Mapping[str, type[Reshape | Transpose | Part | Pick | Halves | Scale]] = {
+OPERATIONS: Mapping[str, type[Reshape | Transpose | Section | Pick | Halves | Scale]] = {
     "reshape": Reshape,
     "transpose": Transpose,
-    "part": Part,
+    "part": Section,
     "pick": Pick,
     "halves": Halves,
     "scale": Scale,
@@ -134,7 +134,7 @@ class TreeRow:
 
     source: str
     path: str
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[TreeOperation, ...] = ()
     layer_axis: int | None = None
 
     @property

@@ -4,7 +4,7 @@ import logging
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.trees.rows import Operation, Reshape, Transpose, TreeRow, TreeTable
+from orca_jax.model.trees.rows import TreeOperation, Reshape, Transpose, TreeRow, TreeTable
 
 ANCHOR = ("embedder", "input_embedding")
 """The keys of the embedding."""
@@ -31,12 +31,12 @@ def table(config: ModelConfig) -> TreeTable:
     theta = _FIXED_THETA.get(config.family)
     if theta is not None and config.rope is not None and config.rope.theta != theta:
         logger.warning(
-            "Tunix rotates %s with a rope_theta of %d, and config.json has %g: if Tunix trained this model for long, set "
-            "rope_theta in config.json to %d",
+            "Tunix rotates %s with a rope_theta of %d, and config.json has %g: if Tunix trained this model for long, "
+            "set rope_theta in config.json to %d",
             *(config.family, theta, config.rope.theta, theta),
         )
 
-    def row(key: str, path: str, *operations: Operation) -> TreeRow:
+    def row(key: str, path: str, *operations: TreeOperation) -> TreeRow:
         return TreeRow(f"layers/{{layer}}/{key}", f"blocks.{path}", operations)
 
     merged = Reshape((config.embed_dim, -1))

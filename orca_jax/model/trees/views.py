@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-Shape = tuple[int, ...]
+ViewShape = tuple[int, ...]
 Bounds = Sequence[range]
 """A contiguous part of an array, one range for each axis."""
 
-Reading = Callable[[], np.ndarray]
+PendingRead = Callable[[], np.ndarray]
 """Waits for a started read, and returns its values."""
 
 
@@ -20,11 +20,11 @@ class View(Protocol):
     """An array on disk."""
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The shape of the whole array."""
         ...
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
         ...
 
@@ -36,11 +36,11 @@ class Stored:
     store: Any
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The shape of the array."""
         return tuple(self.store.shape)
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
         future = self.store.translate_to[0][tuple(slice(bound.start, bound.stop) for bound in bounds)].read()
         return lambda: np.asarray(future.result())
@@ -54,11 +54,11 @@ class Transposed:
     axes: tuple[int, ...]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The shape in the new order."""
         return tuple(self.view.shape[axis] for axis in self.axes)
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
         inner = [bounds[self.axes.index(axis)] for axis in range(len(self.axes))]
         read = self.view.start(inner)
@@ -74,11 +74,11 @@ class Taken:
     index: np.ndarray
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The shape with as many entries as the index has."""
         return (*self.view.shape[: self.axis], len(self.index), *self.view.shape[self.axis + 1 :])
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part. All entries between the first and the last are read."""
         index = self.index[bounds[self.axis].start : bounds[self.axis].stop]
         least, most = (int(index.min()), int(index.max())) if len(index) else (0, -1)
@@ -99,11 +99,11 @@ class Entry:
     number: int
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The shape without the axis."""
         return (*self.view.shape[: self.axis], *self.view.shape[self.axis + 1 :])
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
         inner = list(bounds)
         inner.insert(self.axis, range(self.number, self.number + 1))
@@ -119,19 +119,18 @@ class Scaled:
     factor: float
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The same shape."""
         return self.view.shape
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
         read = self.view.start(bounds)
 
         def scaled() -> np.ndarray:
             values = read()
             kind = np.float64 if values.dtype == np.float64 else np.float32
-            product: np.ndarray = values.astype(kind) * kind(self.factor)
-            return product
+            return np.multiply(values, self.factor, dtype=kind)
 
         return scaled
 
@@ -143,11 +142,11 @@ class Stacked:
     views: tuple[View, ...]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ViewShape:
         """The shape with the new axis."""
         return (len(self.views), *self.views[0].shape)
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
         reads = [self.views[number].start(bounds[1:]) for number in bounds[0]]
         empty = [0, *map(len, bounds[1:])]
@@ -161,14 +160,14 @@ class Reshaped:
         ValueError: the sizes have another product.
     """
 
-    def __init__(self, view: View, shape: Shape) -> None:
+    def __init__(self, view: View, shape: ViewShape) -> None:
         if math.prod(view.shape) != math.prod(shape) or 0 in shape:
             raise ValueError(f"an array of shape {list(view.shape)} cannot be reshaped to {list(shape)}")
         self._view = view
-        self.shape: Shape = shape
+        self.shape: ViewShape = shape
         self._groups = _groups(view.shape, shape)
 
-    def start(self, bounds: Bounds) -> Reading:
+    def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part. An axis that is split is read from the first to the last entry of the part."""
         inner: list[range] = []
         lengths, picks = [], []
@@ -193,7 +192,7 @@ class Reshaped:
         return reshaped
 
 
-def _groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
+def _groups(before: ViewShape, after: ViewShape) -> list[tuple[range, range]]:
     """The shortest runs of axes with equal products in both shapes."""
     groups = []
     i = j = 0
@@ -219,7 +218,7 @@ def _flat(bounds: Bounds, shape: Sequence[int]) -> np.ndarray:
     return places
 
 
-def _cover(shape: Shape, least: int, most: int) -> tuple[list[range], int]:
+def _cover(shape: ViewShape, least: int, most: int) -> tuple[list[range], int]:
     """The smallest contiguous part that has the places `least` to `most`, and its first place."""
     cover: list[range] = []
     first, step = 0, math.prod(shape)
