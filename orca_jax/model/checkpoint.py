@@ -84,7 +84,7 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
         mapping = TreeMapping(TreeTable(config.decoder, rows))
     placed = choose_table(tree, stacked, config, mapping)
-    sources, problems = find_arrays(tree, placed, stacked, config.num_layers)
+    sources, problems = find_arrays(tree, placed, stacked, shapes, config.num_layers)
     views: dict[str, View] = {}
     for path, source in sources.items():
         found = _view(tree, source, path, shapes[path])

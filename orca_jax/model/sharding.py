@@ -98,7 +98,5 @@ def _uneven(config: ModelConfig, shards: int) -> list[str]:
     if shards % config.num_kv_heads and config.num_kv_heads % shards:
         reasons.append(f"neither divides {config.num_kv_heads} key/value heads nor is a multiple of them")
     if config.decoder is not None and shards > config.num_kv_heads:
-        reasons.append(
-            f"is more than {config.num_kv_heads} key/value heads, which your decoder cannot copy"
-        )
+        reasons.append(f"is more than {config.num_kv_heads} key/value heads, which your decoder cannot copy")
     return reasons

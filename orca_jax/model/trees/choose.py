@@ -65,30 +65,37 @@ def choose_table(
         CheckpointError: no table fits. The error lists some keys.
     """
     if mapping is not None and mapping.rows is not None:
-        logger.info("%s: parameters by the rows of %s", tree.folder, mapping.rows.name)
-        return PlacedTable(mapping.rows, ())
+        sources = [tuple(row.source.replace(LAYER, "0").split("/")) for row in mapping.rows.rows]
+        return _placed(tree, mapping.rows, tree.prefix(sources) or ())
     name = None if mapping is None else mapping.name
-    if name is None and (prefix := tree.prefix([tuple(path.split(".")) for path in stacked])) is not None:
-        return PlacedTable(own_table(stacked), prefix)
-    known = {"maxtext": maxtext.ANCHOR, "tunix": tunix.ANCHOR}
-    for kind, anchor in known.items():
+    own = tree.prefix([tuple(path.split(".")) for path in stacked])
+    if name is None and own is not None:
+        return PlacedTable(own_table(stacked), own)
+    for kind, anchor in {"maxtext": maxtext.ANCHOR, "tunix": tunix.ANCHOR}.items():
         prefix = _above(tree, anchor)
         if prefix is None or name not in (None, kind):
             continue
+        if kind == "tunix":
+            return _placed(tree, tunix.table(config), prefix)
         keys = {"/".join(_plain(keys[len(prefix) :])) for keys in tree.leaves if keys[: len(prefix)] == prefix}
         options = None if mapping is None else mapping.options
-        table = tunix.table(config) if kind == "tunix" else maxtext.table(config, keys, options)
-        logger.info(
-            "%s: parameters by the table of %s, from %s", tree.folder, table.name, "/".join(prefix) or "its top"
-        )
-        return PlacedTable(table, prefix)
+        return _placed(tree, maxtext.table(config, keys, options), prefix)
     raise CheckpointError(str(tree.folder), [_unknown(tree, next(iter(stacked)), len(stacked))], remedy=SAVE_AGAIN)
 
 
+def _placed(tree: StoredTree, table: TreeTable, prefix: Keys) -> PlacedTable:
+    logger.info("%s: parameters by the table of %s, from %s", tree.folder, table.name, "/".join(prefix) or "its top")
+    return PlacedTable(table, prefix)
+
+
 def find_arrays(
-    tree: StoredTree, placed: PlacedTable, stacked: Mapping[str, bool], num_layers: int
+    tree: StoredTree,
+    placed: PlacedTable,
+    stacked: Mapping[str, bool],
+    shapes: Mapping[str, tuple[int, ...]],
+    num_layers: int,
 ) -> tuple[dict[str, ParameterArrays], list[str]]:
-    """The arrays of each parameter, and the problems of the table and of the tree."""
+    """The arrays of each parameter, and the problems of the table and of the tree. `shapes` are for messages."""
     table, prefix = placed.table, placed.prefix
     if num_layers > len(tree.leaves) and any(LAYER in row.source for row in table.rows):
         return {}, [f"config.json: {num_layers} layers, but the tree has {len(tree.leaves)} arrays"]
@@ -101,7 +108,7 @@ def find_arrays(
             sources[path] = source
         else:
             problems.append(problem)
-    problems += [f"{path}: no row has this parameter" for path in stacked if path not in described]
+    problems += [f"{path} {list(shapes[path])}: no row has this parameter" for path in stacked if path not in described]
     used = {keys for source in described.values() for keys in source.arrays.values()}
     return sources, problems + _unexpected(tree, placed, used)
 

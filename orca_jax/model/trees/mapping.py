@@ -75,8 +75,8 @@ def _own(content: Mapping[str, Any]) -> TreeMapping:
     """A table of rows."""
     _check_names(content, ("rows", "ignore"), "")
     rows, ignored = content["rows"], content.get("ignore", [])
-    if not isinstance(rows, list) or not rows:
-        raise _wrong("rows must be a list of at least one JSON object")
+    if not isinstance(rows, list):
+        raise _wrong(f"rows must be a list of JSON objects, got {short(rows)}")
     if not isinstance(ignored, list) or not all(isinstance(key, str) for key in ignored):
         raise _wrong("ignore must be a list of strings")
     table = TreeTable(MAPPING, tuple(_row(number, row) for number, row in enumerate(rows)), tuple(ignored))

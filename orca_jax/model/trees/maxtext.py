@@ -10,7 +10,17 @@ from typing import Literal
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.trees.rows import Halves, TreeOperation, Section, Pick, Reshape, Scale, Transpose, TreeRow, TreeTable
+from orca_jax.model.trees.rows import (
+    Halves,
+    Pick,
+    Reshape,
+    Scale,
+    Section,
+    Transpose,
+    TreeOperation,
+    TreeRow,
+    TreeTable,
+)
 
 ANCHOR = ("token_embedder", "embedding")
 """The keys of the embedding."""

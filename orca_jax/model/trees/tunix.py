@@ -4,7 +4,7 @@ import logging
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.trees.rows import TreeOperation, Reshape, Transpose, TreeRow, TreeTable
+from orca_jax.model.trees.rows import Reshape, Transpose, TreeOperation, TreeRow, TreeTable
 
 ANCHOR = ("embedder", "input_embedding")
 """The keys of the embedding."""

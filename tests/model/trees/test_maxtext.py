@@ -50,16 +50,15 @@ def test_the_trees_of_these_tests_are_those_of_maxtext(name: str, pairs: bool) -
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        (LLAMA, {}),
-        (LLAMA, {"scanned": False}),
-        (LLAMA, {"fused_mlp": True}),
         (LLAMA, {"rows": 31}),
-        (LLAMA_31, {"pairs": True}),
         (LLAMA_31, {"pairs": True, "scanned": False}),
-        ("mistral-window", {}),
-        ("qwen2-tied", {}),
-        ("qwen3", {}),
+        ("qwen2-tied", {"fused_mlp": True}),
         ("qwen3", {"scanned": False}),
+        pytest.param(LLAMA, {"scanned": False}, marks=pytest.mark.slow),
+        pytest.param(LLAMA, {"fused_mlp": True, "scanned": False}, marks=pytest.mark.slow),
+        pytest.param("mistral-window", {}, marks=pytest.mark.slow),
+        pytest.param("qwen2-tied", {"scanned": False}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -70,9 +69,7 @@ def test_served_parameters(name: str, options: dict[str, Any], tmp_path: Path) -
 
 def test_on_several_devices(tmp_path: Path) -> None:
     """Each device reads its own heads, also more devices than key/value heads."""
-    directory = directory_with(maxtext_tree(LLAMA_31, pairs=True), LLAMA_31, tmp_path / "model")
-    assert_equals_reference(directory, LLAMA_31, 2, exact=False)
-    directory = directory_with(maxtext_tree("qwen3"), "qwen3", tmp_path / "other")
+    directory = directory_with(maxtext_tree("qwen3"), "qwen3", tmp_path / "model")
     assert_equals_reference(directory, "qwen3", 4)
 
 
@@ -115,7 +112,7 @@ def test_divided_logits_make_a_head(tmp_path: Path) -> None:
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    decoder = load_decoder(directory, dtype="float32", mesh=mesh_of(1))
+    decoder: Any = load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     head, table = decoder.head.table.get_value(), decoder.embedding.table.get_value()
     np.testing.assert_allclose(np.asarray(head), np.asarray(table) / np.sqrt(config["hidden_size"]), rtol=1e-6)
 

@@ -18,6 +18,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.trees.mapping import MAPPING, read_mapping
+from orca_jax.model.trees.rows import OPERATIONS as OF_ROWS
 from tests.model.orbax import refusal
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.model.trees.layouts import assert_equals_reference, model_directory, put
@@ -242,7 +243,7 @@ EXPECTED: dict[str, tuple[Change, str]] = {
         lambda rows: rows[0].update(parameter="embedding.tabel"),
         "embedding.tabel: not a parameter of the model; did you mean embedding.table?",
     ),
-    "no row": (lambda rows: rows.pop(1), "positions.table: no row has this parameter"),
+    "no row": (lambda rows: rows.pop(1), "positions.table [48, 16]: no row has this parameter"),
     "an array without a row": (lambda rows: rows.pop(1), "model/wpe/embedding: unexpected"),
     "a missing array": (
         lambda rows: rows[2].update(source="model/layers/{layer}/ln9/scale"),
@@ -282,7 +283,29 @@ def test_rows_that_do_not_fit(kind: str, checkpoint: Path, tmp_path: Path) -> No
 
 def test_arrays_to_ignore(checkpoint: Path, tmp_path: Path) -> None:
     directory = served(checkpoint, tmp_path / "model", {"rows": ROWS[:-1], "ignore": ["model/ln_f"]})
-    assert refusal(directory).problems == ("final_norm.bias: no row has this parameter",)
+    assert refusal(directory).problems == ("final_norm.bias [16]: no row has this parameter",)
+
+
+def test_no_rows_list_all_parameters_and_arrays(checkpoint: Path, tmp_path: Path) -> None:
+    problems = refusal(served(checkpoint, tmp_path / "model", {"rows": []})).problems
+    assert "blocks.mlp.up.kernel [2, 16, 64]: no row has this parameter" in problems
+    assert "model/layers/1/attn/qkv/kernel: unexpected" in problems
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "own_models.md"
+
+
+def test_the_mappings_of_the_page_are_read(tmp_path: Path) -> None:
+    blocks = [block.split("```")[0] for block in PAGE.read_text().split("```json")[1:]]
+    for block in blocks:
+        (tmp_path / MAPPING).write_text(block)
+        assert read_mapping(tmp_path) is not None
+    operations = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith('| `{"')]
+    rows = [{"source": "a", "parameter": "b", "operations": list(map(json.loads, operations))}]
+    (tmp_path / MAPPING).write_text(json.dumps({"rows": rows}))
+    mapping = read_mapping(tmp_path)
+    assert len(blocks) == 2 and mapping is not None and mapping.rows is not None
+    assert {type(operation) for operation in mapping.rows.rows[0].operations} == set(OF_ROWS.values())
 
 
 WRONG: dict[str, tuple[object, str]] = {
@@ -292,7 +315,7 @@ WRONG: dict[str, tuple[object, str]] = {
     "neither": ({}, 'either "rows" or "table"'),
     "both": ({"rows": ROWS, "table": "maxtext"}, 'either "rows" or "table"'),
     "a key": ({"rows": ROWS, "ignored": []}, "ignored is not one of rows, ignore; did you mean ignore?"),
-    "no rows": ({"rows": []}, "at least one"),
+    "no rows": ({"rows": {}}, "rows must be a list of JSON objects, got {}"),
     "a row": ({"rows": ["a"]}, "rows[0] must be a JSON object, got 'a'"),
     "a key of a row": ({"rows": [{"sources": "a"}]}, "rows[0]: sources is not one of source, parameter"),
     "no source": ({"rows": [{"parameter": "a"}]}, "rows[0]: source must be a non-empty string, got None"),
@@ -301,7 +324,10 @@ WRONG: dict[str, tuple[object, str]] = {
     "twice": ({"rows": [{"source": "a", "parameter": "b"}] * 2}, "b is the parameter of several rows"),
     "ignored": ({"rows": [{"source": "a", "parameter": "b"}], "ignore": "a"}, "ignore must be a list of strings"),
     "a table": ({"table": "levanter"}, "table must be one of maxtext, tunix, got 'levanter'"),
-    "an option": ({"table": "maxtext", "options": {"scan": 1}}, "options: scan is not one of param_scan_axis, rope_type"),
+    "an option": (
+        {"table": "maxtext", "options": {"scan": 1}},
+        "options: scan is not one of param_scan_axis",
+    ),
     "a value": ({"table": "maxtext", "options": {"param_scan_axis": 2}}, "param_scan_axis must be one of 0, 1, got 2"),
     "other options": ({"table": "tunix", "options": {"a": 1}}, "only the table maxtext has any"),
 }
