@@ -113,21 +113,25 @@ def test_the_example_serves_its_training_checkpoint(example: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_in_an_engine(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_example_in_an_engine(example: Path, devices: int) -> None:
     """Its tokens depend neither on devices nor on cached prefixes, and are those of the logits."""
     settings: dict[str, Any] = {"tokenizer": "byte", "max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 16}
-    cls = own_class(EXAMPLE)
     prompt, params = list(range(40)), SamplingParams(max_tokens=8, temperature=0.0)
     decoder = load_decoder(example, dtype="float32", mesh=mesh_of(1), config=read_model_config(example, EXAMPLE))
-    for size in (1, 2):
-        llm = LLM(str(example), decoder=EXAMPLE, tensor_parallel_size=size, progress=False, **settings)
+    with LLM(str(example), decoder=EXAMPLE, tensor_parallel_size=devices, progress=False, **settings) as llm:
         first, again = (llm.generate([prompt], params, use_tqdm=False)[0] for _ in range(2))
-        ids = list(first.outputs[0].token_ids)
-        assert list(again.outputs[0].token_ids) == ids and again.metrics.num_cached_tokens > 0
-        whole = logits(decoder, np.array([*prompt, *ids][:48]))
-        assert whole.argmax(axis=1)[39:-1].tolist() == ids
-        llm.close()
-    module: Any = sys.modules[cls.__module__]
+    ids = list(first.outputs[0].token_ids)
+    assert list(again.outputs[0].token_ids) == ids and again.metrics.num_cached > 0
+    whole = logits(decoder, np.array([*prompt, *ids]))
+    assert whole.argmax(axis=1)[len(prompt) - 1 : -1].tolist() == ids
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
+def test_the_example_as_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    module: Any = sys.modules[own_class(EXAMPLE).__module__]
     module.main()
     assert capsys.readouterr().out.startswith("One (")
 
