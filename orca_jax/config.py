@@ -83,6 +83,7 @@ class ModelConfig:
     embedding_scale: float = 1.0  # factor on token embeddings, rounded in the type of the parameters
     norm_offset: float = 0.0  # added to the scales of all norms
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
+    decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
 
     @cached_property
     def score_scale(self) -> float:
@@ -142,6 +143,7 @@ class EngineConfig:
 
     model: str = "demo"  # "demo", a directory, or "preset:<name>"
     tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
+    decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"
     dtype: DType | Literal["auto"] = "auto"
     seed: int = 0

@@ -16,6 +16,7 @@ from orca_jax.errors import ConfigError
 HELP: Mapping[str, str] = {
     "model": 'model to run: "demo", a directory, or "preset:<name>"',
     "tokenizer": 'directory, tokenizer.json, or "byte"; default: the tokenizer of the model directory',
+    "decoder": "class of your own decoder, MODULE:CLASS or FILE.py:CLASS; its code is run (docs/own_models.md)",
     "load_format": "checkpoint format; auto: Orbax if there is params/, else safetensors; dummy: random weights",
     "dtype": "type of weights and activations",
     "seed": "seed of random weights, and of requests without a seed",
@@ -73,6 +74,7 @@ METAVARS: Mapping[str, str] = {
     "allowed_origins": "ORIGIN",
     "api_key": "KEY",
     "body": "JSON",
+    "decoder": "CLASS",
     "host": "ADDRESS",
     "master_addr": "ADDRESS",
     "model": "MODEL",

@@ -47,6 +47,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n_workers": 2}, "n_workers", "needs pipeline_parallel_size above 1, or scheduler orca or request_level"),
     ({"pipeline_parallel_size": 2, "overlap": True}, "overlap", "needs pipeline_parallel_size 1, not 2"),
     ({**MANY_STEPS, "pipeline_parallel_size": 2}, "check_in_intervals", "needs pipeline_parallel_size 1, not 2"),
+    ({"decoder": "mine:Mine", "pipeline_parallel_size": 2}, "decoder", "needs pipeline_parallel_size 1, not 2"),
+    ({"decoder": "mine:Mine"}, "decoder", "no effect on preset:toy"),
     ({"n_slots": 100}, "n_slots", "num_pages"),
     ({**ORCA, "itl_target_ms": 100.0}, "itl_target_ms", "needs scheduler chunked"),
     ({"itl_target_ms": 100.0, "max_num_batched_tokens": 64}, "itl_target_ms", "leave one of them out"),
@@ -73,6 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 HONOURED: dict[str, dict[str, Any]] = {
     "model": {"model": "preset:clock-3"},
     "tokenizer": {"tokenizer": "byte"},
+    "decoder": {},
     "load_format": {"load_format": "dummy"},
     "dtype": {"dtype": "auto"},
     "seed": {"seed": 7},

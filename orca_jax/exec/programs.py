@@ -113,7 +113,9 @@ class Programs:
         shapes = replace(config, compile_cache=None, strict_compile=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
         facts = self._model, self.span, shapes, self._is_switched, weights, self.widths, sorted(options.items())
-        store = ProgramStore(config.compile_cache, self._mesh, facts)
+        # A user's code may depend on anything, so only JAX's cache has its programs: it goes by the lowered code.
+        directory = config.compile_cache if self._model.decoder is None else None
+        store = ProgramStore(directory, self._mesh, facts)
         return compile_all(self._lower(), options, store, progress, times)
 
     def _lower(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:

@@ -39,7 +39,7 @@ class LLM:
 
     Args:
         model: "demo", a directory, or "preset:<name>".
-        settings: any field of `EngineConfig`.
+        settings: any field of `EngineConfig`. `decoder` may be the class itself.
 
     Raises:
         ConfigError: a setting is unknown or wrong; `param` names it.
@@ -47,9 +47,10 @@ class LLM:
 
     def __init__(self, model: str = "demo", **settings: Any) -> None:
         known = [config_field.name for config_field in dataclasses.fields(EngineConfig)]
-        for name in settings:
-            if name not in known:
-                raise ConfigError(unknown_name("LLM", name, known), param=name)
+        for name in sorted(settings.keys() - known):
+            raise ConfigError(unknown_name("LLM", name, known), param=name)
+        if isinstance(own := settings.get("decoder"), type):
+            settings["decoder"] = f"{own.__module__}:{own.__qualname__}"
         config = EngineConfig(model=model, **settings)
         self._built = built = build_engine(config)
         self._has_priorities = config.scheduling_policy == "priority"
