@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.build.engine import build_engine
+from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import programs
 from orca_jax.model.describe import read_model_config
@@ -205,6 +206,12 @@ def test_stages_and_copies_of_heads_are_refused(example: Path) -> None:
     assert can_share(config, 4) and most_shards(config, 8) == 4
     with pytest.raises(ConfigError, match="is more than 4 key/value heads, which your decoder cannot copy"):
         abstract_decoder(config, "float32", mesh_of(8))
+
+
+def test_several_hosts_are_refused(example: Path) -> None:
+    with pytest.raises(ConfigError, match="decoder needs nnodes 1") as caught:
+        build_engine(EngineConfig(str(example), decoder=EXAMPLE), cluster=cast(Any, object()))
+    assert caught.value.param == "decoder"
 
 
 def test_safetensors_are_refused() -> None:
