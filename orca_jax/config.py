@@ -41,6 +41,16 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in place of each MLP. The width of an expert is `ModelConfig.mlp_dim`."""
+
+    count: int  # experts of a layer
+    per_token: int  # those that a token goes through
+    is_normalised: bool = True  # the weights of a token's experts have the sum 1
+    shared_dim: int = 0  # width of an additional expert of all tokens; 0: there is none
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder. Families differ only in these values and in the names of weights."""
 
@@ -51,7 +61,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    mlp_dim: int
+    mlp_dim: int  # of the MLP, or of each expert
     max_positions: int
     norm: Literal["layernorm", "rmsnorm"]
     norm_eps: float
@@ -68,6 +78,13 @@ class ModelConfig:
     residual: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"  # see model/transformer.py
     sliding_window: int | None = None  # tokens that each token sees, itself included, in all layers
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
+    experts: ExpertsConfig | None = None  # in all layers; None: each layer has one MLP
+
+    @property
+    def active_mlp_dim(self) -> int:
+        """The width of all MLPs of a layer that a token goes through."""
+        experts = self.experts
+        return self.mlp_dim if experts is None else self.mlp_dim * experts.per_token + experts.shared_dim
 
 
 @dataclass(frozen=True)

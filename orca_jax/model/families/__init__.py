@@ -7,12 +7,19 @@ from orca_jax.model.families.gpt2 import GPT2
 from orca_jax.model.families.gpt_neox import GPT_NEOX
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MISTRAL
+from orca_jax.model.families.mixtral import MIXTRAL
 from orca_jax.model.families.olmo2 import OLMO2
+from orca_jax.model.families.olmoe import OLMOE
 from orca_jax.model.families.opt import OPT
 from orca_jax.model.families.phi3 import PHI3
 from orca_jax.model.families.qwen import QWEN2, QWEN3
+from orca_jax.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GPT_NEOX, OPT)
+    family.name: family
+    for family in (
+        *(GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GPT_NEOX, OPT),
+        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE),
+    )
 }
 """By `model_type` of config.json. A new family is a new file here."""

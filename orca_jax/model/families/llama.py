@@ -73,15 +73,17 @@ def read_shape(
     Args:
         hf: the configuration.
         family: name of the family.
-        defaults: of `vocab_size`, `intermediate_size` and `max_position_embeddings`, and of `num_key_value_heads` and
-            `head_dim` if they do not follow from the other sizes.
+        defaults: of `vocab_size`, `intermediate_size` and `max_position_embeddings`, of `num_key_value_heads` and
+            `head_dim` if they do not follow from the other sizes, and of sizes that differ from Llama's.
         norm_eps: default of `rms_norm_eps`.
         rules: of rotary positions.
 
     Raises:
         ConfigError: as in `config_from_hf`.
     """
-    embed, heads = get_int(hf, "hidden_size", 4096), get_int(hf, "num_attention_heads", 32)
+    defaults = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, **defaults}
+    embed = get_int(hf, "hidden_size", defaults["hidden_size"])
+    heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
     groups = heads if "num_key_value_heads" in hf else defaults.get("num_key_value_heads", heads)  # null: as heads
     kv_heads = get_int(hf, "num_key_value_heads", groups)
     width = defaults.get("head_dim")
@@ -101,7 +103,7 @@ def read_shape(
     return ModelConfig(
         family=family,
         vocab_size=get_int(hf, "vocab_size", defaults["vocab_size"]),
-        num_layers=get_int(hf, "num_hidden_layers", 32),
+        num_layers=get_int(hf, "num_hidden_layers", defaults["num_hidden_layers"]),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -123,7 +125,21 @@ def read_shape(
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    attention, mlp = "layers.{layer}.self_attn", "layers.{layer}.mlp"
+    return (*weights_beside_mlp(config), *mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=config.mlp_bias))
+
+
+def mlp_weights(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
+    """The weights of a gated MLP."""
+    return (
+        *linear(f"{key}.gate_proj", f"{path}.gate", bias=bias),
+        *linear(f"{key}.up_proj", f"{path}.up", bias=bias),
+        *linear(f"{key}.down_proj", f"{path}.down", bias=bias),
+    )
+
+
+def weights_beside_mlp(config: ModelConfig) -> tuple[Weight, ...]:
+    """All weights but those of the MLPs."""
+    attention = "layers.{layer}.self_attn"
     qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
     head_norms = (
         Weight(f"{attention}.q_norm.weight", "blocks.attention.query_norm.scale"),
@@ -138,9 +154,6 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         *(row for rows in projections for row in rows),
         *(head_norms if config.qk_norm else ()),
         *linear(f"{attention}.o_proj", "blocks.attention.out", bias=config.attention_out_bias),
-        *linear(f"{mlp}.gate_proj", "blocks.mlp.gate", bias=config.mlp_bias),
-        *linear(f"{mlp}.up_proj", "blocks.mlp.up", bias=config.mlp_bias),
-        *linear(f"{mlp}.down_proj", "blocks.mlp.down", bias=config.mlp_bias),
     )
 
 

@@ -58,6 +58,7 @@ class RopeRules(NamedTuple):
     """The differences between families."""
 
     theta_key: str = "rope_theta"  # outside the object
+    theta: float = 10000.0  # if no key names it
     share_key: str = "partial_rotary_factor"  # outside the object
     share: float | None = None  # rotated share of each head if no key names it; None: the whole head, always
     original: int | None = None  # default of `original_max_position_embeddings`; None: `max_position_embeddings`
@@ -97,7 +98,7 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     # Some models write the length beside the object, and transformers prefers this one.
     is_outer = rules.original is not None or hf.get("original_max_position_embeddings") is not None
     original = get_int(hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit)
-    theta = get_float(scaling, "rope_theta", get_float(hf, rules.theta_key, 10000.0))
+    theta = get_float(scaling, "rope_theta", get_float(hf, rules.theta_key, rules.theta))
     rope = _KINDS[kind](scaling, theta, original, limit)
     if rotated != head_dim:
         rope = dataclasses.replace(rope, rotated_dim=rotated)

@@ -1,0 +1,65 @@
+"""Gated MLPs of experts, each on its own tokens: one operation, and the table of its implementations.
+
+    reference  the oracle: every expert on every token, then a choice (`reference.py`)
+    blocks     for CPUs: a loop over the experts in use, each on blocks of its tokens (`blocks.py`)
+    ragged     for accelerators: `jax.lax.ragged_dot` on the tokens sorted by expert (`ragged.py`)
+
+On a CPU XLA computes `ragged_dot` as one product with all experts, whose tokens are zeros elsewhere: as much work as
+the reference. On a GPU a loop with a dynamic trip count waits for the host at every pass.
+"""
+
+from collections.abc import Mapping
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.expert_mlp.blocks import by_blocks
+from orca_jax.kernels.expert_mlp.parts import Activation, Implementation
+from orca_jax.kernels.expert_mlp.ragged import by_ragged_products
+from orca_jax.kernels.expert_mlp.reference import by_choice
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "reference": by_choice,
+    "blocks": by_blocks,
+    "ragged": by_ragged_products,
+}
+"""The implementations by name. All run on every platform."""
+
+
+def expert_mlp(
+    x: Float[Array, "T E"],
+    chosen: Int[Array, "T C"],
+    gate: Float[Array, "X E F"],
+    up: Float[Array, "X E F"],
+    down: Float[Array, "X F E"],
+    *,
+    activation: Activation,
+    implementation: str | None = None,
+) -> Float[Array, "T C E"]:
+    """The output of each chosen expert for each token, in float32 and without weights.
+
+    A token's result does not depend on the other tokens, except for rounding.
+
+    Args:
+        x: the tokens.
+        chosen: the experts of each token; X experts exist.
+        gate: the projections of all experts to the gate.
+        up: the projections to the vectors multiplied by the activated gate.
+        down: the projections back.
+        activation: applied to the gate.
+        implementation: a name of `IMPLEMENTATIONS`; None takes the default of the platform.
+
+    Raises:
+        NotImplementedError: the implementation does not exist.
+    """
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise NotImplementedError(f"expert_mlp has no implementation {implementation!r}; use one of {known}")
+
+    def run(name: str) -> Array:
+        return IMPLEMENTATIONS[name](x, chosen, gate, up, down, activation)
+
+    if implementation is not None:
+        return run(implementation)
+    out: jax.Array = jax.lax.platform_dependent(cpu=lambda: run("blocks"), default=lambda: run("ragged"))
+    return out

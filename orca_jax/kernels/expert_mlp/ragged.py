@@ -1,0 +1,31 @@
+"""Products of sorted tokens with the experts of each, by XLA's `ragged_dot`."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.expert_mlp.parts import Activation, precision_of, sort_choices
+
+
+def by_ragged_products(
+    x: Float[Array, "T E"],
+    chosen: Int[Array, "T C"],
+    gate: Float[Array, "X E F"],
+    up: Float[Array, "X E F"],
+    down: Float[Array, "X F E"],
+    activation: Activation,
+) -> Float[Array, "T C E"]:
+    """The arguments and the result of `api.expert_mlp`."""
+    choices = sort_choices(chosen, gate.shape[0])
+
+    def product(x: Array, kernels: Array) -> Array:
+        return jax.lax.ragged_dot(
+            x.astype(kernels.dtype),
+            kernels,
+            choices.count,
+            precision=precision_of(kernels),
+            preferred_element_type=jnp.float32,
+        )
+
+    rows = x[choices.token]
+    return product(activation(product(rows, gate)) * product(rows, up), down)[choices.place]
