@@ -166,6 +166,9 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "stages"),
     [(name, 2, 1) for name in ("qwen2-window", "qwen3", "olmo2", "gpt_neox-parallel")]
+    + [slow(name, 2, 1) for name in ("mixtral", "qwen3_moe", "qwen3_moe-normalised", "qwen2_moe", "olmoe")]
+    + [slow(name, 1, 2) for name in ("mixtral", "qwen3_moe")]
+    + [slow("qwen2_moe", 2, 2)]
     + [slow(name, 2, 1) for name in ("qwen2-tied", "mistral-window", "phi3-window", "phi3-longrope", "opt")]
     + [slow(name, 1, 2) for name in ("llama-smollm-9-heads", "phi3-window", "olmo2", "gpt_neox-sequential", "opt")],
 )

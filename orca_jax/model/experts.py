@@ -60,8 +60,7 @@ class Experts(nnx.Module):
         """This device's part of the sum."""
         chosen, weights = self.route(x)
         kernels = self.gate[...], self.up[...], self.down[...]
-        outputs = expert_mlp(x, chosen, *kernels, activation=ACTIVATIONS[self.activation])
-        mixed = jnp.sum(outputs * weights[..., None], axis=1)
+        mixed = expert_mlp(x, chosen, weights, *kernels, activation=ACTIVATIONS[self.activation])
         return mixed if self.shared is None else mixed + self.shared(x)
 
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:

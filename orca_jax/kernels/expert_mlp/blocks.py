@@ -18,11 +18,12 @@ def block_rows(num_choices: int, num_experts: int) -> int:
 def by_blocks(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
+    weights: Float[Array, "T C"],
     gate: Float[Array, "X E F"],
     up: Float[Array, "X E F"],
     down: Float[Array, "X F E"],
     activation: Activation,
-) -> Float[Array, "T C E"]:
+) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`.
 
     Rows are in the order of experts. The last block of an expert may reach into the rows of the next one: these results
@@ -50,4 +51,4 @@ def by_blocks(
 
     empty = jnp.zeros((rows.shape[0], x.shape[1]), jnp.float32)
     _, out = lax.fori_loop(0, gate.shape[0], step, (jnp.int32(0), empty))
-    return out[choices.place]
+    return choices.mix(out, weights)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 type Activation = Callable[[Array], Array]
-type Implementation = Callable[[Array, Array, Array, Array, Array, Activation], Array]
-"""`(x, chosen, gate, up, down, activation) -> out`, as `api.expert_mlp`."""
+type Implementation = Callable[[Array, Array, Array, Array, Array, Array, Activation], Array]
+"""`(x, chosen, weights, gate, up, down, activation) -> out`, as `api.expert_mlp`."""
 
 
 def precision_of(kernel: jax.Array) -> jax.lax.Precision | None:
@@ -40,6 +40,10 @@ class SortedChoices(NamedTuple):
     token: Int[Array, "A"]  # of each choice in this order
     place: Int[Array, "T C"]  # of each choice of a token in this order
     count: Int[Array, "X"]  # choices of each expert
+
+    def mix(self, results: Float[Array, "A E"], weights: Float[Array, "T C"]) -> Float[Array, "T E"]:
+        """The weighted sums of the tokens' results. `results` has one row for each choice, or more."""
+        return jnp.sum(results[self.place] * weights[..., None], axis=1)
 
 
 def sort_choices(chosen: Int[Array, "T C"], num_experts: int) -> SortedChoices:

@@ -10,11 +10,12 @@ from orca_jax.kernels.expert_mlp.parts import Activation, precision_of, sort_cho
 def by_ragged_products(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
+    weights: Float[Array, "T C"],
     gate: Float[Array, "X E F"],
     up: Float[Array, "X E F"],
     down: Float[Array, "X F E"],
     activation: Activation,
-) -> Float[Array, "T C E"]:
+) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`."""
     choices = sort_choices(chosen, gate.shape[0])
 
@@ -28,4 +29,4 @@ def by_ragged_products(
         )
 
     rows = x[choices.token]
-    return product(activation(product(rows, gate)) * product(rows, up), down)[choices.place]
+    return choices.mix(product(activation(product(rows, gate)) * product(rows, up), down), weights)

@@ -38,13 +38,13 @@ def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3-MoE; raises `ConfigError` as `llama.config_from_hf` does."""
     defaults = {**_DEFAULTS, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4}
     config, bias = llama.read_shape(hf, "qwen3_moe", defaults), get_bool(hf, "attention_bias", False)
-    has_window = get_bool(hf, "use_sliding_window", False)
+    window = window_of_all(hf, 4096, config.max_positions)
     return replace(
         config,
         attention_bias=bias,
         attention_out_bias=bias,
         qk_norm="head",
-        sliding_window=window_of_all(hf, 4096, config.max_positions) if has_window else None,
+        sliding_window=window if get_bool(hf, "use_sliding_window", False) else None,
         mlp_dim=get_int(hf, "moe_intermediate_size", 768),
         experts=experts.read_experts(hf, "num_experts", (128, 8), is_normalised=get_bool(hf, "norm_topk_prob", False)),
     )
