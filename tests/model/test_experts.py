@@ -91,6 +91,7 @@ def test_orbax_holds_experts(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value[:rows], expected[path][:rows], err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiles")
 def test_random_experts_do_not_depend_on_the_mesh() -> None:
     one, two = (values(random_decoder(CONFIG, dtype="float32", mesh=mesh_of(size), seed=3)) for size in (1, 2))

@@ -34,18 +34,20 @@ def by_blocks(
 
     def run(expert: Array, first: Array, out: Array) -> Array:
         # Copied out of the stack, once for all blocks.
-        kernels = [lax.dynamic_index_in_dim(stack, expert, keepdims=False) for stack in (gate, up, down)]
+        of_gate, of_up, of_down = (
+            lax.dynamic_index_in_dim(stack, expert, keepdims=False) for stack in (gate, up, down)
+        )
 
         def block(index: Array, out: Array) -> Array:
             start = first + index * size
-            results = one_expert(lax.dynamic_slice_in_dim(rows, start, size), *kernels, activation)
+            results = one_expert(lax.dynamic_slice_in_dim(rows, start, size), of_gate, of_up, of_down, activation)
             return lax.dynamic_update_slice_in_dim(out, results, start, 0)
 
-        return lax.fori_loop(0, (choices.count[expert] + size - 1) // size, block, out)
+        return lax.fori_loop(0, (choices.sizes[expert] + size - 1) // size, block, out)
 
     def step(expert: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         first, out = carry
-        count = choices.count[expert]
+        count = choices.sizes[expert]
         out = lax.cond(count > 0, run, lambda expert, first, out: out, expert, first, out)
         return first + count, out
 

@@ -39,7 +39,7 @@ class SortedChoices(NamedTuple):
 
     token: Int[Array, "A"]  # of each choice in this order
     place: Int[Array, "T C"]  # of each choice of a token in this order
-    count: Int[Array, "X"]  # choices of each expert
+    sizes: Int[Array, "X"]  # choices of each expert
 
     def mix(self, results: Float[Array, "A E"], weights: Float[Array, "T C"]) -> Float[Array, "T E"]:
         """The weighted sums of the tokens' results. `results` has one row for each choice, or more."""

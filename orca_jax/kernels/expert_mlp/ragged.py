@@ -23,7 +23,7 @@ def by_ragged_products(
         return jax.lax.ragged_dot(
             x.astype(kernels.dtype),
             kernels,
-            choices.count,
+            choices.sizes,
             precision=precision_of(kernels),
             preferred_element_type=jnp.float32,
         )

@@ -38,7 +38,7 @@ CASES = (
     Case("a large block and one row", LARGE + 1, 1, 2, used=0.5),
     Case("bfloat16", 21, 3, 5, dtype="bfloat16"),
 )
-QUICK = ("few experts in use", "large blocks")
+QUICK = ("large blocks",)
 UNIT = {"float32": 2e-6, "bfloat16": 2e-2}  # largest difference relative to products in float64
 
 
@@ -94,7 +94,8 @@ def test_on_a_cpu_experts_without_tokens_are_not_computed() -> None:
     assert len(unused) > case.experts / 2
     broken = [kernel.at[unused].set(jnp.nan) for kernel in kernels]
     out = expert_mlp(x, chosen, weights, *broken, activation=jax.nn.relu, implementation="blocks")
-    assert np.isfinite(np.asarray(out)).all()
+    wanted = one_by_one(case)
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
 
 
 def test_the_default_of_a_cpu_is_blocks() -> None:
