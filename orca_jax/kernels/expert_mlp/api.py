@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.expert_mlp.blocks import by_blocks
 from orca_jax.kernels.expert_mlp.dense import by_all_experts
-from orca_jax.kernels.expert_mlp.parts import Activation, Implementation
+from orca_jax.kernels.expert_mlp.parts import Activate, Implementation
 from orca_jax.kernels.expert_mlp.ragged import by_ragged_products
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
@@ -35,7 +35,7 @@ def expert_mlp(
     up: Float[Array, "X E F"],
     down: Float[Array, "X F E"],
     *,
-    activation: Activation,
+    activation: Activate,
     implementation: str | None = None,
 ) -> Float[Array, "T E"]:
     """The weighted sum of the chosen experts' results for each token, in float32.

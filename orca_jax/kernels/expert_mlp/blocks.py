@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activation, one_expert, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, one_expert, sort_choices
 
 SMALL, LARGE = 8, 32  # rows of a block
 _MANY = 16  # choices of an expert on average, from which blocks are large
@@ -22,7 +22,7 @@ def by_blocks(
     gate: Float[Array, "X E F"],
     up: Float[Array, "X E F"],
     down: Float[Array, "X F E"],
-    activation: Activation,
+    activation: Activate,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`.
 

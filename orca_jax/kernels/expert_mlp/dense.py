@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activation, precision_of
+from orca_jax.kernels.expert_mlp.parts import Activate, precision_of
 
 
 def by_all_experts(
@@ -14,7 +14,7 @@ def by_all_experts(
     gate: Float[Array, "X E F"],
     up: Float[Array, "X E F"],
     down: Float[Array, "X F E"],
-    activation: Activation,
+    activation: Activate,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`. The weights are applied before the projections back."""
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-type Activation = Callable[[Array], Array]
-type Implementation = Callable[[Array, Array, Array, Array, Array, Array, Activation], Array]
+type Activate = Callable[[Array], Array]
+type Implementation = Callable[[Array, Array, Array, Array, Array, Array, Activate], Array]
 """`(x, chosen, weights, gate, up, down, activation) -> out`, as `api.expert_mlp`."""
 
 
@@ -22,7 +22,7 @@ def one_expert(
     gate: Float[Array, "E F"],
     up: Float[Array, "E F"],
     down: Float[Array, "F E"],
-    activation: Activation,
+    activation: Activate,
 ) -> Float[Array, "M E"]:
     """The MLP of one expert on M tokens. Products have the type of the weights and float32 sums."""
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activation, precision_of, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, precision_of, sort_choices
 
 
 def by_ragged_products(
@@ -14,7 +14,7 @@ def by_ragged_products(
     gate: Float[Array, "X E F"],
     up: Float[Array, "X E F"],
     down: Float[Array, "X F E"],
-    activation: Activation,
+    activation: Activate,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`."""
     choices = sort_choices(chosen, gate.shape[0])
