@@ -5,7 +5,8 @@ into the other classes. No setting is read from the environment.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from orca_jax.checks import check_values, names_checked
 from orca_jax.errors import ConfigError
@@ -40,6 +41,13 @@ class RopeConfig:
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
 
 
+class LayerKind(NamedTuple):
+    """The differences between the layers of a model."""
+
+    window: int | None  # tokens that each token sees, itself included; None: all before it
+    rope: RopeConfig | None  # None: learned positions
+
+
 @dataclass(frozen=True)
 class ExpertsConfig:
     """A mixture of experts in place of each MLP. The width of an expert is `ModelConfig.mlp_dim`."""
@@ -70,21 +78,41 @@ class ModelConfig:
     attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
     tied_embeddings: bool
-    rope: RopeConfig | None = None  # None: learned positions
+    rope: RopeConfig | None = None  # None: learned positions; see `windowed_rope`
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     attention_out_bias: bool = False
     qk_norm: Literal["head", "all"] | None = None  # of queries and keys: of each head, or of all heads together
-    residual: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"  # see model/transformer.py
-    sliding_window: int | None = None  # tokens that each token sees, itself included, in all layers
+    residual: Literal["pre_norm", "post_norm", "both_norms", "parallel"] = "pre_norm"  # see model/transformer.py
+    sliding_window: int | None = None  # tokens that each token sees, itself included, in layers with a window
+    window_pattern: tuple[bool, ...] = (True,)  # whether a layer has the window; repeated over the layers
+    windowed_rope: RopeConfig | None = None  # of layers with the window; None: `rope` is that of all layers
+    attention_scale: float | None = None  # factor on scores; None: head_dim ** -0.5
+    attention_soft_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    logit_soft_cap: float | None = None  # likewise for logits
+    embedding_scale: float = 1.0  # factor on token embeddings, rounded in the type of the parameters
+    norm_offset: float = 0.0  # added to the scales of all norms
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
     experts: ExpertsConfig | None = None  # in all layers; None: each layer has one MLP
+    decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
 
     @property
     def active_mlp_dim(self) -> int:
         """The width of all MLPs of a layer that a token goes through."""
         experts = self.experts
         return self.mlp_dim if experts is None else self.mlp_dim * experts.per_token + experts.shared_dim
+
+    @cached_property
+    def score_scale(self) -> float:
+        """The factor on the products of queries and keys."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        windowed = LayerKind(self.sliding_window, self.windowed_rope or self.rope)
+        kinds = [windowed if has_window else LayerKind(None, self.rope) for has_window in self.window_pattern]
+        return tuple(kinds[layer % len(kinds)] for layer in range(self.num_layers))
 
 
 @dataclass(frozen=True)
@@ -132,6 +160,7 @@ class EngineConfig:
 
     model: str = "demo"  # "demo", a directory, or "preset:<name>"
     tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
+    decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"
     dtype: DType | Literal["auto"] = "auto"
     seed: int = 0

@@ -35,3 +35,42 @@ class Observer:
 
     def delivered(self, updates: Sequence[RequestUpdate]) -> None:
         """The turn is over: updates are delivered, and the iteration collected in it is recorded."""
+
+
+class Observers(Observer):
+    """Passes every event to several observers, in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def arrived(self, request: Request) -> None:
+        for each in self._observers:
+            each.arrived(request)
+
+    def selecting(self) -> None:
+        for each in self._observers:
+            each.selecting()
+
+    def preempted(self, request: Request) -> None:
+        for each in self._observers:
+            each.preempted(request)
+
+    def planned(self, held: Held | None) -> None:
+        for each in self._observers:
+            each.planned(held)
+
+    def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
+        for each in self._observers:
+            each.submitted(plan, pool, stats)
+
+    def collected(self, plan: StepPlan, result: StepResult) -> None:
+        for each in self._observers:
+            each.collected(plan, result)
+
+    def flush(self) -> None:
+        for each in self._observers:
+            each.flush()
+
+    def delivered(self, updates: Sequence[RequestUpdate]) -> None:
+        for each in self._observers:
+            each.delivered(updates)

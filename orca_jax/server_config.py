@@ -57,7 +57,10 @@ class ServerConfig:
     )
 
     api_key: tuple[str, ...] = _flag(
-        (), "access", "API keys; every route but /live and /health requires one of them", shown=False
+        (),
+        "access",
+        "API keys; every route but /live, /health and the files of the playground requires one of them",
+        shown=False,
     )
     api_key_file: str | None = _flag(
         None, "access", "file of API keys, one per line; unlike --api-key it does not show them in process lists"
@@ -71,6 +74,10 @@ class ServerConfig:
         (), "access", "origins of web pages that may call the server (CORS); default: none"
     )
     allow_credentials: bool = _flag(False, "access", "allow these web pages to send credentials (CORS)")
+
+    playground: bool | None = _flag(
+        None, "access", "playground in the browser at /; default: only if the server listens on a loopback address"
+    )
 
     max_num_queued_reqs: int = _flag(
         1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
@@ -142,6 +149,11 @@ class ServerConfig:
     def names(self) -> tuple[str, ...]:
         """Names of the model in the API."""
         return self.served_model_name or (self.engine.model,)
+
+    @property
+    def has_playground(self) -> bool:
+        """True if the server has the playground."""
+        return self.playground if self.playground is not None else self.uds is None and _is_loopback(self.host)
 
     @property
     def cluster(self) -> ClusterConfig | None:

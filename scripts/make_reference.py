@@ -101,6 +101,23 @@ def opt(**options: Any) -> Case:
     return Case("opt", {**shape, **NO_TOKENS, **options})
 
 
+def gemma3(layers: int, **options: Any) -> Case:
+    """A small Gemma 3, narrow because its period of six layers needs many of them."""
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers, "query_pre_attn_scalar": 10}
+    return like_llama("gemma3_text", **shape, **options)
+
+
+def with_images(texts: Case) -> Case:
+    """A Gemma 3 for images and texts, whose part for images is as small as possible."""
+    vision = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    parts = {
+        "text_config": {**texts.options, "initializer_range": 0.2},
+        "vision_config": {**vision, "image_size": 4, "patch_size": 2},
+    }
+    tokens = {"boi_token_index": 90, "eoi_token_index": 91, "image_token_index": 92, "mm_tokens_per_image": 4}
+    return Case("gemma3", {**parts, **tokens, **NO_TOKENS})
+
+
 def stretched(**rope: Any) -> Case:
     """A small Llama with a kind of rope and a short original context, so that the kind matters."""
     parameters = {"rope_theta": 10000.0, **rope}
@@ -179,6 +196,53 @@ CASES: Mapping[str, Case] = {
         shared_expert_intermediate_size=20,
     ),
     "olmoe": like_llama("olmoe", num_experts=6, num_experts_per_tok=2, intermediate_size=12),
+    "qwen2-mixed-windows": like_llama(
+        "qwen2", num_hidden_layers=3, use_sliding_window=True, max_window_layers=1, sliding_window=7
+    ),
+    "qwen3-mixed-windows": like_llama(
+        "qwen3",
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "gemma2": like_llama(
+        "gemma2",
+        num_hidden_layers=3,
+        head_dim=12,
+        sliding_window=6,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=4.0,
+    ),
+    "gemma2-untied": like_llama(
+        "gemma2",
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        hidden_size=24,
+        head_dim=8,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        sliding_window=4,
+        layer_types=["full_attention", "sliding_attention"],
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+    ),
+    "gemma3": gemma3(8, num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=5),
+    "gemma3-one-kv-head": gemma3(
+        4,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=6,
+        sliding_window=9,
+        sliding_window_pattern=2,
+        final_logit_softcapping=5.0,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 30000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "gemma3-with-images": with_images(gemma3(2, head_dim=6, sliding_window=5, sliding_window_pattern=2)),
     "gpt_neox-parallel": neox(),
     "gpt_neox-sequential": neox(use_parallel_residual=False, rotary_pct=1.0),
     "opt": opt(),
@@ -205,7 +269,7 @@ def expect(model: Any, seed: int) -> dict[str, np.ndarray]:
     expected: dict[str, np.ndarray] = {}
     margins = []
     for number, length in enumerate(PROMPT_LENGTHS):
-        ids = random.integers(0, model.config.vocab_size, length)
+        ids = random.integers(0, model.config.get_text_config().vocab_size, length)
         prompt = torch.tensor(ids)[None]
         out = model.generate(
             prompt,

@@ -165,7 +165,10 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 @quick
 @pytest.mark.parametrize(
     ("name", "tensor", "stages"),
-    [(name, 2, 1) for name in ("qwen2-window", "qwen3", "olmo2", "gpt_neox-parallel")]
+    [(name, 2, 1) for name in ("gemma2", "qwen3", "olmo2", "gpt_neox-parallel")]
+    + [slow("gemma3", 2, 2)]
+    + [slow(name, 2, 1) for name in ("gemma2-untied", "gemma3-one-kv-head", "qwen2-window", "qwen3-mixed-windows")]
+    + [slow(name, 1, 2) for name in ("gemma2", "gemma3-one-kv-head", "qwen2-mixed-windows")]
     + [slow(name, 2, 1) for name in ("mixtral", "qwen3_moe", "qwen3_moe-normalised", "qwen2_moe", "olmoe")]
     + [slow(name, 1, 2) for name in ("mixtral", "qwen3_moe")]
     + [slow("qwen2_moe", 2, 2)]
@@ -308,6 +311,19 @@ def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, p
         check_orderings(engine, late, expected)
 
 
+@few
+@quick
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_repetitions_of_layers_with_several_windows(name: str, program_cache: str) -> None:
+    jobs, answers = greedy_jobs(name)
+    settings: dict[str, object] = {"overlap": False, "check_in_intervals": (2, 5), "strict_compile": True}
+    for engine in make_engine(name, program_cache, 1, "chunked", **settings):
+        assert run(engine, jobs[:1]) == answers[:1]
+        assert engine.executor.stats.launches < 2 / 3 * len(answers[0]), "it was repeated"
+        assert run(engine, jobs) == answers
+
+
 EXTRAS = (
     SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, presence_penalty=1.5, frequency_penalty=0.5),
     SamplingParams(max_tokens=8, seed=3, ignore_eos=True, repetition_penalty=1.4, min_p=0.1, logprobs=2),
@@ -346,7 +362,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize("batch_tokens", [4, 16])
-@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups"])
+@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups", slow("gemma2")])
 def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:
     """The scores of the prompt and of the first token, from the reference's logits of every prompt position."""
     expected = np.load(REFERENCE / name / "expected.npz")

@@ -47,6 +47,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n_workers": 2}, "n_workers", "needs pipeline_parallel_size above 1, or scheduler orca or request_level"),
     ({"pipeline_parallel_size": 2, "overlap": True}, "overlap", "needs pipeline_parallel_size 1, not 2"),
     ({**MANY_STEPS, "pipeline_parallel_size": 2}, "check_in_intervals", "needs pipeline_parallel_size 1, not 2"),
+    ({"decoder": "mine:Mine", "pipeline_parallel_size": 2}, "decoder", "needs pipeline_parallel_size 1, not 2"),
+    ({"decoder": "mine:Mine"}, "decoder", "no effect on preset:toy"),
     ({"n_slots": 100}, "n_slots", "num_pages"),
     ({**ORCA, "itl_target_ms": 100.0}, "itl_target_ms", "needs scheduler chunked"),
     ({"itl_target_ms": 100.0, "max_num_batched_tokens": 64}, "itl_target_ms", "leave one of them out"),
@@ -73,6 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 HONOURED: dict[str, dict[str, Any]] = {
     "model": {"model": "preset:clock-3"},
     "tokenizer": {"tokenizer": "byte"},
+    "decoder": {},
     "load_format": {"load_format": "dummy"},
     "dtype": {"dtype": "auto"},
     "seed": {"seed": 7},
@@ -299,7 +302,7 @@ def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(
 def test_all_settings_of_servers_and_batches_are_known() -> None:
     """A new field must be put into one of the tables, or into these lists of fields that every run reads."""
     model = {"served_model_name", "chat_template", "generation_config", "tool_call_parser", "max_logprobs"}
-    access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins"}
+    access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins", "playground"}
     queue = {"max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "max_body_bytes"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
     others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}

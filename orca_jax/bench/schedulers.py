@@ -8,6 +8,7 @@ pages of an earlier pass.
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
-from orca_jax.bench.simulated.scheduler_cost import measure_all
+from orca_jax.bench.simulated.scheduler_cost import GOAL_US, measure_all
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.build.settings import NEEDS, adapted, check_settings
@@ -108,7 +109,10 @@ def run(args: argparse.Namespace) -> None:
 def _host_time(num_requests: int) -> None:
     if num_requests < 1:
         raise ConfigError(f"host_time must be at least 1, got {num_requests}", param="host_time")
-    print(json.dumps({"host_time": measure_all(num_requests), "cpu": cpu_name()}), flush=True)
+    found = measure_all(num_requests)
+    worst = max([row["us"] for row in found.values()])
+    line = {"host_time": found, "worst_us": worst, "goal_us": GOAL_US, "num_requests": num_requests}
+    print(json.dumps({**line, "cpu": cpu_name(), "load_average": os.getloadavg()[0]}), flush=True)
 
 
 def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, EngineConfig]:

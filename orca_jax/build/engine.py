@@ -20,6 +20,7 @@ from orca_jax.bundled import is_preset, model_directory
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
@@ -110,7 +111,9 @@ def _build(
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     source = model_directory(config.model) or config.model
-    model = read_model_config(source)
+    if cluster is not None and config.decoder is not None:
+        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
+    model = read_model_config(source, config.decoder)
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)

@@ -150,6 +150,15 @@ NEEDS: tuple[Need, ...] = (
         ),
     ),
     Need(
+        "decoder",
+        (None,),
+        lambda config: config.pipeline_parallel_size == 1,
+        lambda config: (
+            f"decoder needs pipeline_parallel_size 1, not {config.pipeline_parallel_size}: a decoder of your own has "
+            "all layers in one stage; leave pipeline_parallel_size out, or share each layer by tensor_parallel_size"
+        ),
+    ),
+    Need(
         "length_predictor",
         (None,),
         reads_predictions,
@@ -161,6 +170,7 @@ NEEDS: tuple[Need, ...] = (
 )
 
 TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
+    "decoder": (None,),
     "load_format": ("auto", "dummy"),
     "dtype": ("auto",),
     "kv_cache_dtype": ("auto",),

@@ -6,6 +6,7 @@ Token-wise operations run on all tokens of the merged batch; attention alone is 
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import BackendChoice, explain_choice, prepare, write_and_attend
+from orca_jax.kernels.ragged_attention import NO_WINDOW, BackendChoice, explain_choice, prepare, write_and_attend
 from orca_jax.model.attention import Attend
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
@@ -112,39 +113,59 @@ def make_layers(
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
     num_pages, name = config.cache.num_pages, config.attention_implementation
-    options: dict[str, Any] = {"scale": model.head_dim**-0.5, "sliding_window": model.sliding_window}
+    options: dict[str, Any] = {"scale": model.score_scale, "soft_cap": model.attention_soft_cap}
+    windows = [kind.window for kind in model.layer_kinds]
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
     prepared = prepare(device, *_on_one_device(batch.ids.shape[0], model, config, mesh), batch.requests, name)
 
     def on_shard(
+        constant: int | None,
         layer: Int[Array, ""],
+        window: Int[Array, ""] | None,
         prepared: Any,
         q: Float[Array, "T H D"],
         k: Float[Array, "T K D"],
         v: Float[Array, "T K D"],
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        first_page = layer * num_pages
-        return write_and_attend(device, q, k, v, pages, prepared, first_page, implementation=name, **options)
+        scores = {**options, "sliding_window": constant if window is None else window}
+        return write_and_attend(device, q, k, v, pages, prepared, layer * num_pages, implementation=name, **scores)
 
-    split = jax.shard_map(
-        on_shard,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
-        out_specs=(HEADS_SPEC, by_head),
-        check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
-    )
+    @cache
+    def split(constant: int | None) -> Callable[..., tuple[Array, KVPages]]:
+        """Attention on all shards, with a window that is a constant, or with a traced one."""
+        return jax.shard_map(
+            partial(on_shard, constant),
+            mesh=mesh,
+            in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
+            out_specs=(HEADS_SPEC, by_head),
+            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+        )
 
     def attend(
-        layer: Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
+        layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
+        window = window_of_layer(windows, layer)
+        constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
         with jax.named_scope("attention"):
-            out: tuple[Array, KVPages] = split(layer, prepared, q, k, v, pages)
-            return out
+            return split(constant)(jnp.int32(layer), traced, prepared, q, k, v, pages)
 
     return attend
+
+
+def window_of_layer(windows: Sequence[int | None], layer: int | Int[Array, ""]) -> int | Int[Array, ""] | None:
+    """The window of a layer, as an argument of `write_and_attend`.
+
+    It is a constant if all windows are equal or the layer is an integer. Otherwise it is a traced scalar, so that one
+    program of attention serves all layers.
+    """
+    if len(set(windows)) == 1:
+        return windows[0]
+    if isinstance(layer, int):
+        return windows[layer]
+    return jnp.asarray([NO_WINDOW if window is None else window for window in windows], jnp.int32)[layer]
 
 
 def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> BackendChoice:

@@ -29,6 +29,7 @@ from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
 from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.model.stages import of_span
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
@@ -73,7 +74,7 @@ class Programs:
         self.is_first, self.is_last = span.is_first, span.is_last
         self._is_switched = decoder.is_switched
         self._suffix = name_suffix()
-        self._model = replace(decoder.config, num_layers=span.size)
+        self._model = of_span(decoder.config, span)
         self._config = config
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, PartitionSpec())
@@ -112,7 +113,9 @@ class Programs:
         shapes = replace(config, compile_cache=None, strict_compile=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
         facts = self._model, self.span, shapes, self._is_switched, weights, self.widths, sorted(options.items())
-        store = ProgramStore(config.compile_cache, self._mesh, facts)
+        # A user's code may depend on anything, so only JAX's cache has its programs: it goes by the lowered code.
+        directory = config.compile_cache if self._model.decoder is None else None
+        store = ProgramStore(directory, self._mesh, facts)
         return compile_all(self._lower(), options, store, progress, times)
 
     def _lower(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:

@@ -15,7 +15,8 @@ import msgspec
 
 from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
 from orca_jax.link.errors import TimedOut, Unavailable
-from orca_jax.link.wire import Abort, FromEngine, Heartbeat, Ready, Rejected, Submit, Updates
+from orca_jax.link.feed import Feed
+from orca_jax.link.wire import Abort, FromEngine, Heartbeat, Iterations, Ready, Rejected, Submit, Updates, Watch
 from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary
@@ -37,7 +38,7 @@ _REFUSALS: dict[EngineState, str] = {
 class Link(Protocol):
     """A connection to an engine. The engine's messages go to `EngineClient.take`, in the engine's order."""
 
-    def send(self, message: Submit | Abort) -> None:
+    def send(self, message: Submit | Abort | Watch) -> None:
         """Send a message to the engine; discard it if the engine has ended."""
         ...
 
@@ -141,6 +142,7 @@ class EngineClient:
         summary: the settings and the start of the engine that serves or served last; None before the first one.
         ready: resolves when an engine serves for the first time; fails if none ever will.
         idle: set while no call is open.
+        feed: the engine's iterations for pages that watch.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class EngineClient:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.feed = Feed(self._send_watch)
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
         self._on_heartbeat = on_heartbeat
@@ -227,6 +230,7 @@ class EngineClient:
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self._move("ready")
+        self.feed.resume()
         if not self.ready.done():
             self.ready.set_result(ready)
 
@@ -250,6 +254,7 @@ class EngineClient:
     def stop(self) -> None:
         """Accept no more calls, and end all open ones with an error."""
         self._move("stopping")
+        self.feed.close()
         self._fail_all(self._refusal())
 
     def take(self, message: FromEngine) -> None:
@@ -261,6 +266,8 @@ class EngineClient:
                     self._deliver(update, is_last=update.finish_reason is not None)
             case Rejected():
                 self._deliver(message, is_last=True)
+            case Iterations(lines):
+                self.feed.take(lines)
             case Heartbeat():
                 if message.phase == "compiling" and self.state == "loading":
                     self._move("compiling")
@@ -280,6 +287,10 @@ class EngineClient:
 
     def _forget(self, request_id: str) -> None:
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
+
+    def _send_watch(self, message: Watch) -> None:
+        if self._link is not None:
+            self._link.send(message)
 
     def _fail_all(self, error: Exception) -> None:
         for call in tuple(self._calls):

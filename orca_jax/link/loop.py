@@ -13,8 +13,21 @@ from orca_jax.build.engine import Built
 from orca_jax.bundled import model_directory
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
+from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
-from orca_jax.link.wire import Abort, Heartbeat, Message, Phase, Ready, Rejected, Start, Submit, ToEngine, Updates
+from orca_jax.link.wire import (
+    Abort,
+    Heartbeat,
+    Message,
+    Phase,
+    Ready,
+    Rejected,
+    Start,
+    Submit,
+    ToEngine,
+    Updates,
+    Watch,
+)
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
 from orca_jax.step import ExecutorStats, Handle
 
@@ -133,14 +146,24 @@ class EngineLoop:
         send: sends a message to the front end; called by several threads.
         status: updated with the progress of the thread.
         compiler: makes a constraint of a grammar; called by several threads.
+        live: observes the engine when the front end watches it; None if no front end does.
     """
 
-    def __init__(self, engine: Engine, inbox: Inbox, send: Send, status: EngineStatus, compiler: Compile) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        send: Send,
+        status: EngineStatus,
+        compiler: Compile,
+        live: EngineWatch | None = None,
+    ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
         self._status = status
         self._compile = compiler
+        self._live = live
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
@@ -226,6 +249,9 @@ class EngineLoop:
                     future.cancel()
             case ResultReady():
                 pass  # it has ended a wait, or the result was collected before
+            case Watch(is_on):
+                if self._live is not None:
+                    self._live.turn(is_on)
             case Start():
                 raise ValueError("the engine was started twice")
 

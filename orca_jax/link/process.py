@@ -25,6 +25,7 @@ from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
 from orca_jax.errors import ClusterLostError, ConfigError
+from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
@@ -121,7 +122,8 @@ def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"
 def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
-    loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile)
+    live = EngineWatch(built.engine, built.timeline_header, send)
+    loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile, live)
     status.enter("serving")
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built, start.config.model))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orca_jax.build.engine import Built
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
-from orca_jax.link.wire import Abort, FromEngine, Message, Submit, Updates
+from orca_jax.link.wire import Abort, FromEngine, Message, Submit, Updates, Watch
 from orca_jax.request import RequestUpdate
 
 MOST_HELD = 64  # updates of one request joined into one
@@ -38,7 +38,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
         self._thread.start()
 
-    def send(self, message: Submit | Abort) -> None:
+    def send(self, message: Submit | Abort | Watch) -> None:
         if isinstance(message, Submit) and self.reads_at_once:
             self._outbox.watch(message.request_id)
         self._inbox.put(message)

@@ -50,6 +50,12 @@ class Abort(Message, frozen=True):
     request_id: str
 
 
+class Watch(Message, frozen=True):
+    """Front end: send `Iterations` from now on, or no more of them. Each `Watch(True)` also sends a `LiveStart`."""
+
+    is_on: bool
+
+
 class Ready(Message, frozen=True):
     """Engine, once: it serves. The fields describe the model to the front end."""
 
@@ -79,6 +85,12 @@ class Updates(Message, frozen=True):
     waiting: int
 
 
+class Iterations(Message, frozen=True):
+    """Engine, while it is watched: lines of JSON of a `LiveTimeline`, each ended by a line feed."""
+
+    lines: bytes
+
+
 class Heartbeat(Message, frozen=True):
     """Engine, twice a second from a thread of its own, from the start on: it is alive."""
 
@@ -99,8 +111,8 @@ class Failed(Message, frozen=True):
     is_cluster: bool = False  # another process of the cluster was lost
 
 
-ToEngine = Start | Submit | Abort
-FromEngine = Ready | Rejected | Updates | Heartbeat | Failed
+ToEngine = Start | Submit | Abort | Watch
+FromEngine = Ready | Rejected | Updates | Iterations | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -9,6 +9,8 @@
     load, weights, checkpoint, parameters
                   parameters from a Hugging Face directory, an Orbax checkpoint, or random numbers
     orbax_files   the layouts of Orbax checkpoints (no JAX needed)
+    trees/        tables for the trees of other programs (no JAX needed)
+    own           decoders from outside this package
     weight_files  the files of weights by their names (no JAX needed)
 
 This package imports no JAX by itself, so that a front end can read a model's description.

@@ -16,11 +16,11 @@ from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
 
 type Attend[Cache] = Callable[
-    [Int[Array, ""], Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache],
+    [int | Int[Array, ""], Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache],
     tuple[Float[Array, "T H D"], Cache],
 ]
-"""`attend(layer, q, k, v, cache) -> (out, cache)`. It scales scores by `head_dim ** -0.5` itself, and applies the
-sliding window of the model."""
+"""`attend(layer, q, k, v, cache) -> (out, cache)`. It scales and caps scores itself, and applies the sliding window of
+the layer. `layer` is an integer if layers are unrolled, and else a traced scalar."""
 
 type LayerAttend[Cache] = Callable[
     [Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Cache], tuple[Float[Array, "T H D"], Cache]

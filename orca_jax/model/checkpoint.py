@@ -5,7 +5,6 @@ opened, so optimiser state beside them costs nothing.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,24 @@ from jaxtyping import Array
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
+from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
     copied_columns,
     first_copies,
     first_line,
     flat_parameters,
-    is_stacked,
     num_copies,
     stored_shape,
+    stored_shapes,
+    with_layers,
     with_parameters,
 )
 from orca_jax.model.transformer import Block, Decoder
+from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
+from orca_jax.model.trees.mapping import TreeMapping, read_mapping
+from orca_jax.model.trees.rows import LAYER, TreeTable
+from orca_jax.model.trees.views import Entry, Stacked, Stored, Taken, Transposed, View
 from orca_jax.progress import Progress
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -59,7 +64,8 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
 def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
     """Read the Orbax checkpoint of `directory`, each device its own shards.
 
-    In a training state such as {params, opt_state, step}, only the parameters are read.
+    In a training state such as {params, opt_state, step}, only the parameters are read. The table for the tree follows
+    from its keys, or from mapping.json (`trees/`).
 
     Args:
         directory: the model directory; see `orbax_root` for the folder of the checkpoint.
@@ -69,22 +75,30 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
 
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other types.
+        ConfigError: mapping.json is wrong, or the table of the tree does not support the family.
     """
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
-    leaves, of_model = flat_parameters(wanted.shapes), flat_parameters(wanted.of_model)
-    sources, problems = _find(tree, list(of_model))
-    stores = {}
-    for path, keys in sources.items():
-        try:
-            stores[path] = _open(tree, keys)
-        except Exception as error:  # TensorStore raises several kinds for broken files
-            problems.append(f"{path}: cannot be read: {first_line(error)}")
-    problems += _compare(stores, of_model, config)
+    leaves, shapes = flat_parameters(wanted.shapes), stored_shapes(wanted.of_model, config)
+    stacked = {path: path in with_layers(wanted.of_model) for path in shapes}
+    mapping = read_mapping(directory)
+    if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
+        mapping = TreeMapping(TreeTable(config.decoder, rows))
+    placed = choose_table(tree, stacked, config, mapping)
+    sources, problems = find_arrays(tree, placed, stacked, shapes, config.num_layers)
+    views: dict[str, View] = {}
+    for path, source in sources.items():
+        found = _view(tree, source, path, shapes[path])
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            views[path] = found
     values: dict[str, Array] = {}
     for path, leaf in leaves.items() if not problems else ():
         try:
-            first = wanted.first_layer if is_stacked(path) else 0
-            values[path] = _read(stores[path][first:], leaf, num_copies(path, config), config.head_dim)
+            view = views[path]
+            if stacked[path]:
+                view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + leaf.shape[0]))
+            values[path] = _read(view, leaf, num_copies(path, config), config.head_dim)
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
         progress(len(values), len(leaves))
@@ -93,36 +107,46 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     return with_parameters(wanted.shapes, values)
 
 
-def _find(tree: StoredTree, wanted: Sequence[str]) -> tuple[dict[str, Keys], list[str]]:
-    """The stored keys of each parameter, and the problems with them."""
-    prefix = tree.prefix([tuple(path.split(".")) for path in wanted])
-    if prefix is None:
-        return {}, _unknown_place(tree, wanted)
-    found = {path: tree.find(prefix, tuple(path.split("."))) for path in wanted}
-    sources = {path: keys for path, keys in found.items() if keys is not None}
-    problems = [f"{path}: missing" for path in wanted if path not in sources]
-    for path in [path for path, keys in sources.items() if tree.leaves[keys] not in _ARRAYS]:
-        problems.append(f"{path}: type {tree.leaves[sources.pop(path)]} is not supported, only {', '.join(_FLOATS)}")
-    known = set(found.values())
-    inside = [keys for keys in tree.leaves if keys[: len(prefix)] == prefix]
-    problems += [f"{'.'.join(keys[len(prefix) :])}: unexpected" for keys in inside if keys not in known]
-    skipped = {".".join(keys[: len(prefix)]) for keys in tree.leaves if keys[: len(prefix)] != prefix}
-    if skipped:
-        beside = ", ".join(sorted(skipped)[:5])
-        logger.info("%s of %s is served; not read: %s", ".".join(prefix), tree.folder, beside)
-    return sources, problems
+def _view(tree: StoredTree, source: ParameterArrays, path: str, shape: tuple[int, ...]) -> View | str:
+    """The array of a parameter after the operations of its row, or the problem with it."""
+    views = []
+    for label, keys in source.arrays.items():
+        if tree.leaves[keys] not in _ARRAYS:
+            return f"{label}: type {tree.leaves[keys]} is not supported, only {', '.join(_FLOATS)}"
+        try:
+            store = _open(tree, keys)
+        except Exception as error:  # TensorStore raises several kinds for broken files
+            return f"{label}: cannot be read: {first_line(error)}"
+        if (problem := _problem(store)) is not None:
+            return f"{label}: {problem}"
+        try:
+            views.append(_changed(Stored(store), source))
+        except ValueError as error:
+            return f"{label}: {error}; {path} needs {list(shape)}"
+    if any(view.shape != views[0].shape for view in views):
+        return f"{source.row.source}: the layers have different shapes"
+    view = views[0] if LAYER not in source.row.source or LAYER in source.row.path else Stacked(tuple(views))
+    if view.shape == shape:
+        return view
+    needs = f"the model needs {list(shape)}" if source.is_own else f"{path} needs {list(shape)}"
+    return f"{path if source.is_own else source.row.source}: shape {list(view.shape)}, {needs}"
 
 
-def _unknown_place(tree: StoredTree, wanted: Sequence[str]) -> list[str]:
-    """The problem of a tree without parameters at one of the usual places. Another place is named, if there is one."""
-    first = tuple(wanted[0].split("."))
-    for keys in tree.leaves:
-        plain = keys[:-1] if keys[-1:] == ("value",) else keys
-        if plain[-len(first) :] == first:
-            place = ".".join(plain[: -len(first)])
-            return [f"the parameters are under {place}, not under params: save that part of the tree alone"]
-    tops = ", ".join(sorted({keys[0] for keys in tree.leaves if keys})[:10]) or "nothing"
-    return [f"{wanted[0]}: missing, as all {len(wanted)} parameters of the model; the tree has {tops}"]
+def _changed(view: View, source: ParameterArrays) -> View:
+    """The operations of a row, on one layer or on the layers of an array. Raises ValueError as operations do."""
+    axis, lead = source.row.layer_axis, 0
+    if axis is not None and axis >= len(view.shape):
+        raise ValueError(f"shape {list(view.shape)} has no axis {axis} for the layers")
+    if axis is not None and source.layer is not None:
+        if source.layer >= view.shape[axis]:
+            raise ValueError(f"shape {list(view.shape)} has no layer {source.layer} on axis {axis}")
+        view = Entry(view, axis, source.layer)
+    elif axis is not None:
+        lead, rest = 1, [other for other in range(len(view.shape)) if other != axis]
+        view = Transposed(view, (axis, *rest)) if axis else view
+    for operation in source.row.operations:
+        view = operation(view, lead)
+    return view
 
 
 def _open(tree: StoredTree, keys: Keys) -> Any:
@@ -141,46 +165,37 @@ def _open(tree: StoredTree, keys: Keys) -> Any:
     return tensorstore.open(spec, open=True, read=True).result()
 
 
-def _compare(stores: Mapping[str, Any], wanted: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """List problems with shapes and types."""
-    problems = []
-    for path, store in stores.items():
-        shape, stored = stored_shape(path, wanted[path].shape, config), tuple(store.shape)
-        if stored != shape:
-            problems.append(f"{path}: shape {list(stored)}, the model needs {list(shape)}")
-        if store.dtype.name not in _FLOATS:
-            problems.append(f"{path}: type {store.dtype.name} is not supported, only {', '.join(_FLOATS)}")
-        chunk = store.chunk_layout.read_chunk.shape or ()
-        if stored == shape and any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
-            problems.append(f"{path}: chunks of {list(chunk)} values are larger than the array")  # and than the memory
-    return problems
+def _problem(store: Any) -> str | None:
+    """The problem of an array's type or of its parts."""
+    if store.dtype.name not in _FLOATS:
+        return f"type {store.dtype.name} is not supported, only {', '.join(_FLOATS)}"
+    shape, chunk = tuple(store.shape), store.chunk_layout.read_chunk.shape or ()
+    if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=False)):
+        return f"chunks of {list(chunk)} values are larger than the array"  # and than the memory
+    return None
 
 
-def _read(store: Any, leaf: jax.ShapeDtypeStruct, copies: int, head_dim: int) -> Array:
+def _read(view: View, leaf: jax.ShapeDtypeStruct, copies: int, head_dim: int) -> Array:
     """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
 
     `copies` and `head_dim` are those of `copied_columns`.
     """
-    store = store.translate_to[0]
+    if copies > 1:
+        view = Taken(view, len(leaf.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, head_dim))
     reads = {}
     for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):
         bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
-        columns = copied_columns(bounds[-1], copies, head_dim)
-        if copies > 1:
-            bounds[-1] = range(columns[0], columns[-1] + 1)
-        cut = tuple(
-            slice(min(bound.start, size), min(bound.stop, size))
-            for bound, size in zip(bounds, store.shape, strict=True)
-        )
-        reads[index] = ([len(bound) for bound in bounds], columns - bounds[-1].start, store[cut].read())
+        cut = [
+            range(min(bound.start, size), min(bound.stop, size)) for bound, size in zip(bounds, view.shape, strict=True)
+        ]
+        reads[index] = ([len(bound) for bound in bounds], view.start(cut))
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "every parameter has at least one axis"
-        shape, columns, read = reads[index]
-        values = np.asarray(read.result()).astype(leaf.dtype)
+        shape, read = reads[index]
+        values = read().astype(leaf.dtype)
         padding = [(0, size - found) for size, found in zip(shape, values.shape, strict=True)]
-        values = np.pad(values, padding) if any(after for _, after in padding) else values
-        return values[..., columns] if copies > 1 else values
+        return np.pad(values, padding) if any(after for _, after in padding) else values
 
     array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
     return array

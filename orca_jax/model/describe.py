@@ -35,8 +35,8 @@ def preset_values(model: str) -> dict[str, Any]:
     return presets[name]
 
 
-def read_model_config(source: str | Path) -> ModelConfig:
-    """The configuration of `source`, a model directory or "preset:<name>".
+def read_model_config(source: str | Path, decoder: str | None = None) -> ModelConfig:
+    """The configuration of `source`, a model directory or "preset:<name>". `decoder` is that of `EngineConfig`.
 
     End tokens of generation_config.json join those named in config.json, since models rely on both. If neither file
     names one, there is none, as in transformers.
@@ -46,7 +46,7 @@ def read_model_config(source: str | Path) -> ModelConfig:
             or the decoder does not support an option. The error names the parameter.
     """
     if is_preset(str(source)):
-        return config_from_hf(preset_values(str(source)))
+        return _config_of(preset_values(str(source)), decoder)
     directory = Path(source)
     if not directory.is_dir():
         raise ConfigError(
@@ -61,7 +61,7 @@ def read_model_config(source: str | Path) -> ModelConfig:
             param="model",
         )
     hf = _read_object(directory / "config.json")
-    config = config_from_hf(hf)
+    config = _config_of(hf, decoder)
     generation = directory / "generation_config.json"
     extra: tuple[int, ...] = ()
     if generation.exists():
@@ -89,6 +89,20 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     config = family.config_from_hf(resolve_aliases(hf, family))
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
+
+
+def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:
+    """The configuration described by a config.json, which a class from outside this package may read in its own way."""
+    if decoder is None:
+        return config_from_hf(hf)
+    from orca_jax.model.own import own_class  # imports JAX
+
+    try:
+        config = own_class(decoder).config_from_json(hf) or config_from_hf(hf)
+    except KeyError as error:
+        raise ConfigError(f"config.json: {error.args[0]} is missing, which {decoder} reads", param="model") from None
+    _check_end_tokens("config.json", config.eos_token_ids, config)
+    return dataclasses.replace(config, decoder=decoder)
 
 
 def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -> None:

@@ -123,9 +123,9 @@ class Norm(nnx.Module):
 
     def __init__(self, make: Maker, config: ModelConfig, width: int | None = None, axis: str = "embed") -> None:
         self.centred = config.norm == "layernorm"
-        self.eps = config.norm_eps
+        self.eps, self.offset = config.norm_eps, config.norm_offset
         self.width = config.embed_dim if width is None else width
-        self.scale = make((self.width,), (axis,), "ones")
+        self.scale = make((self.width,), (axis,), "zeros" if self.offset else "ones")
         self.bias = nnx.data(make((self.width,), (axis,), "zeros") if self.centred else None)
 
     def __call__(self, x: Float[Array, "*T E"]) -> Float[Array, "*T E"]:
@@ -133,7 +133,8 @@ class Norm(nnx.Module):
         if self.centred:
             x = x - x.mean(axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.eps)
-        x = x * self.scale[...].astype(jnp.float32)
+        scale = self.scale[...].astype(jnp.float32)
+        x = x * (scale + self.offset if self.offset else scale)
         return x if self.bias is None else x + self.bias[...].astype(jnp.float32)
 
     def of_groups(self, x: Float[Array, "T X"]) -> Float[Array, "T X"]:
@@ -142,9 +143,22 @@ class Norm(nnx.Module):
 
 
 class Table(nnx.Module):
-    """A vector for each index: token embeddings, learned positions, and the unembedding."""
+    """A vector for each index: token embeddings, learned positions, and the unembedding.
 
-    def __init__(self, make: Maker, rows: int, width: int, axis: str, *, used: int | None = None) -> None:
+    Scores s become soft_cap * tanh(s / soft_cap), unless it is None.
+    """
+
+    def __init__(
+        self,
+        make: Maker,
+        rows: int,
+        width: int,
+        axis: str,
+        *,
+        used: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        self.soft_cap = soft_cap
         self.table = make((rows, width), (axis, "embed"), "normal")
         if used is not None and used < rows:
             values = self.table[...]
@@ -155,7 +169,11 @@ class Table(nnx.Module):
         return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row."""
+        """Inner product of every hidden vector with every row, and its soft cap."""
+        scores, cap = self._products(hidden), self.soft_cap
+        return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+    def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         table = self.table[...]
         if table.dtype == jnp.float32:
             return matmul(hidden, table.T)

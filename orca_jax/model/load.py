@@ -15,9 +15,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orca_jax.bundled import is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
+from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.orbax_files import PARAMS, orbax_root
+from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
 from orca_jax.model.sharding import (
     TENSOR_AXIS,
@@ -44,9 +46,18 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 def decoder_builder(
     config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, seed: int = 0, span: LayerSpan | None = None
 ) -> Callable[[], Decoder]:
-    """A function to trace that creates the decoder, or one stage of it, with random values for a mesh."""
+    """A function to trace that creates the decoder, or one stage of it, with random values for a mesh.
+
+    Raises:
+        ConfigError: a decoder from outside this package cannot have stages.
+    """
     shards = tensor_parallel_size(mesh)
     rows, held = padded_vocab(config, shards), on_shards(config, shards)
+    if (name := config.decoder) is not None:
+        if span is not None and not span.is_whole:
+            message = f"decoder {name} has no pipeline stages; leave pipeline_parallel_size out"
+            raise ConfigError(message, param="pipeline_parallel_size")
+        return lambda: build_own(name, held, dtype, nnx.Rngs(seed), rows)
     return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, mesh=mesh)
 
 
@@ -141,6 +152,12 @@ def prepare_load(
     directory = Path(source)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
+    if config.decoder is not None:
+        message = (
+            f"{directory} has safetensors, and a decoder of your own reads Orbax checkpoints; save its state with "
+            f"orbax.checkpoint to {PARAMS}/ (docs/own_models.md)"
+        )
+        raise ConfigError(message, param="decoder")
     return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed)
 
 

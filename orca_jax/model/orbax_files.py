@@ -35,7 +35,8 @@ MAX_DEPTH = 64  # keys of one leaf
 MAX_FILES = 200_000  # of the folders of a tree
 MAX_ENTRIES = 20_000  # of a folder of steps
 
-_WRAPPERS = ("params", "state", "default", "model", "pytree")  # usual names of the tree of parameters, best first
+WRAPPERS = ("params", "state", "default", "model", "pytree")  # usual names of the tree of parameters, best first
+_FOLDERS = (*WRAPPERS, "items", "model_params")  # of the tree: also those of MaxText and Tunix
 _MARKS = (METADATA, "_CHECKPOINT_METADATA", COMMITTED)
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -60,8 +61,8 @@ class StoredTree:
 
         Known names are tried only, since an optimiser's moments have the same keys as the parameters.
         """
-        pairs = [(outer, inner) for outer in _WRAPPERS for inner in _WRAPPERS]
-        candidates: list[Keys] = [(), *((name,) for name in _WRAPPERS), *pairs]
+        pairs = [(outer, inner) for outer in WRAPPERS for inner in WRAPPERS]
+        candidates: list[Keys] = [(), *((name,) for name in WRAPPERS), *pairs]
         return next((prefix for prefix in candidates if any(self.find(prefix, keys) for keys in wanted)), None)
 
     def find(self, prefix: Keys, keys: Keys) -> Keys | None:
@@ -136,7 +137,7 @@ def _tree_in(folder: Path) -> Path | None:
 def _one_of(trees: Sequence[Path], root: Path) -> Path:
     """The tree with one of the usual names, or the only one."""
     by_name = {path.name: path for path in trees}
-    known = [by_name[name] for name in _WRAPPERS if name in by_name]
+    known = [by_name[name] for name in _FOLDERS if name in by_name]
     if not known and len(trees) > 1:
         names = ", ".join(sorted(by_name)[:10])
         raise CheckpointError(str(root), [f"it holds several trees: {names}"], remedy=LINK)
@@ -148,7 +149,7 @@ def _steps(root: Path) -> dict[int, Path]:
     found = {}
     for path in _folders(root):
         match = _STEP.fullmatch(path.name)
-        if match and any((path / mark).is_file() for mark in (*_MARKS, *(f"{name}/{METADATA}" for name in _WRAPPERS))):
+        if match and any((path / mark).is_file() for mark in (*_MARKS, *(f"{name}/{METADATA}" for name in _FOLDERS))):
             found[int(match[1])] = path
     return found
 

@@ -20,9 +20,12 @@ class Wanted(NamedTuple):
     first_layer: int  # of the stage
 
 
-def is_stacked(path: str) -> bool:
-    """True if the first axis of a parameter is the layer."""
-    return path.startswith("blocks.")
+def with_layers(state: nnx.State) -> frozenset[str]:
+    """The paths of the parameters with the layers as their first axis."""
+    flat = nnx.to_flat_state(state)
+    return frozenset(
+        ".".join(map(str, path)) for path, variable in flat if variable.get_metadata("axes", ())[:1] == ("layers",)
+    )
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
@@ -42,6 +45,20 @@ def stored_shape(path: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
     if path in ("embedding.table", "head.table"):
         return (config.vocab_size, *shape[1:])
     return (*shape[:-1], shape[-1] // num_copies(path, config))
+
+
+def stored_shapes(state: nnx.State, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter in checkpoints, as in `stored_shape`; an axis "vocab" marks a table of tokens."""
+    shapes = {}
+    for keys, variable in nnx.to_flat_state(state):
+        path, shape, axes = ".".join(map(str, keys)), variable.get_value().shape, variable.get_metadata("axes", ())
+        if "vocab" in axes:
+            shape = tuple(
+                config.vocab_size if axis == "vocab" else size for axis, size in zip(axes, shape, strict=True)
+            )
+        copies = num_copies(path, config)
+        shapes[path] = (*shape[:-1], shape[-1] // copies) if copies > 1 else shape
+    return shapes
 
 
 def num_copies(path: str, config: ModelConfig) -> int:

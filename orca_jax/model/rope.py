@@ -6,7 +6,9 @@ never has to be rotated again. In some kinds the frequencies change beyond a cer
 """
 
 import math
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -75,17 +77,47 @@ def _yarn_magnitude(factor: float, mscale: float) -> float:
 
 
 class Rotation:
-    """Cosine and sine of every token's angles, computed once for all layers. R dimensions of each head are rotated."""
+    """Cosine and sine of A angles of every token. R = 2 A dimensions of each head are rotated."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> None:
-        self.dim = rope.rotated_dim or head_dim
-        angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, self.dim)  # [T, R/2]
-        cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, R/2]
-        sin = jnp.sin(angles)[:, None] * magnitude(rope)
-        self.cos, self.sin = unfused((cos, sin))  # otherwise a scan over layers would compute them in every layer
+    def __init__(self, dim: int, cos: Float[Array, "T 1 A"], sin: Float[Array, "T 1 A"]) -> None:
+        self.dim, self.cos, self.sin = dim, cos, sin
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are."""
         first, second = jnp.split(x[..., : self.dim], 2, axis=-1)
         rotated = first * self.cos - second * self.sin, second * self.cos + first * self.sin
         return jnp.concatenate([*rotated, x[..., self.dim :]], axis=-1)
+
+
+class Rotations:
+    """The rotations of all layers. Those of each kind of rotary positions are computed once.
+
+    Args:
+        ropes: of each layer.
+        head_dim: D.
+        positions: of the tokens.
+    """
+
+    def __init__(self, ropes: Sequence[RopeConfig], head_dim: int, positions: Int[Array, "T"]) -> None:
+        kinds = tuple(dict.fromkeys(ropes))
+        self._number = [kinds.index(rope) for rope in ropes]  # of the kind of each layer
+        self._kinds = [_rotation(rope, head_dim, positions) for rope in kinds]
+
+    def of_layer(self, layer: int | Int[Array, ""]) -> Rotation:
+        """The rotation of a layer; its index may be known only at run time."""
+        if len(self._kinds) == 1:
+            return self._kinds[0]
+        if isinstance(layer, int):
+            return self._kinds[self._number[layer]]
+        assert len({kind.dim for kind in self._kinds}) == 1, "all layers of a model rotate as many dimensions"
+        number = jnp.asarray(self._number, jnp.int32)[layer]
+        cos = jax.lax.select_n(number, *(kind.cos for kind in self._kinds))
+        return Rotation(self._kinds[0].dim, cos, jax.lax.select_n(number, *(kind.sin for kind in self._kinds)))
+
+
+def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Rotation:
+    dim = rope.rotated_dim or head_dim
+    angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, dim)  # [T, R/2]
+    cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, R/2]
+    sin = jnp.sin(angles)[:, None] * magnitude(rope)
+    return Rotation(dim, *unfused((cos, sin)))  # otherwise a scan over layers would compute them in every layer

@@ -35,11 +35,12 @@ def partition_spec(axes: tuple[str, ...]) -> PartitionSpec:
 def param_shardings(state: nnx.State, mesh: Mesh | AbstractMesh) -> nnx.State:
     """A tree like `state`, with a `NamedSharding` in place of each parameter's value.
 
-    Every parameter has its logical axes in its metadata `axes`, written by `layers.Maker`.
+    Every parameter has its logical axes in its metadata `axes`, written by `layers.Maker`. Those of other modules have
+    none, in decoders from outside this package, and each device has a copy.
     """
 
     def place(variable: nnx.Variable[object]) -> nnx.Variable[object]:
-        return variable.replace(NamedSharding(mesh, partition_spec(variable.get_metadata("axes"))))
+        return variable.replace(NamedSharding(mesh, partition_spec(variable.get_metadata("axes", ()))))
 
     placed: nnx.State = nnx.map_state(lambda _, variable: place(variable), state)
     return placed
@@ -99,4 +100,6 @@ def _uneven(config: ModelConfig, shards: int) -> list[str]:
     reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
     if shards % config.num_kv_heads and config.num_kv_heads % shards:
         reasons.append(f"neither divides {config.num_kv_heads} key/value heads nor is a multiple of them")
+    if config.decoder is not None and shards > config.num_kv_heads:
+        reasons.append(f"is more than {config.num_kv_heads} key/value heads, which your decoder cannot copy")
     return reasons

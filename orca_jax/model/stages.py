@@ -1,5 +1,6 @@
 """The layers of each pipeline stage."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from orca_jax.config import ModelConfig
@@ -40,6 +41,13 @@ class LayerSpan(NamedTuple):
 def whole(config: ModelConfig) -> LayerSpan:
     """All layers in one stage."""
     return LayerSpan(0, config.num_layers, config.num_layers)
+
+
+def of_span(config: ModelConfig, span: LayerSpan) -> ModelConfig:
+    """The configuration of a model with the layers of `span` alone."""
+    shift = span.start % len(config.window_pattern)
+    pattern = config.window_pattern[shift:] + config.window_pattern[:shift]
+    return replace(config, num_layers=span.size, window_pattern=pattern)
 
 
 def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
@@ -14,8 +15,8 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
-from orca_jax.model.rope import Rotation
-from orca_jax.model.stages import LayerSpan, whole
+from orca_jax.model.rope import Rotation, Rotations
+from orca_jax.model.stages import LayerSpan, of_span, whole
 
 
 class Block(nnx.Module):
@@ -30,6 +31,9 @@ class Block(nnx.Module):
         self.mlp = (
             Mlp(make, config, out_std) if config.experts is None else Experts(make, config, config.experts, out_std)
         )
+        has_both = config.residual == "both_norms"
+        self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
+        self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
 
     def __call__[Cache](
         self,
@@ -66,6 +70,13 @@ def _post_norm(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E
     return x + block.mlp_norm(block.mlp(x))
 
 
+def _both_norms(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+    """Add the normalised results of attention and of the MLP, each of normalised inputs."""
+    assert block.attention_out_norm is not None and block.mlp_out_norm is not None
+    x = x + block.attention_out_norm(attended)
+    return x + block.mlp_out_norm(block.mlp(block.mlp_norm(x)))
+
+
 def _parallel(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
     """Add attention and MLP, both of the same inputs, each with a norm of its own before it."""
     return x + attended + block.mlp(block.mlp_norm(x))
@@ -74,9 +85,14 @@ def _parallel(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"
 _RESIDUALS: Mapping[str, Callable[[Block, Array, Array], Array]] = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
+    "both_norms": _both_norms,
     "parallel": _parallel,
 }
 """The part of a block after attention, by `ModelConfig.residual`."""
+
+
+type RotationOf = Callable[[int | Int[Array, ""]], Rotation | None]
+"""The rotation of a layer, by its index in the stage."""
 
 
 class Decoder(nnx.Module):
@@ -107,6 +123,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.span = span = span or whole(config)
         self.num_layers = span.size
+        self.of_stage = of_span(config, span)
         self.is_first = span.is_first
         make, tied = Maker(dtype, rngs, mesh=mesh), config.tied_embeddings
 
@@ -114,12 +131,14 @@ class Decoder(nnx.Module):
             if not is_read:
                 make.skip()
                 return None
-            return Table(make, rows, config.embed_dim, axis, used=used)
+            cap = config.logit_soft_cap if axis == "vocab" else None
+            return Table(make, rows, config.embed_dim, axis, used=used, soft_cap=cap)
 
         used = config.vocab_size
         self.embedding = nnx.data(table(vocab_rows, "vocab", used, is_read=span.is_first or (tied and span.is_last)))
         learned = None if config.rope else table(config.max_positions, "positions", None, is_read=span.is_first)
         self.positions = nnx.data(learned)
+        self.embedding_scale = float(np.float32(config.embedding_scale).astype(dtype))
         self.blocks: Block | nnx.List[Block] = Block(make.stacked(span), config)
         self.is_switched = False
         self.final_norm = nnx.data(Norm(make, config) if span.is_last else None)
@@ -148,27 +167,28 @@ class Decoder(nnx.Module):
             Hidden vectors, after the final norm in the last stage, and the cache.
         """
         x = self._embed(inputs, positions) if self.is_first else inputs
-        rope = self.config.rope
-        rotation = None if rope is None else Rotation(rope, self.config.head_dim, positions)
+        ropes = [kind.rope for kind in self.of_stage.layer_kinds if kind.rope is not None]
+        rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if ropes else _no_rotation
         if isinstance(self.blocks, Block):
-            x, cache = self._scan(self.blocks, x, rotation, attend, cache)
+            x, cache = self._scan(self.blocks, x, rotation_of, attend, cache)
             x = x if keep is None else x[keep]
         elif self.is_switched:
-            x, cache = _switch(list(self.blocks), x, rotation, attend, cache, keep)
+            x, cache = _switch(list(self.blocks), x, rotation_of, attend, cache, keep)
         else:
             last = len(self.blocks) - 1
             for index, block in enumerate(self.blocks):
                 wanted = keep if index == last else None
-                x, cache = block(x, rotation, partial(attend, jnp.int32(index)), cache, wanted)
+                x, cache = block(x, rotation_of(index), partial(attend, index), cache, wanted)
         return x if self.final_norm is None else self.final_norm(x), cache
 
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         assert self.embedding is not None, "the first stage has the embedding"
         x = self.embedding(ids)
+        x = x * self.embedding_scale if self.embedding_scale != 1 else x
         return x if self.positions is None else x + self.positions(positions)
 
     def _scan[Cache](
-        self, blocks: Block, x: Float[Array, "T E"], rotation: Rotation | None, attend: Attend[Cache], cache: Cache
+        self, blocks: Block, x: Float[Array, "T E"], rotation_of: RotationOf, attend: Attend[Cache], cache: Cache
     ) -> tuple[Float[Array, "T E"], Cache]:
         """Run all layers with one compiled body."""
         structure, stacked = nnx.split(blocks)
@@ -177,7 +197,7 @@ class Decoder(nnx.Module):
             x, cache = carry
             index, parameters = inputs
             block: Block = nnx.merge(structure, parameters)
-            return block(x, rotation, partial(attend, index), cache), None
+            return block(x, rotation_of(index), partial(attend, index), cache), None
 
         index = jnp.arange(self.num_layers, dtype=jnp.int32)
         (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
@@ -218,6 +238,10 @@ class Decoder(nnx.Module):
         return self.unembedding.scores(hidden)
 
 
+def _no_rotation(layer: int | Int[Array, ""]) -> None:
+    """The rotation of layers with learned positions."""
+
+
 def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array | jax.ShapeDtypeStruct:
     """One layer of stacked values, or its shape."""
     if isinstance(stack, jax.Array):
@@ -230,7 +254,7 @@ def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array 
 def _switch[Cache](
     blocks: Sequence[Block],
     x: Float[Array, "T E"],
-    rotation: Rotation | None,
+    rotation_of: RotationOf,
     attend: Attend[Cache],
     cache: Cache,
     keep: Int[Array, "B"] | None,
@@ -251,7 +275,7 @@ def _switch[Cache](
         ) -> tuple[Float[Array, "T E"], Projections]:
             if index < last:
                 x = blocks[index].finish(x, out)
-                return x, blocks[index + 1].project(x, rotation)
+                return x, blocks[index + 1].project(x, rotation_of(index + 1))
             kept = blocks[last].finish(x, out, keep)
             return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), heads
 
@@ -264,5 +288,5 @@ def _switch[Cache](
         out, cache = attend(index, *heads, cache)
         return *jax.lax.switch(index, branches, x, heads, out), cache
 
-    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, blocks[0].project(x, rotation), cache))
+    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, blocks[0].project(x, rotation_of(0)), cache))
     return x if keep is None else x[: keep.shape[0]], cache

@@ -1,4 +1,4 @@
-"""Access control: API keys on every route but two, and the origins of web pages."""
+"""Access control: API keys on every route but a few, and the origins of web pages."""
 
 import hmac
 import logging
@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from starlette.middleware.cors import CORSMiddleware
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware: refuses calls without one of `keys`; without keys it accepts all.
+    """ASGI middleware: refuses calls without one of `keys`, except on `open_paths`; without keys it accepts all.
 
     A key is in `Authorization: Bearer`; without this header it may be in one of `KEY_HEADERS`.
 
@@ -35,13 +35,14 @@ class Access:
     carries the digest of its key in `scope["state"]["caller"]`. The digest reveals nothing about the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Collection[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._secret = secrets.token_bytes(32)
         self._digests = tuple(self._digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._digests or scope["type"] == "lifespan" or _is_open(scope):
+        if not self._digests or scope["type"] == "lifespan" or _is_open(scope, self._open_paths):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "an API key is required"})
@@ -118,12 +119,12 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     )
 
 
-def _is_open(scope: Scope) -> bool:
+def _is_open(scope: Scope, paths: Collection[str]) -> bool:
     """True if the router takes this call to an open route: the exact path, in no other spelling."""
     if scope["type"] != "http" or scope["method"] not in OPEN_METHODS:
         return False
     path, root = scope["path"], scope.get("root_path", "")
-    return path in OPEN_PATHS if not root else path.removeprefix(root) in OPEN_PATHS
+    return path in paths if not root else path.removeprefix(root) in paths
 
 
 def _refuse(message: str) -> ApiError:

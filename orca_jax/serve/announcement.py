@@ -22,4 +22,6 @@ def announcement(config: ServerConfig, url: str, summary: EngineSummary | None) 
         f"Serving {name} on {url}",
         f"curl -gN{options} {url}/v1/completions -H 'content-type: application/json' -d {data}",
     ]
+    if config.has_playground:
+        lines.append(f"playground in the browser: {url}/")
     return "\n".join(lines if summary is None else [*lines, summary.line(config.engine.model)])

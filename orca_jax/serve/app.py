@@ -13,9 +13,11 @@ from starlette.types import ASGIApp
 from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
-from orca_jax.serve.access import Access, read_keys, with_cors
+from orca_jax.playground.page import page_paths
+from orca_jax.playground.routes import playground_routes
+from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
 from orca_jax.serve.events import Silence
-from orca_jax.serve.handlers import complete
+from orca_jax.serve.handlers import complete, read_json_body
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
@@ -38,6 +40,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
             _post("/tokenize", partial(tokenize, service)),
             _post("/detokenize", partial(detokenize, service)),
+            *(playground_routes(service, read_json_body) if config.has_playground else ()),
         ],
         exception_handlers={
             ApiError: _on_api_error,
@@ -49,7 +52,8 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     app.router.redirect_slashes = False
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
     routed = WithoutLastSlash(app)
-    guarded = Access(routed, keys) if keys else routed
+    opened = OPEN_PATHS | page_paths() if config.has_playground else OPEN_PATHS
+    guarded = Access(routed, keys, opened) if keys else routed
     return RequestContext(with_cors(guarded, config), observer)
 
 

@@ -55,7 +55,7 @@ class WithoutLastSlash:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(scope.get("path", "")) > 1:
+        if len(scope.get("path", "")) > len(scope.get("root_path", "")) + 1:  # the root itself keeps its slash
             scope["path"] = scope["path"].removesuffix("/")
         await self._app(scope, receive, send)
 

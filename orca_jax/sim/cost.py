@@ -1,8 +1,10 @@
 """The cost of an iteration: its work, counted in features, and linear functions of it."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 
@@ -152,15 +154,22 @@ class FeatureCost:
 
 FIRST_SAMPLER = 8
 """Rows of the smallest sampler; each next one has twice as many."""
+KNOTS = (4, 16, 64)
+"""Tokens of a launch, padding included, at which the seconds for one more token may change.
+
+Few tokens wait for the weights, more of them for the products, and many use the processor best.
+"""
 
 
 def features(work: WorkCounts) -> dict[str, float]:
-    """The features of a fit to measured times, by name."""
+    """The features of a fit to measured times, by name. All launches count as equally large."""
     draws = -(-work.draws // work.steps)
-    return {
-        "steps": work.steps,
-        "launches": work.launches,
-        "tokens_with_padding": work.num_tokens + work.padding,
+    size = (work.num_tokens + work.padding) / work.launches
+    found: dict[str, float] = {"steps": work.steps, "launches": work.launches}
+    for low, high in pairwise((0, *KNOTS, math.inf)):
+        name = f"tokens_from_{low}" if low else "tokens"
+        found[name] = work.launches * min(max(size - low, 0.0), high - low)
+    return found | {
         "chunk_tokens": work.chunk_tokens,
         "chunk_pairs": work.chunk_pairs,
         "chunk_context": work.chunk_context,

@@ -1,5 +1,6 @@
 """Fits a cost of many features to a timeline, and measures it on iterations that the fit has not seen."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,11 +9,15 @@ import numpy as np
 from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import FeatureCost, IterationCost, features
 from orca_jax.timeline.fit import host_seconds, non_negative, work_in
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.writer import IterationRecord
 
 HELD_OUT = 5
 """Every fifth iteration is left out of the fit that is measured."""
+PROPORTIONAL = 0.9995
+"""The cosine of two features above which the later one is left out."""
+MOST_GAP = 10.0
+"""A gap of the host above this multiple of the median counts as this multiple."""
 ROUNDS = 8
 USUAL = 2.0
 """An error above this multiple of the median error counts less, in inverse proportion."""
@@ -26,21 +31,38 @@ class FeatureFit:
     held_out: Mapping[str, float]
 
 
-def fit_features(timeline: Timeline) -> FeatureFit:
-    """Fit a cost to the device times, without negative weights.
+def fit_features(timeline: Timeline, *others: Timeline) -> FeatureFit:
+    """Fit a cost to the device times of all timelines, without negative weights.
 
     Raises:
-        ConfigError: the timeline has too few iterations.
+        ConfigError: the timelines have too few iterations.
     """
-    iterations = timeline.iterations
+    iterations = [each for one in (timeline, *others) for each in one.iterations]
     if len(iterations) < 2 * HELD_OUT:
         message = f"the timeline has {len(iterations)} iterations, and a fit needs at least {2 * HELD_OUT}"
         raise ConfigError(message, param="timeline")
     most = [each for number, each in enumerate(iterations) if (number + 1) % HELD_OUT]
-    others = iterations[HELD_OUT - 1 :: HELD_OUT]
-    host, buckets = host_seconds(timeline), timeline.head.buckets
+    left_out = iterations[HELD_OUT - 1 :: HELD_OUT]
+    gaps = [gap for one in (timeline, *others) for gap in host_gaps(one)]
+    host = float(np.mean(np.minimum(gaps, MOST_GAP * np.median(gaps)))) if gaps else host_seconds(timeline)
+    buckets = timeline.head.buckets
     measured = FeatureCost(_weights(most), host, buckets)
-    return FeatureFit(FeatureCost(_weights(iterations), host, buckets), iteration_errors(measured, others))
+    return FeatureFit(FeatureCost(_weights(iterations), host, buckets), iteration_errors(measured, left_out))
+
+
+def host_gaps(timeline: Timeline) -> list[float]:
+    """Seconds from each result to the next plan: recording, delivery, new requests, selection.
+
+    Gaps in which the engine may have waited for arrivals are left out: the plan must share a request with the result.
+    """
+    gaps, planned = [], [each.planned for each in timeline.iterations]
+    for place, iteration in enumerate(timeline.iterations, 1):
+        number = bisect_left(planned, iteration.collected, place)
+        if number < len(planned):
+            following = timeline.iterations[number]
+            if not {n for n, *_ in members(iteration)}.isdisjoint([n for n, *_ in members(following)]):
+                gaps.append(following.planned - iteration.collected)
+    return gaps
 
 
 def iteration_errors(cost: IterationCost, iterations: Sequence[IterationRecord]) -> Mapping[str, float]:
@@ -57,6 +79,17 @@ def iteration_errors(cost: IterationCost, iterations: Sequence[IterationRecord])
     }
 
 
+def distinct(matrix: np.ndarray) -> list[int]:
+    """The columns that are not proportional to an earlier one.
+
+    Of two proportional features, such as steps and the rows of a sampler that has always the same size, the sum of the
+    weights is known and each of them is not. A prediction for other sizes must not depend on one.
+    """
+    lengths = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
+    likeness = (matrix / lengths).T @ (matrix / lengths)
+    return [each for each in range(len(likeness)) if not (likeness[each, :each] > PROPORTIONAL).any()]
+
+
 def _weights(iterations: Sequence[IterationRecord]) -> dict[str, float]:
     """Weights for the smallest relative errors, where outliers count little, then scaled to the measured sum.
 
@@ -66,6 +99,8 @@ def _weights(iterations: Sequence[IterationRecord]) -> dict[str, float]:
     rows = [features(work_in(each)) for each in iterations]
     names = list(rows[0])
     matrix = np.array([[row[name] for name in names] for row in rows], np.float64)
+    kept = distinct(matrix)
+    names, matrix = [names[column] for column in kept], matrix[:, kept]
     taken = np.array([each.device for each in iterations])
     found, least = non_negative(matrix, taken), max(1e-9, 1e-3 * float(taken.mean()))
     for _ in range(ROUNDS):

@@ -162,15 +162,22 @@ class TimelineWriter(Observer):
         encode: encodes values as lines of JSON.
         sink: receives encoded lines, several per call.
         clock: the clock of the engine.
+        flush_seconds: time after which lines are passed to the sink at the next submission.
     """
 
     def __init__(
-        self, head: TimelineHeader, encode: Encode, sink: Sink, clock: Callable[[], float] = time.monotonic
+        self,
+        head: TimelineHeader,
+        encode: Encode,
+        sink: Sink,
+        clock: Callable[[], float] = time.monotonic,
+        flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
         self._head = head
         self._has_many_steps = head.config.check_in_intervals is not None
         self._encode, self._sink = encode, sink
         self._clock = clock
+        self._flush_seconds = flush_seconds
         self._secret = secrets.token_bytes(32)  # not in the file, and not Python's hash seed, which a user may set
         self._requests: dict[str, Request] = {}  # until the last update of each
         self._preempted: list[int] = []  # for the next iteration
@@ -186,8 +193,11 @@ class TimelineWriter(Observer):
     def arrived(self, request: Request) -> None:
         """Record the arrival of a request."""
         self._requests[request.request_id] = request
+        self._finished.append({"arrival": self._arrival(request)})
+
+    def _arrival(self, request: Request) -> object:
         urgency = request.urgency
-        arrival = Arrival(
+        return Arrival(
             n=request.arrival_index,
             request_id=request.request_id,
             at=request.arrival,
@@ -198,7 +208,6 @@ class TimelineWriter(Observer):
             deadline=urgency.deadline,
             predicted=request.predicted_output,
         )
-        self._finished.append({"arrival": arrival})
 
     def selecting(self) -> None:
         """Record the time."""
@@ -239,7 +248,7 @@ class TimelineWriter(Observer):
         self._idle = stats.idle_seconds
         self._preempted = []
         self._in_flight.append(record)
-        if len(self._finished) >= FLUSH_LINES or now - self._flushed >= FLUSH_SECONDS:
+        if len(self._finished) >= FLUSH_LINES or now - self._flushed >= self._flush_seconds:
             self.flush()
 
     def collected(self, plan: StepPlan, result: StepResult) -> None:
@@ -268,7 +277,7 @@ class TimelineWriter(Observer):
         if not self._requests:
             self.flush()
 
-    def _end(self, request: Request, now: float, reason: FinishReason) -> End:
+    def _end(self, request: Request, now: float, reason: FinishReason) -> object:
         num_full = len(request.prompt_ids) // self._head.cache.page_size
         pages = [self._keyed(digest) for digest in request.page_digests[:num_full]]
         return End(request.arrival_index, now, reason, len(request.generated_ids), request.num_cached, pages)

@@ -30,7 +30,7 @@ def packed_attention(segments: Int[Array, "B S"]) -> Attend[tuple[()]]:
     visible = (segments[:, None, :, None] == segments[:, None, None, :]) & causal  # [B, 1, S, S]
 
     def attend(
-        layer: Int[Array, ""],
+        layer: int | Int[Array, ""],
         q: Float[Array, "T H D"],
         k: Float[Array, "T H D"],
         v: Float[Array, "T H D"],

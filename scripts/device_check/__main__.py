@@ -157,6 +157,8 @@ def part_of(name: str) -> Measure:
         from device_check.steps import step as measure
     elif name == "serve":
         from device_check.serving import serve as measure
+    elif name == "curves":
+        from device_check.serving import curves as measure
     else:
         from device_check.peer import peer as measure
     return measure

@@ -55,6 +55,7 @@ PARTS: dict[Kind, tuple[Part, ...]] = {
         Part("step:llama-3-8b", 240, "steps"),
         Part("serve:orca", 150, "steps"),
         Part("peer:continuous", 80, "steps"),
+        Part("curves:fig10", 170, "steps"),
         Part("variants:llama-3-8b", 150, "steps"),
         Part("peer:static", 80, "steps"),
         Part("step:gpt2-xl", 120, "steps"),
@@ -70,6 +71,7 @@ PARTS: dict[Kind, tuple[Part, ...]] = {
         Part("serve:orca", 150, "steps"),
         Part("step:gpt2-xl", 120, "steps"),
         Part("peer:continuous", 10, "steps"),
+        Part("curves:fig10", 170, "steps"),
     ),
 }
 FALLBACK: dict[Kind, str] = {

@@ -7,6 +7,9 @@ from functools import partial
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.steps import Model
 from device_check.trace import throughput, trace_of
+from orca_jax.bench.paper.systems import parse_system
+from orca_jax.bench.real.figures import figure_10
+from orca_jax.bench.real.laboratory import Laboratory
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig
@@ -16,6 +19,8 @@ from orca_jax.request import SamplingParams
 
 MODELS = ("preset:llama-3-8b", "preset:gpt2-xl")
 MAX_MODEL_LEN = 640  # of the trace's longest request
+CURVES_MINUTES = 1.2
+DRY_SCALE = 0.03  # of the lengths in a dry run
 
 
 def serve(what: str, setting: Setting, write: Write) -> None:
@@ -30,6 +35,47 @@ def serve(what: str, setting: Setting, write: Write) -> None:
         run(engine, [replace(request, num_output=2) for request in trace[:4]])
         attempt(write, partial(measure, engine, trace), **about)
         return
+
+
+def curves(what: str, setting: Setting, write: Write) -> None:
+    """Measure the paper's Figure 10 in short, as `python -m orca_jax.bench paper_real fig10` does."""
+    for source in [setting.model] if setting.model else MODELS:
+        about = {"figure": what, "model": source.removeprefix("preset:")}
+        model = Model(setting, source)
+        try:
+            engine, _ = build(model, write)
+        except Skip as reason:
+            write(**about, skipped=str(reason))
+            continue
+        attempt(write, partial(draw_curves, laboratory_of(engine, model), setting.dry_run, write), **about)
+        return
+
+
+def laboratory_of(engine: Engine, model: Model) -> Laboratory:
+    """The engine with exchangeable schedulers."""
+    executor = engine.executor
+    assert isinstance(executor, JaxExecutor), "as built"
+    cache, budget = executor.config.cache, executor.config.buckets[-1]
+
+    def reschedule(settings: EngineConfig) -> None:
+        engine.scheduler, engine.pool = build_scheduling(settings, model.config, MAX_MODEL_LEN, cache, budget)
+
+    shared = EngineConfig(enable_prefix_caching=False)
+    scale = DRY_SCALE if model.setting.dry_run else 1.0
+    return Laboratory(engine, shared, model.config, MAX_MODEL_LEN, scale, reschedule)
+
+
+def draw_curves(laboratory: Laboratory, dry_run: bool, write: Write) -> Found:
+    """Write the points of the curves; returns the headline."""
+    names = ("ft(1,1)", "orca(4)") if dry_run else ("ft(1,1)", "ft(8,8)", "orca(8)", "orca(32)", "chunked(32)")
+    laboratory.warm_up([parse_system(name) for name in names])
+    found = figure_10(laboratory, names, 0, 0.02 if dry_run else CURVES_MINUTES)
+    for row in found["runs"]["paper"]:
+        keys = ("load", "rate", "requests_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "requests", "seconds")
+        write(run=row["system"], **{key: row.get(key) for key in keys})
+    points = found["headline_points"].items()
+    headline = {f"requests_per_s of {name}": point.throughput if point else 0.0 for name, point in points}
+    return {"latency_ms": found["headline_latency_ms"], **headline, "ratio": found["headline_ratio"]}
 
 
 def build(model: Model, write: Write) -> tuple[Engine, list[WorkloadRequest]]:

@@ -6,7 +6,7 @@ inputs are files that `python -m orca_jax.bench peers --write DIR` writes: a wor
 By hand, a program runs --passes passes and prints a table and a line of JSON. With --on-request it is one side of a
 comparison: it prints `@peer {"ready": ...}` when the model is loaded and warm, then runs a pass for each line on
 standard input, and prints `@peer {"pass": ...}` after each. It ends with its input. Other lines on standard output are
-logs.
+logs. A program that runs a server prints `ready` with its address when it answers, and ends with its input.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "@peer "
+_FILES = ("workload", "model", "on_request")  # flags that say nothing about a result
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,13 @@ Generate = Callable[[Sequence[Request]], list[int]]
 """Runs requests to their end, all given at once; returns the number of generated tokens of each."""
 
 
-def arguments(description: str | None, modes: Sequence[str]) -> argparse.ArgumentParser:
-    """The flags of every peer."""
+def arguments(description: str | None, modes: Sequence[str], *, serves: bool = False) -> argparse.ArgumentParser:
+    """The flags of every peer, for passes over a workload or for a server."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", required=True, metavar="FILE", help="workload.json of --write")
+    if not serves:
+        parser.add_argument("--workload", required=True, metavar="FILE", help="workload.json of --write")
+        parser.add_argument("--passes", type=int, default=1, metavar="N", help="passes over the workload (default: 1)")
+        parser.add_argument("--on-request", action="store_true", help="run a pass for each line on standard input")
     parser.add_argument("--model", required=True, metavar="DIR", help="model directory in Hugging Face's format")
     parser.add_argument("--mode", choices=modes, default=modes[0], help="way of running (default: %(default)s)")
     parser.add_argument(
@@ -54,8 +58,6 @@ def arguments(description: str | None, modes: Sequence[str]) -> argparse.Argumen
     parser.add_argument(
         "--max-num-seqs", type=int, default=64, metavar="N", help="requests in one iteration or batch (default: 64)"
     )
-    parser.add_argument("--passes", type=int, default=1, metavar="N", help="passes over the workload (default: 1)")
-    parser.add_argument("--on-request", action="store_true", help="run a pass for each line on standard input")
     return parser
 
 
@@ -94,12 +96,12 @@ def run(args: argparse.Namespace, generate: Generate, packages: Sequence[str], c
     """
     workload = read_workload(args.workload)
     generate([Request(request.prompt_ids[:64], 4) for request in workload[:4]])
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    about = {"versions": {**versions, "python": platform.python_version()}, "config": {**vars(args), **config}}
+    flags = {name: value for name, value in vars(args).items() if name not in _FILES}
+    about = {"versions": versions(packages), "config": {**flags, **config}}
     if args.on_request:
-        _say({"ready": about})
+        say({"ready": about})
         for _ in sys.stdin:
-            _say({"pass": _pass(generate, workload)})
+            say({"pass": _pass(generate, workload)})
         return
     for figures in _passes(generate, workload, args.passes):
         for name, value in figures.items():
@@ -122,5 +124,11 @@ def _pass(generate: Generate, workload: Sequence[Request]) -> dict[str, float]:
     return {"output_tokens_per_s": sum(wanted) / wall, "requests_per_s": len(workload) / wall, "wall_s": wall}
 
 
-def _say(message: dict[str, Any]) -> None:
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of packages and of Python."""
+    return {**{name: importlib.metadata.version(name) for name in packages}, "python": platform.python_version()}
+
+
+def say(message: dict[str, Any]) -> None:
+    """Print a message of the protocol."""
     print(PREFIX + json.dumps(message), flush=True)

@@ -5,7 +5,7 @@
 runs this program beside the engine, in an environment that it makes if DIR does not exist. By hand:
 
     python -m orca_jax.bench peers --write INPUTS
-    pip install torch==2.13.0+cpu transformers==5.23.0 accelerate
+    pip install torch==2.13.0+cpu transformers==5.23.0 accelerate psutil
     python scripts/peers/transformers_offline.py --workload INPUTS/workload.json --model INPUTS/model --mode static
 
 Use a separate environment (Python 3.11 or later). A build of PyTorch for CPUs alone is enough.

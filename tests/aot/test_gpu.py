@@ -16,7 +16,7 @@ import pytest
 
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.model.describe import read_model_config
+from orca_jax.model.describe import config_from_hf, read_model_config
 from tests.aot.compilers import skip_without
 from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write
 from tests.aot.ptxas import write_wrapper
@@ -140,6 +140,21 @@ def test_a_large_cache_costs_no_launches(ptxas: Path) -> None:
     few = launches(256)
     assert launches(MANY) == few
     assert launches(MANY, options={}) > few, "XLA no longer needs the option"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+def test_step_of_layers_with_several_windows(card: str, ptxas: Path) -> None:
+    """Seven layers of a Gemma 3 of 4B: a period and one more, with kernels for each window."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 512}
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 7, **heads}
+    model = config_from_hf({"model_type": "gemma3_text", **sizes})
+    shape = {"tokens": 64, "rows": 64, "max_model_len": 1024, "num_pages": 256}
+    found, kv_bytes = compile_step(ptxas, card, model, **shape)
+    assert found.alias == kv_bytes + 4 * 64 * 1024, "the cache is not updated in place"
+    assert not found.copies
+    assert not found.outside_graphs, "the host starts some kernels one by one"
+    assert found.kernels == 3 * model.num_layers, "those of Triton, also on Hopper, for heads of 256"
 
 
 @pytest.mark.slow

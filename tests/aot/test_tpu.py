@@ -13,7 +13,7 @@ import pytest
 from orca_jax.config import ModelConfig
 from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.model.describe import read_model_config
+from orca_jax.model.describe import config_from_hf, read_model_config
 from tests.aot.compilers import skip_without
 from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
@@ -145,6 +145,23 @@ def test_whole_step(generation: str, chips: int, preset: str, tokens: int, dtype
     chip = generation if chips == 1 else f"{generation} x {chips}"
     name = f"step, {preset}" if dtype == "bfloat16" else f"step, {preset}, {dtype}"
     rows.append([name, chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", TOPOLOGIES)
+def test_step_of_layers_with_several_windows(generation: str) -> None:
+    """A Gemma 3 of 1B: one kernel serves both windows, and a scan its 26 layers, without a copy."""
+    sizes = {"hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1}
+    model = config_from_hf(
+        {"model_type": "gemma3_text", "max_position_embeddings": 32768, "sliding_window": 512, **sizes}
+    )
+    shape = {"tokens": 64, "rows": 64, "max_model_len": 1024, "num_pages": 256}
+    found, kv_bytes = compile_step(generation, 1, model, **shape)
+    assert found.alias >= kv_bytes, "the cache is not updated in place"
+    assert not found.copies_of_pages
+    assert not found.copies_of_weights
+    assert found.temp < budget(model, 64, 1)
+    assert 0 < found.vmem <= VMEM_BUDGET
 
 
 @pytest.mark.slow

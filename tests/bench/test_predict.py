@@ -12,6 +12,7 @@ from orca_jax.bench.simulated.predict import PREDICTED, compared
 from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import FeatureCost
 from orca_jax.timeline.features import HELD_OUT, fit_features, iteration_errors
+from orca_jax.timeline.fit import work_in
 from orca_jax.timeline.read import Timeline, figures
 from tests.timeline.traced import ONE, TracedLab
 
@@ -49,13 +50,15 @@ def test_a_simulated_run_is_predicted(run: Timeline) -> None:
 
 
 def test_a_few_slow_iterations_bend_no_weight(run: Timeline) -> None:
-    """Every tenth iteration takes 20 times as long: all weights grow by one factor, that of the sum."""
+    """Every tenth iteration takes 20 times as long: all predictions grow by one factor, that of the sum."""
     slow = copy.deepcopy(run)
     for iteration in slow.iterations[::10]:
         iteration.device *= 20
-    weights, true = fit_features(slow).cost.weights, fit_features(run).cost.weights
+    fitted, true = fit_features(slow).cost, fit_features(run).cost
     factor = sum(each.device for each in slow.iterations) / sum(each.device for each in run.iterations)
-    assert {name: weights[name] / true[name] for name in true} == pytest.approx(dict.fromkeys(true, factor), rel=0.05)
+    work = [work_in(each) for each in run.iterations]
+    ratios = [fitted.stages(each, 1)[0] / true.stages(each, 1)[0] for each in work]
+    assert ratios == pytest.approx([factor] * len(ratios), rel=0.05)
 
 
 def test_a_short_timeline_is_refused(run: Timeline) -> None:

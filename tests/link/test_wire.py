@@ -24,12 +24,14 @@ from orca_jax.link.wire import (
     Failed,
     FrameReader,
     Heartbeat,
+    Iterations,
     Message,
     Ready,
     Rejected,
     Start,
     Submit,
     Updates,
+    Watch,
     decode_from_engine,
     decode_to_engine,
     encode,
@@ -69,6 +71,7 @@ TO_ENGINE = [
         Urgency(-3, "a tenant", 1.5),
     ),
     Abort("r1"),
+    Watch(True),
 ]
 FROM_ENGINE = [
     Ready("", "byte", 257, 64, 1000, 8),
@@ -88,6 +91,7 @@ FROM_ENGINE = [
         running=3,
         waiting=1,
     ),
+    Iterations(b'{"end":{"n":1}}\n'),
     Heartbeat("compiling", 2.5),
     Heartbeat(
         "serving",

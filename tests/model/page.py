@@ -22,13 +22,15 @@ with quantised weights are refused.
 |---|---|---|
 """
 _TESTED = """
-Models with images or sound are not supported. Neither are models in which only some layers have a sliding window or
-experts. Whatever the family, a key of `config.json` that could change the results and is not implemented is refused by
-its name ([quickstart.md](quickstart.md), Your own Hugging Face model). Some directories of the Hub, such as those of
-Phi-3, name code of their own in `auto_map`. It is never run: remove the key if transformers has the class.
+Models in which only some layers have experts are not supported, and sound is not. Images are not either: of a model for
+images and texts (`gemma3`), the part for texts is served, and the weights of the other parts are not loaded. Whatever
+the family, a key of `config.json` that could change the results and is not implemented is refused by its name
+([quickstart.md](quickstart.md), Your own Hugging Face model). Some directories of the Hub, such as those of Phi-3, name
+code of their own in `auto_map`. It is never run: remove the key if transformers has the class.
 
-Tensor parallelism, pipeline stages, schedulers and prefix caching do not depend on the family. With a sliding window
-the KV cache still holds all tokens of a request.
+Tensor parallelism, pipeline stages, schedulers and prefix caching do not depend on the family. Sliding windows may be
+those of all layers or of some, as in Gemma and in Qwen with `max_window_layers` or `layer_types`. Tokens outside a
+window are masked, not forgotten: the KV cache still holds all tokens of a request in all layers.
 
 ## Experts
 
@@ -69,15 +71,20 @@ def _row(name: str) -> str:
 
 
 def _options(config: ModelConfig) -> str:
-    rope = config.rope
+    rope, num_windowed = config.rope, sum(kind.window is not None for kind in config.layer_kinds)
     options = {
         "tied head": config.tied_embeddings,
         "biases": config.attention_bias and config.attention_out_bias,
         "biases of queries, keys, values": config.attention_bias and not config.attention_out_bias,
-        f"window {config.sliding_window}": config.sliding_window is not None,
+        f"window {config.sliding_window}": num_windowed == config.num_layers,
+        f"window {config.sliding_window} in {num_windowed} layers": 0 < num_windowed < config.num_layers,
+        "other rope in these layers": config.windowed_rope is not None,
+        f"scores capped at {config.attention_soft_cap}": config.attention_soft_cap is not None,
+        f"logits capped at {config.logit_soft_cap}": config.logit_soft_cap is not None,
         "norm of each head": config.qk_norm == "head",
         "norm of all heads": config.qk_norm == "all",
         "post-norms": config.residual == "post_norm",
+        "pre- and post-norms": config.residual == "both_norms",
         "parallel residual": config.residual == "parallel",
         _experts(config): config.experts is not None,
         f"rope {rope.kind}" if rope else "": rope is not None and rope.kind != "default",

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from orca_jax.config import ModelConfig
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.transformer import Decoder
 
@@ -22,22 +23,27 @@ def mesh_of(size: int) -> Mesh:
     return tensor_mesh(jax.devices()[:size])
 
 
-def dense_causal(
-    layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cache: int, *, window: int | None = None
-) -> tuple[jax.Array, int]:
-    """Attention over all tokens of one request, or over the last `window` ones."""
-    tokens, heads, dim = q.shape
-    k, v = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
-    scores = jnp.einsum("thd,shd->hts", q, k) * dim**-0.5
-    ahead = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
-    scores = jnp.where((ahead >= 0) & (ahead < (window or tokens)), scores, -jnp.inf)
-    return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores), v), cache
+def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]:
+    """Causal attention over all tokens of one request, in the window of each layer."""
+    windows = jnp.array([kind.window or PADDED for kind in config.layer_kinds])
+
+    def attend(layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cache: int) -> tuple[jax.Array, int]:
+        tokens, heads, _ = q.shape
+        k, v = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
+        scores = jnp.einsum("thd,shd->hts", q, k) * config.score_scale
+        if config.attention_soft_cap is not None:
+            scores = config.attention_soft_cap * jnp.tanh(scores / config.attention_soft_cap)
+        ahead = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
+        scores = jnp.where((ahead >= 0) & (ahead < windows[layer]), scores, -jnp.inf)
+        return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores), v), cache
+
+    return attend
 
 
 @cache
 def _forward() -> Callable[[Decoder, jax.Array], jax.Array]:
     def forward(decoder: Decoder, ids: jax.Array) -> jax.Array:
-        attend = partial(dense_causal, window=decoder.config.sliding_window)
+        attend = dense_attention(decoder.config)
         hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), attend, 0)
         return decoder.unembed(hidden)
 

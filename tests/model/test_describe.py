@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from orca_jax.model.describe import config_from_hf, preset_names, read_model_con
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
+from orca_jax.model.stages import LayerSpan, of_span
 from tests.model.page import PAGE, page
 from tests.project.source import ROOT
 
@@ -41,6 +43,8 @@ QWEN2: dict[str, Any] = {"model_type": "qwen2"}
 MIXTRAL: dict[str, Any] = {"model_type": "mixtral"}
 QWEN2_MOE: dict[str, Any] = {"model_type": "qwen2_moe"}
 QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe"}
+GEMMA2: dict[str, Any] = {"model_type": "gemma2"}
+GEMMA3: dict[str, Any] = {"model_type": "gemma3_text"}
 LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 HUB: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/fixtures/configs/hub.json").read_text(encoding="utf-8"))
 
@@ -113,18 +117,10 @@ def test_describing_a_model_imports_no_jax() -> None:
         ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({**GPT2, "n_layer": 3, "num_hidden_layers": 2}, "num_hidden_layers"),
-        ({**QWEN2, "use_sliding_window": True}, "max_window_layers"),
+        ({**QWEN2, "use_sliding_window": True, "num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({**QWEN2, "layer_types": ["full_attention"] * 31}, "layer_types"),
         ({**QWEN2, "layer_types": ["full_attention"] * 31 + ["linear_attention"]}, "layer_types"),
         ({**QWEN2, "layer_types": ["sliding_attention"] * 32}, "layer_types"),
-        (
-            {
-                **QWEN2,
-                "use_sliding_window": True,
-                "layer_types": ["full_attention"] * 31 + ["sliding_attention"],
-            },
-            "layer_types",
-        ),
         ({**QWEN2, "use_mrope": True}, "use_mrope"),
         ({**QWEN2, "attention_bias": False}, "attention_bias"),
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 32}, "layer_types"),
@@ -145,6 +141,27 @@ def test_describing_a_model_imports_no_jax() -> None:
         ({**QWEN2_MOE, "use_sliding_window": True}, "use_sliding_window"),
         ({**QWEN2_MOE, "layer_types": ["full_attention"] * 23 + ["sliding_attention"]}, "layer_types"),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma2"}}, "text_config"),
+        ({"model_type": "gemma3", "text_config": {"logit_scale": 2.0}}, "logit_scale"),
+        ({"model_type": "gemma3", "text_config": {"head_dim": 3}}, "head_dim"),
+        ({"model_type": "gemma3", "hidden_size": 2560}, "hidden_size"),
+        ({"model_type": "gemma", "head_dim": 256}, "model"),
+        ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({**GEMMA2, "sliding_window": None}, "sliding_window"),
+        ({**GEMMA2, "layer_types": ["sliding_attention"] * 25}, "layer_types"),
+        ({**GEMMA2, "sliding_window_pattern": 2}, "sliding_window_pattern"),
+        ({**GEMMA2, "rope_local_base_freq": 10000}, "rope_local_base_freq"),
+        ({**GEMMA2, "hidden_activation": "mish"}, "hidden_activation"),
+        ({**GEMMA2, "final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+        ({**GEMMA2, "router_softcapping": 30.0}, "router_softcapping"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({**GEMMA3, "sliding_window_pattern": 10**9, "num_hidden_layers": 10**9}, "sliding_window_pattern"),
+        ({**GEMMA3, "rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        ({**GEMMA3, "rope_parameters": {"full_attention": 1}}, "rope_parameters"),
+        ({**GEMMA3, "rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}}, "rope_type"),
+        ({**GEMMA3, "rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({**GEMMA3, "rope_scaling": {"factor": 2.0, "layers": 3}}, "layers"),
+        ({**GEMMA3, "layer_types": ["chunked_attention"] * 26}, "layer_types"),
         ({"model_type": "gpt_neox", "rotary_pct": 0.1}, "rotary_pct"),
         ({"model_type": "gpt_neox", "rope_theta": 5e5}, "rope_theta"),
         ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim"),
@@ -183,6 +200,71 @@ def test_windows() -> None:
     assert window("qwen2_moe", sliding_window=64) is None
     assert window("phi3") is None
     assert window("phi3", sliding_window=2047) == 2047
+
+
+def test_some_layers_have_a_window() -> None:
+    """The pattern of transformers; layers that it gives no window see all tokens."""
+
+    def windows(family: str, **options: object) -> list[int | None]:
+        sizes = {"num_hidden_layers": 5, "max_position_embeddings": 8192, "sliding_window": 64}
+        config = config_from_hf({"model_type": family, **sizes, **options})
+        return [kind.window for kind in config.layer_kinds]
+
+    full, sliding = "full_attention", "sliding_attention"
+    types = [full, sliding, sliding, full, sliding]
+    by_types = [None, 64, 64, None, 64]
+    assert windows("qwen2", use_sliding_window=True, max_window_layers=3) == [None] * 3 + [64] * 2
+    for family in ("qwen2", "qwen3", "gemma2", "gemma3_text"):
+        used = {"use_sliding_window": True, "max_window_layers": 1} if family.startswith("qwen") else {}
+        assert windows(family, layer_types=types, **used) == by_types
+    assert windows("gemma2") == [64, None, 64, None, 64]
+    assert windows("gemma3_text") == [64] * 5
+    assert windows("gemma3_text", num_hidden_layers=8) == [64] * 5 + [None] + [64] * 2
+    assert windows("gemma3_text", sliding_window_pattern=3) == [64, 64, None, 64, 64]
+    assert windows("gemma3_text", sliding_window_pattern=10**9) == [64] * 5
+    assert windows("gemma2", sliding_window=8192) == [None] * 5, "no token is that far away"
+    assert windows("gemma2", layer_types=[full] * 5, sliding_window=None) == [None] * 5
+
+
+def test_a_stage_has_the_kinds_of_its_own_layers() -> None:
+    config = config_from_hf({**GEMMA3, "num_hidden_layers": 15})
+    for span in (LayerSpan(0, 4, 15), LayerSpan(4, 13, 15), LayerSpan(13, 15, 15)):
+        assert of_span(config, span).layer_kinds == config.layer_kinds[span.start : span.stop]
+
+
+def test_layers_with_a_window_have_other_rotary_positions() -> None:
+    """Gemma 3, in the spellings of transformers 4 and 5; a factor stretches the layers without a window alone."""
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    parts = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+    local, whole = RopeConfig(theta=100.0), RopeConfig(theta=5e5, kind="linear", factor=8.0)
+    for options in (old, {"rope_parameters": parts}):
+        kinds = config_from_hf({**GEMMA3, "max_position_embeddings": 512, **options}).layer_kinds
+        assert [kind.rope for kind in kinds[:7]] == [local] * 5 + [whole, local]
+        assert {kind.window for kind in kinds} == {None}, "they differ even if the window has no effect"
+    plain = config_from_hf(GEMMA3)
+    assert (plain.rope, plain.windowed_rope) == (RopeConfig(theta=1e6), RopeConfig(theta=1e4))
+
+
+def test_scales_and_caps_of_gemma() -> None:
+    config = config_from_hf({**GEMMA2, "query_pre_attn_scalar": 144, "hidden_act": "is not read"})
+    assert (config.score_scale, config.embedding_scale, config.norm_offset) == (1 / 12, 2304**0.5, 1.0)
+    assert (config.attention_soft_cap, config.logit_soft_cap, config.activation) == (50.0, 30.0, "gelu_tanh")
+    none = config_from_hf({**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (none.attention_soft_cap, none.logit_soft_cap) == (None, None)
+    assert config_from_hf(GEMMA3).logit_soft_cap is None
+    assert config_from_hf(QWEN2).score_scale == 128**-0.5
+
+
+def test_of_a_model_for_images_the_texts_are_read() -> None:
+    text = {"hidden_size": 2560, "num_hidden_layers": 34, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    outer = {"vision_config": {"hidden_size": 1152}, "mm_tokens_per_image": 256, "eos_token_id": [1, 106]}
+    nested = config_from_hf({"model_type": "gemma3", "text_config": {**GEMMA3, **text, "eos_token_id": 1}, **outer})
+    assert nested == replace(config_from_hf({**GEMMA3, **text, "eos_token_id": [1, 106]}), family="gemma3")
+    with pytest.raises(ConfigError, match=r"text_config: .*must be"):
+        config_from_hf({"model_type": "gemma3", "text_config": {"sliding_window": 0}})
 
 
 def test_rotated_shares() -> None:
@@ -338,7 +420,7 @@ COUNTS = {"max_window_layers"}  # 0 has a meaning
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_malformed_values_are_refused_by_name(family: Family) -> None:
     """Values of another type are never converted, and never lead to an error of Python."""
-    optional = {"rope_parameters", "rope_scaling"}
+    optional = {"rope_parameters", "rope_scaling", "text_config"}
     known = family.keys | family.fixed.keys() | FIXED.keys() | {"tie_word_embeddings"}
     for key in sorted(known - family.harmless):
         bad = [0, 1, 2.0] if key in BOOLEANS else [True, False, *([] if key in COUNTS else [0])]

@@ -98,7 +98,9 @@ def test_parameters_at_another_place_are_named(model: Path, flat: dict[str, np.n
 def test_a_tree_of_another_model_is_described(model: Path) -> None:
     save(model / PARAMS, {"encoder": {"kernel": np.ones(2)}, "layers": [np.ones(1), np.ones(1)]})
     error = refusal(model)
-    assert error.problems[0].endswith("the tree has encoder, layers") and "convert_checkpoint.py" in str(error)
+    assert "the tree has encoder/kernel, layers/0, layers/1. For another tree than this decoder's" in error.problems[
+        0
+    ] and "convert_checkpoint.py" in str(error)
 
 
 def test_parameters_in_a_list_are_listed(model: Path, flat: dict[str, np.ndarray]) -> None:

@@ -25,7 +25,7 @@ from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
 from tests.model.random_directories import FAMILIES, Directory, directory
 from tests.model.random_settings import SIZES
-from tests.model.reference import dense_causal, mesh_of
+from tests.model.reference import dense_attention, mesh_of
 from tests.project.source import ROOT
 
 RECORD = ROOT / "tests/fixtures/configs/transformers.json"
@@ -56,7 +56,8 @@ def lenient(made: Directory) -> str | None:
 def logits(decoder: Decoder, ids: list[int]) -> np.ndarray:
     """Logits of every position, an operation at a time: each model has constants of its own, and would be compiled."""
     with jax.disable_jit():
-        hidden, _ = decoder(jnp.asarray(ids, jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), dense_causal, 0)
+        attend = dense_attention(decoder.config)
+        hidden, _ = decoder(jnp.asarray(ids, jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), attend, 0)
         return np.asarray(decoder.unembed(hidden))[:, : decoder.config.vocab_size]
 
 

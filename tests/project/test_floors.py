@@ -27,7 +27,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "console": frozenset(),
     "progress": frozenset({"console"}),
     "processor": frozenset(),
-    "reporting": frozenset({"processor"}),
+    "reporting": FACTS | {"processor"},
     "server_config": FACTS,
     "sched": FACTS,
     "kernels": FACTS | {"processor"},
@@ -56,11 +56,13 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
     }
     | {"timeline"},
-    "llm": FACTS | {"progress", "build", "engine", "text"},
-    "link": FACTS | {"bundled", "console", "progress", "server_config", "logs", "cluster", "engine", "build"},
+    "llm": FACTS | {"bundled", "progress", "build", "engine", "text"},
+    "link": FACTS
+    | {"bundled", "console", "progress", "server_config", "logs", "cluster", "observer", "engine", "timeline", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
-    "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai"},
+    "playground": FACTS | {"server_config", "link", "openai"},
+    "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai", "playground"},
     "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS
     | {"console", "flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
@@ -85,7 +87,9 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
-    "__init__": FACTS | {"llm"},
+    "async_llm": FACTS | {"server_config", "text", "link", "llm"},
+    "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
+    "__init__": FACTS | {"llm", "async_llm"},
 }
 MAX_MODULES = 20  # of a folder, `__init__` included
 MAX_ARROWS_OF_SERVE = 40  # imports between modules of the folder; more of them, and it is two folders
@@ -98,6 +102,7 @@ NO_JAX = STANDARD_LIBRARY_ONLY | {
     "link",
     "telemetry",
     "openai",
+    "playground",
     "serve",
     "deploy",
     "server_config",

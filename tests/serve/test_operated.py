@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orca_jax.serve.server import main
+from orca_jax.serve.__main__ import main
 from tests.serve.running import MODEL, Server, running, wait_until
 
 KEY, OTHER_KEY = "sk-operated-1", "sk-operated-2"
@@ -68,7 +68,8 @@ def test_every_route_needs_a_key(operated: Server) -> None:
     routes = documented_routes(operated)
     paths = {path for _, path in routes}
     assert paths >= OPEN | {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics", "/ready", "/load"}
-    tried = {*routes, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("GET", "/docs"), ("GET", "/"), ("OPTIONS", "*")}
+    tried = {*routes, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("GET", "/docs"), ("OPTIONS", "*")}
+    tried |= {("GET", "/playground/settings"), ("GET", "/playground/iterations"), ("POST", "/playground/burst")}
     tried |= {(method, path) for method in ("HEAD", "OPTIONS", "PUT", "DELETE") for path in paths - OPEN}
     for method, path in sorted(tried):
         status = raw(operated, method, path)

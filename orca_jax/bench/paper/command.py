@@ -100,15 +100,15 @@ def run(args: argparse.Namespace) -> None:
         "efficiencies": {name: each._asdict() for name, each in EFFICIENCIES.items()},
     }
     line = found[args.figure] if len(wanted) == 1 and not args.beyond else found
-    print(json.dumps(_rounded({**line, "settings": settings})), flush=True)
+    print(json.dumps(rounded({**line, "settings": settings})), flush=True)
 
 
-def _rounded(value: Any) -> Any:
-    """The same value with floats of five digits."""
+def rounded(value: Any) -> Any:
+    """Return the same value with floats of five digits."""
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
+        return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
+        return [rounded(each) for each in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

@@ -25,6 +25,10 @@ Digitised = dict[str, dict[str, list[Point]]]
 """Points of Figure 10 by model and system."""
 
 
+NONE = Point(0.0, math.nan)
+"""No rate reaches the latency."""
+
+
 class Distance(NamedTuple):
     """The errors of a curve at one digitised point, as absolute logarithms of ratios; infinite beyond the curve."""
 
@@ -89,7 +93,9 @@ def _rising(values: Sequence[float]) -> list[float]:
     return found
 
 
-def throughput_at(latency: float, run: Callable[[float], Point], top: float, steps: int = 9) -> Point:
+def throughput_at(
+    latency: float, run: Callable[[float], Point], top: float, steps: int = 9, bottom: float = 0.0, best: Point = NONE
+) -> Point:
     """The point of highest throughput with at most this latency, by halving the range of rates.
 
     Args:
@@ -97,9 +103,10 @@ def throughput_at(latency: float, run: Callable[[float], Point], top: float, ste
         run: returns the point at a rate; the latency must rise with the rate.
         top: a rate at or above the saturation.
         steps: halvings; each costs a run.
+        bottom: a rate with at most this latency.
+        best: the point at `bottom`.
     """
-    low, high = 0.0, top
-    best = Point(0.0, math.nan)
+    low, high = bottom, top
     for _ in range(steps):
         rate = (low + high) / 2
         point = run(rate)
@@ -108,3 +115,11 @@ def throughput_at(latency: float, run: Callable[[float], Point], top: float, ste
         else:
             high = rate
     return best
+
+
+def throughput_along(curve: Points, latency: float) -> float | None:
+    """The throughput of a curve at a latency, between its points; None below its first latency or above its last."""
+    latencies = _rising([each.latency for each in curve])
+    if not latencies[0] <= latency <= latencies[-1]:
+        return None
+    return _between(latencies, _rising([each.throughput for each in curve]), latency)

@@ -13,8 +13,12 @@ COLOURS = ("#7f7f7f", "#bcbd22", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 
 
-def plot_curves(path: str, title: str, curves: Curves, digitised: Digitised) -> None:
+def plot_curves(
+    path: str, title: str, curves: Curves, digitised: Digitised, limits: tuple[float, float] | None = (25, 2500)
+) -> None:
     """Draw a panel per model or workload: median normalised latency over throughput, both as in Figure 10.
+
+    `limits` are those of the latency; None: they follow from the points.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written; `param` is "plot".
@@ -24,11 +28,10 @@ def plot_curves(path: str, title: str, curves: Curves, digitised: Digitised) -> 
     for axes, (panel, systems) in zip(panels, curves.items(), strict=True):
         for (name, points), marker, colour in zip(systems.items(), cycle(MARKERS), cycle(COLOURS), strict=False):
             known = digitised.get(panel, {}).get(name, [])
-            axes.scatter([point.throughput for point in known], [point.latency for point in known], s=28, c=colour,
-                         alpha=0.35, linewidths=0)  # fmt: skip
-            axes.plot([point.throughput for point in points], [point.latency for point in points], color=colour,
-                      marker=marker, markersize=3, linewidth=1, label=name)  # fmt: skip
-        axes.set(title=panel, xlabel="throughput, requests/s", yscale="log", ylim=(25, 2500))
+            if known:
+                axes.scatter(*zip(*known, strict=True), s=28, c=colour, alpha=0.35, linewidths=0)
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1, label=name)
+        axes.set(title=panel, xlabel="throughput, requests/s", yscale="log", ylim=limits)
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.25)
     panels[0].set_ylabel("median normalised latency, ms/token")
@@ -37,8 +40,10 @@ def plot_curves(path: str, title: str, curves: Curves, digitised: Digitised) -> 
     _write(figure, path)
 
 
-def plot_batches(path: str, sizes: Sequence[int], figures: Mapping[str, Mapping[str, Sequence[float | None]]]) -> None:
-    """Draw a panel per model: the time of a batch over its size, as in Figure 9.
+def plot_batches(
+    path: str, sizes: Sequence[int], figures: Mapping[str, Mapping[str, Sequence[float | None]]], title: str = "Figure "
+) -> None:
+    """Draw a panel per model or workload, named after `title`: the time of a batch over its size, as in Figure 9.
 
     Raises:
         ConfigError: as in `plot_curves`.
@@ -49,11 +54,14 @@ def plot_batches(path: str, sizes: Sequence[int], figures: Mapping[str, Mapping[
         for (label, times), marker, colour in zip(engines.items(), cycle(MARKERS), cycle(COLOURS[2:]), strict=False):
             known = [(size, each) for size, each in zip(sizes, times, strict=True) if each is not None]
             axes.plot(*zip(*known, strict=True), color=colour, marker=marker, markersize=4, linewidth=1, label=label)
-        axes.set(title=f"Figure {name}", xlabel="batch size", xscale="log", xticks=sizes, xticklabels=sizes)
+        axes.set(title=f"{title}{name}", xlabel="batch size", xscale="log", xticks=sizes, xticklabels=sizes)
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.25)
+        if len({tuple(engines) for engines in figures.values()}) > 1:
+            axes.legend(fontsize="small")
     panels[0].set_ylabel("time of a batch, ms")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    if len({tuple(engines) for engines in figures.values()}) == 1:
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     _write(figure, path)
 
 

@@ -1,8 +1,8 @@
-"""Runs of a simulated system at one arrival rate, and their figures as the paper measures them."""
+"""Runs of an engine at one arrival rate, in virtual or real time, and their figures as the paper measures them."""
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from orca_jax.bench.feed import advance, feed
 from orca_jax.bench.paper.systems import Place, System, build
+from orca_jax.engine import Engine
 from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
+from orca_jax.step import Handle
 
 WARM_UP = 0.1
 """The share of the requests, the first to arrive, that are served and not measured."""
@@ -25,11 +27,20 @@ class Lengths(NamedTuple):
     max_tokens: int
 
 
-def paper_lengths(count: int, seed: int) -> list[Lengths]:
-    """The paper's workload: prompts of 32 to 512 tokens, 1 to 128 generated ones, both uniform."""
+def paper_lengths(count: int, seed: int, scale: float = 1.0) -> list[Lengths]:
+    """The paper's workload: prompts of 32 to 512 tokens, 1 to 128 generated ones, both uniform.
+
+    The four bounds are multiplied by `scale` and rounded, to at least 1.
+    """
     dice = random.Random(f"paper-lengths-{seed}")
-    drawn = [(dice.randint(32, 512), dice.randint(1, 128)) for _ in range(count)]
+    bounds = [scaled(bound, scale) for bound in (32, 512, 1, 128)]
+    drawn = [(dice.randint(*bounds[:2]), dice.randint(*bounds[2:])) for _ in range(count)]
     return [Lengths(num_prompt, generated, generated) for num_prompt, generated in drawn]
+
+
+def scaled(length: int, scale: float) -> int:
+    """A length for a model with another context than the paper's."""
+    return max(1, round(scale * length))
 
 
 def homogeneous(num_prompt: int, generated: int, count: int) -> list[Lengths]:
@@ -47,6 +58,7 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 class RunResult:
     """The measured requests of one run; times in seconds of the virtual clock."""
 
+    begin: float  # the first measured arrival
     throughput: float  # requests that ended per second, from the first measured arrival to the last one
     normalized: Sequence[float]  # latency by generated tokens
     first: Sequence[float]  # to the first token
@@ -81,7 +93,35 @@ def simulate(
     """
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
     engine, executor, clock = vars(build(system, place, lengths)).values()
+    drive = Drive(engine, clock, partial(advance, clock), executor.wait_until)
     prompt = [1] * max([request.num_prompt for request in requests])
+    prompts = [prompt[: request.num_prompt] for request in requests]
+    return serve(drive, requests, prompts, arrivals, has_gaps=has_gaps)
+
+
+class Drive(NamedTuple):
+    """An engine with its clock, and with the ways to wait on it; `bench/feed.py` describes them."""
+
+    engine: Engine
+    clock: Callable[[], float]
+    wait_until: Callable[[float], None]
+    await_until: Callable[[Handle, float], bool]
+
+
+def serve(
+    drive: Drive,
+    requests: Sequence[Lengths],
+    prompts: Sequence[Sequence[int]],
+    arrivals: Sequence[float],
+    *,
+    has_gaps: bool = False,
+) -> RunResult:
+    """Serve all requests in an open loop, and measure those after the warm-up.
+
+    A request arrives at its time, also if the engine takes it later. The clock is read once for the updates of an
+    iteration.
+    """
+    engine, clock = drive.engine, drive.clock
     ends = [0.0] * len(requests)
     firsts = [0.0] * len(requests)
     gaps: list[float] = []
@@ -89,14 +129,17 @@ def simulate(
 
     def add(index: int) -> None:
         request = requests[index]
-        params = SamplingParams(request.max_tokens, ignore_eos=request.num_generated == request.max_tokens)
-        engine.add(str(index), prompt[: request.num_prompt], params)
+        params = SamplingParams(
+            request.max_tokens, temperature=0.0, ignore_eos=request.num_generated == request.max_tokens
+        )
+        engine.add(str(index), prompts[index], params)
 
     num_warm = int(WARM_UP * len(requests))
-    for updates in feed(engine, arrivals, add, clock, partial(advance, clock), executor.wait_until):
-        now = clock.now
+    for updates in feed(engine, arrivals, add, clock, drive.wait_until, drive.await_until):
+        now = clock()
         for update in updates:
-            if has_gaps and int(update.request_id) >= num_warm:
+            assert update.error is None, update.error
+            if has_gaps and int(update.request_id) >= num_warm and update.new_ids:
                 name = update.request_id
                 gaps += [now - last.get(name, now)] * (name in last) + [0.0] * (len(update.new_ids) - 1)
                 last[name] = now
@@ -121,6 +164,7 @@ def _measured(
     measured = range(num_warm, len(requests))
     done = sum([begin <= at < end for at in ends])
     return RunResult(
+        begin=begin,
         throughput=done / (end - begin) if end > begin else 0.0,
         normalized=[(ends[n] - arrivals[n]) / requests[n].num_generated for n in measured],
         first=[firsts[n] - arrivals[n] for n in measured],

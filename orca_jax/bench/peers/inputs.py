@@ -1,19 +1,40 @@
-"""Files that both sides of a comparison read: the workload as JSON, and a model directory."""
+"""Files that both sides of a comparison read: the workload as JSON, and a model directory with a tokenizer."""
 
+import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from orca_jax.bench.workload.generate import WorkloadRequest
+from orca_jax.bench.peers.tokenizer import write_tokenizer
+from orca_jax.bench.workload.generate import WorkloadRequest, workload_from_args, workload_settings
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import ModelConfig
 from orca_jax.model.describe import preset_values, read_model_config
 
 WORKLOAD_FILE = "workload.json"
 _STANDARD_DEVIATION = 0.02  # of random weights, as in GPT-2
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files of a comparison."""
+
+    workload: Path
+    model: Path
+    vocab_size: int
+
+
+def write_inputs(args: argparse.Namespace, folder: Path) -> Inputs:
+    """Write the workload and the model that the flags describe into a folder. Raises ConfigError."""
+    model = read_model_config(args.model)
+    workload = workload_from_args(args, vocab_size=model.vocab_size, max_model_len=model.max_positions, rate=None)
+    path = folder / WORKLOAD_FILE
+    write_workload(path, workload, {**workload_settings(args), "model": args.model, "seed": args.seed})
+    return Inputs(path.absolute(), model_for_peers(args.model, args.seed, folder / "model"), model.vocab_size)
 
 
 def write_workload(path: Path, workload: Sequence[WorkloadRequest], settings: dict[str, Any]) -> None:
@@ -53,6 +74,7 @@ def model_for_peers(model: str, seed: int, folder: Path) -> Path:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     described = {**hf, "architectures": [_ARCHITECTURES[config.family]]}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    write_tokenizer(folder, config.vocab_size)
     return folder.absolute()
 
 

@@ -32,10 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     use_processors(args.threads)
     try:
         with build_engine(engine_config_from_args(args)) as built:
-            about = {
-                "hardware": hardware(),
-                "config": {**asdict(engine_config_from_args(args)), "threads": args.threads},
-            }
+            config = {**asdict(engine_config_from_args(args)), "threads": args.threads}
+            del config["model"]  # a folder of this run
+            about = {"hardware": hardware(), "config": config}
             run_passes(built, read_workload(Path(args.workload)), about, sys.stdin, sys.stdout)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)

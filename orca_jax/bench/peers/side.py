@@ -6,7 +6,9 @@ line that the process reads.
 
 import contextlib
 import json
+import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -33,7 +35,12 @@ class Side:
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._last_line = "nothing"  # of its output, without messages
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         assert self._process.stdout is not None and self._process.stderr is not None
         self._readers = [
@@ -42,6 +49,11 @@ class Side:
         ]
         for reader in self._readers:
             reader.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the program is no longer running."""
+        return self._process.poll() is not None
 
     def about(self) -> dict[str, Any]:
         """Wait until the model is loaded; return versions and settings. Raises OrcaError if the program ends."""
@@ -65,6 +77,8 @@ class Side:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # processes that it left behind
+            os.killpg(self._process.pid, signal.SIGKILL)
         for reader in self._readers:
             reader.join()
 

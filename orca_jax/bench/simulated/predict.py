@@ -1,6 +1,6 @@
 """Predict a held-out run from a recorded one: a cost fitted to one timeline, the arrivals of another in virtual time.
 
-The cost of an iteration has nine features, such as launches, tokens and pairs of tokens of prompts, increments and
+The cost of an iteration has twelve features, such as launches, tokens and pairs of tokens of prompts, increments and
 their context. Errors are shares of the recorded figure.
 """
 

@@ -1,6 +1,7 @@
 """Attention of a merged batch, split by request inside one call (paper section 3.2, "selective batching")."""
 
 from orca_jax.kernels.ragged_attention.api import (
+    NO_WINDOW,
     BackendChoice,
     RowArrays,
     explain_choice,
@@ -11,6 +12,7 @@ from orca_jax.kernels.ragged_attention.api import (
 )
 
 __all__ = [
+    "NO_WINDOW",
     "BackendChoice",
     "RowArrays",
     "explain_choice",

@@ -33,6 +33,9 @@ BACKENDS = (
 )
 """In order of preference: the default of a device is the first that is meant for it and can do the shapes."""
 
+NO_WINDOW = 2**30
+"""A traced window as wide as this one leaves out no token."""
+
 Queries = Float[Array, "T H D"] | jax.ShapeDtypeStruct
 """The queries on one device, or their shape."""
 
@@ -97,7 +100,7 @@ def ragged_attention(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T H D"]:
@@ -115,7 +118,8 @@ def ragged_attention(
         query_len: number of queries; 0 for rows without a request.
         context_len: tokens in the cache after this iteration.
         scale: factor on the scores, usually 1 / sqrt(D).
-        sliding_window: number of tokens that a query sees, itself included; None for all before it.
+        sliding_window: number of tokens that a query sees, itself included; None for all before it. A traced scalar
+            lets layers with several windows share a program; the kernels for GPUs take constants only.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap), after `scale`; None leaves them.
         implementation: a name from `implementations()`; None takes the device's default.
 
@@ -178,7 +182,7 @@ def write_and_attend(
     first_page: Int[Array, ""],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T H D"], KVPages]:

@@ -57,7 +57,7 @@ def ragged_attention_gather(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
@@ -91,7 +91,7 @@ def ragged_attention_gather(
 
 
 def _attend_rows(
-    pages: KVPages, rows: _Rows, *, sliding_window: int | None, soft_cap: float | None
+    pages: KVPages, rows: _Rows, *, sliding_window: int | Int[Array, ""] | None, soft_cap: float | None
 ) -> Float[Array, "I B H D"]:
     """Attention of all rows, in as many steps as the longest context needs."""
     count, size, kv_heads, groups, head_dim = rows.queries.shape
@@ -118,7 +118,7 @@ def _visit(
     rows: _Rows,
     page_lists: Int[Array, "I P"],
     step_pages: int,
-    sliding_window: int | None,
+    sliding_window: int | Int[Array, ""] | None,
     soft_cap: float | None,
     step: jax.Array,
     state: _GatherSoftmax,

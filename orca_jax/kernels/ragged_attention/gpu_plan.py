@@ -4,7 +4,7 @@ Both lists have the greatest length that may be needed, and a count of their val
 and R.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,12 @@ class ContextPieces(NamedTuple):
 def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
     """Length of the list of pieces: one for each row, and `ITEMS` items (piece, KV head) for each multiprocessor."""
     return rows + pl.cdiv(ITEMS * multiprocessors, num_kv_heads)
+
+
+def refuse_traced(sliding_window: Any, name: str) -> None:
+    """Raise NotImplementedError if a window is not a constant: the kernels are compiled for one window."""
+    if isinstance(sliding_window, jax.Array):
+        raise NotImplementedError(f"attention {name!r} needs a window known at compile time; unroll the layers")
 
 
 def cut_contexts(

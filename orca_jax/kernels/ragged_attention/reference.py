@@ -16,7 +16,7 @@ def ragged_attention_reference(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """The oracle of `ragged_attention`, for small shapes: it pads every request to T queries and P pages."""

@@ -50,6 +50,7 @@ from orca_jax.kernels.ragged_attention.gpu_plan import (
     cut_queries,
     most_pieces,
     multiprocessors_here,
+    refuse_traced,
 )
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
@@ -359,7 +360,7 @@ def ragged_attention_triton(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     multiprocessors: int | None = None,
     interpret: bool = False,
@@ -371,10 +372,11 @@ def ragged_attention_triton(
         interpret: run without a GPU.
 
     Raises:
-        NotImplementedError: `refusal` returns a reason.
+        NotImplementedError: `refusal` returns a reason, or the window is traced.
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
+    refuse_traced(sliding_window, "triton")
     rows = page_table, query_start, query_len, context_len
     multiprocessors = multiprocessors or multiprocessors_here()
     return _ragged(q, pages, *rows, scale, sliding_window, soft_cap, multiprocessors, interpret)

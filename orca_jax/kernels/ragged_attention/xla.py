@@ -45,7 +45,7 @@ def ragged_attention_xla(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
@@ -87,7 +87,7 @@ def _attend_block(
     page_list: Int[Array, " P"],
     first: Int[Array, ""],
     context_len: Int[Array, ""],
-    sliding_window: int | None,
+    sliding_window: int | Int[Array, ""] | None,
     soft_cap: float | None,
 ) -> Float[Array, "B K G D"]:
     """Attention of B consecutive queries of one request, the first at position `first`."""

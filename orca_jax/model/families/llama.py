@@ -36,11 +36,17 @@ KEYS = frozenset(
 )
 """The keys read by `read_shape`."""
 
-_NORMS: Mapping[str, tuple[str, str]] = {
-    "pre_norm": ("input_layernorm", "post_attention_layernorm"),
-    "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
+_NORMS: Mapping[str, Mapping[str, str]] = {
+    "pre_norm": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "post_norm": {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
+    "both_norms": {
+        "attention_norm": "input_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
 }
-"""Names of the norms of attention and of the MLP."""
+"""Names of the norms of a layer in checkpoints, by `ModelConfig.residual` and our names."""
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
@@ -66,6 +72,7 @@ def read_shape(
     defaults: Mapping[str, int],
     *,
     norm_eps: float = 1e-6,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
     rules: rope.RopeRules = rope.WHOLE_HEADS,
 ) -> ModelConfig:
     """Read the keys `KEYS` of a config.json like Llama's. There are no biases.
@@ -76,6 +83,7 @@ def read_shape(
         defaults: of `vocab_size`, `intermediate_size` and `max_position_embeddings`, of `num_key_value_heads` and
             `head_dim` if they do not follow from the other sizes, and of sizes that differ from Llama's.
         norm_eps: default of `rms_norm_eps`.
+        activation: the key of the activation, and its default.
         rules: of rotary positions.
 
     Raises:
@@ -112,7 +120,7 @@ def read_shape(
         max_positions=max_positions,
         norm="rmsnorm",
         norm_eps=get_float(hf, "rms_norm_eps", norm_eps),
-        activation=get_activation(hf, "hidden_act", "silu"),
+        activation=get_activation(hf, *activation),
         gated_mlp=True,
         attention_bias=False,
         mlp_bias=False,
@@ -159,12 +167,14 @@ def weights_beside_mlp(config: ModelConfig) -> tuple[Weight, ...]:
 
 def outer_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """The weights outside attention and MLPs: tables and norms."""
-    of_attention, of_mlp = _NORMS[config.residual]
+    norms = [
+        Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale")
+        for ours, theirs in _NORMS[config.residual].items()
+    ]
     head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
     return (
         Weight("embed_tokens.weight", "embedding.table"),
-        Weight(f"layers.{{layer}}.{of_attention}.weight", "blocks.attention_norm.scale"),
-        Weight(f"layers.{{layer}}.{of_mlp}.weight", "blocks.mlp_norm.scale"),
+        *norms,
         Weight("norm.weight", "final_norm.scale"),
         *head,
     )

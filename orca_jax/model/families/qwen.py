@@ -6,7 +6,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.values import HfConfig, get_bool
-from orca_jax.model.families.windows import QWEN_KEYS, window_of_layers
+from orca_jax.model.families.windows import QWEN_KEYS, windows_of_qwen
 
 _DEFAULTS = {
     "vocab_size": 151936,
@@ -19,15 +19,16 @@ _DEFAULTS = {
 def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen2; raises `ConfigError` as `llama.config_from_hf` does."""
     config = llama.read_shape(hf, "qwen2", _DEFAULTS)
-    window = window_of_layers(hf, config.num_layers, config.max_positions)
-    return replace(config, attention_bias=True, sliding_window=window)
+    windows = windows_of_qwen(hf, config.num_layers, config.max_positions)
+    return replace(config, attention_bias=True, **windows._asdict())
 
 
 def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3; raises `ConfigError` as `llama.config_from_hf` does."""
     config = llama.read_shape(hf, "qwen3", {**_DEFAULTS, "head_dim": 128})
-    window, bias = window_of_layers(hf, config.num_layers, config.max_positions), get_bool(hf, "attention_bias", False)
-    return replace(config, attention_bias=bias, attention_out_bias=bias, qk_norm="head", sliding_window=window)
+    windows, bias = windows_of_qwen(hf, config.num_layers, config.max_positions), get_bool(hf, "attention_bias", False)
+    config = replace(config, attention_bias=bias, attention_out_bias=bias, qk_norm="head")
+    return replace(config, **windows._asdict())
 
 
 QWEN2 = Family(

@@ -59,6 +59,7 @@ class RopeRules(NamedTuple):
 
     theta_key: str = "rope_theta"  # outside the object
     theta: float = 10000.0  # if no key names it
+    part: str | None = None  # the type of layers with these positions, if `rope_parameters` has an object for each type
     share_key: str = "partial_rotary_factor"  # outside the object
     share: float | None = None  # rotated share of each head if no key names it; None: the whole head, always
     original: int | None = None  # default of `original_max_position_embeddings`; None: `max_position_embeddings`
@@ -67,6 +68,7 @@ class RopeRules(NamedTuple):
 
 
 WHOLE_HEADS = RopeRules()
+_PARTS = ("full_attention", "sliding_attention")  # types of layers
 
 
 def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_HEADS) -> tuple[RopeConfig, int]:
@@ -81,7 +83,7 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     Raises:
         ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
     """
-    key, scaling = _chosen(hf)
+    key, scaling = _chosen(hf) if rules.part is None else _part(hf, rules.part)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     kinds = rules.kinds or tuple(sorted(_KINDS))
     kind = rules.renamed.get(kind, kind) if isinstance(kind, str) else kind
@@ -111,16 +113,34 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
 
 def _chosen(hf: HfConfig) -> tuple[str, Scaling]:
     """The object with the kind, and its key: `rope_scaling` if there are both, as in transformers."""
-    found: dict[str, Scaling] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        value = hf.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise refusal(key, "must be an object or null", value)
-        if value:
-            found[key] = value
+    both = ((key, _object(hf, key)) for key in ("rope_scaling", "rope_parameters"))
+    found = {key: value for key, value in both if value}
     if len(found) == 2 and found["rope_scaling"] != found["rope_parameters"]:
         logger.warning("config.json: rope_scaling replaces rope_parameters, as in transformers; remove one of them")
     return next(iter(found.items()), ("rope_parameters", {}))
+
+
+def _part(hf: HfConfig, part: str) -> tuple[str, Scaling]:
+    """The object for a type of layers, and its key. `rope_scaling` changes layers without a window, as in transformers.
+
+    Gemma 3 is the only such family.
+    """
+    parts, scaling = _object(hf, "rope_parameters"), _object(hf, "rope_scaling")
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown:
+        raise refusal("rope_parameters", f"may have only {' and '.join(_PARTS)}", unknown)
+    own = _object(parts, part, "rope_parameters")
+    if part == _PARTS[0] and scaling:
+        return "rope_scaling", {**own, **scaling}
+    return "rope_parameters", own
+
+
+def _object(values: Scaling, key: str, name: str | None = None) -> Scaling:
+    """The object of a key, empty for null; errors show `name` if it is given."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise refusal(name or key, "must be an object or null", value)
+    return value or {}
 
 
 def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules) -> int:

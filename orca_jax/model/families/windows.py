@@ -1,13 +1,22 @@
-"""Reading of sliding windows. All layers have the same window, or none; a mixture of both is refused."""
+"""Reading of sliding windows: those of all layers, and patterns of layers with a window and layers without one."""
 
-from orca_jax.checks import short
+from typing import NamedTuple
+
 from orca_jax.errors import ConfigError
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
 QWEN_KEYS = frozenset({"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"})
-"""The keys read by `window_of_layers`."""
+"""The keys read by `windows_of_qwen`."""
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_MOST_LAYERS = 10_000  # of a model with a pattern; it has an entry for each
+
+
+class Windows(NamedTuple):
+    """The window of a model, and the layers that have it, as in `ModelConfig`."""
+
+    sliding_window: int | None
+    window_pattern: tuple[bool, ...] = (True,)
 
 
 def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int | None:
@@ -28,30 +37,62 @@ def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int 
     return window if window < max_positions else None
 
 
-def window_of_layers(hf: HfConfig, num_layers: int, max_positions: int) -> int | None:
-    """The window of a Qwen: layers from `max_window_layers` on, or those named in `layer_types`, have one.
+def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int) -> Windows:
+    """The windows of a Qwen: layers from `max_window_layers` on, or those named in `layer_types`, have one.
 
     Raises:
-        ConfigError: a value is invalid, or only some layers have a window. The error names the key.
+        ConfigError: a value is invalid. The error names the key.
     """
     window = window_of_all(hf, 4096, max_positions)
     is_used = get_bool(hf, "use_sliding_window", False)
     first = get_count(hf, "max_window_layers", 28)
-    sliding = [is_used and layer >= first for layer in range(min(num_layers, first + 1))]
-    key, kinds = "max_window_layers", hf.get("layer_types")
-    if kinds is not None:
-        key = "layer_types"
-        if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {_FULL, _SLIDING}:
-            raise refusal(key, f"must be a list of {num_layers} names, {_FULL} or {_SLIDING}", kinds)
-        sliding = [kind == _SLIDING for kind in kinds]
-        if any(sliding) and (not is_used or hf.get("sliding_window", 4096) is None):
-            raise refusal(key, f"has {_SLIDING}, but there is no window: set use_sliding_window, sliding_window", kinds)
-    if not any(sliding) or window is None:
+    pattern = _pattern_of_types(hf, num_layers, has_window=is_used and hf.get("sliding_window", 4096) is not None)
+    if pattern is None:
+        if not is_used or first >= num_layers or window is None:
+            return Windows(None)
+        pattern = _bounded(num_layers, "num_hidden_layers") * (True,)
+        pattern = (False,) * first + pattern[first:]
+    if window is None or not any(pattern):
+        return Windows(None)
+    return Windows(window, (True,) if all(pattern) else pattern)
+
+
+def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: int) -> Windows:
+    """The windows of a Gemma: those of `layer_types`, or of all layers but the last one of each `period`.
+
+    Raises:
+        ConfigError: a value is invalid. The error names the key.
+    """
+    window = window_of_all(hf, 4096, max_positions)
+    has_window = hf.get("sliding_window", 4096) is not None
+    pattern = _pattern_of_types(hf, num_layers, has_window=has_window)
+    if pattern is None:
+        if not has_window:
+            raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
+        if period > num_layers:
+            return Windows(window)
+        pattern = (True,) * (_bounded(period, "sliding_window_pattern") - 1) + (False,)
+    return Windows(window, pattern)
+
+
+def _pattern_of_types(hf: HfConfig, num_layers: int, *, has_window: bool) -> tuple[bool, ...] | None:
+    """The pattern of `layer_types`; None without this key."""
+    kinds = hf.get("layer_types")
+    if kinds is None:
         return None
-    if not all(sliding):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (_FULL, _SLIDING) for kind in kinds):
+        raise refusal("layer_types", f"must be a list of {num_layers} names, {_FULL} or {_SLIDING}", kinds)
+    if _SLIDING in kinds and not has_window:
+        problem = f"has {_SLIDING}, but there is no window: set sliding_window, and use_sliding_window of a Qwen"
+        raise refusal("layer_types", problem, kinds)
+    return tuple(kind == _SLIDING for kind in kinds)
+
+
+def _bounded(number: int, key: str) -> int:
+    if number > _MOST_LAYERS:
         raise ConfigError(
-            f"config.json: {key} {short(hf.get(key))} gives some layers a sliding window and others none, which is not "
-            "supported; all layers must be alike",
+            f"config.json: {key} {number} is not supported for a model in which some layers have a sliding window; it "
+            f"must be at most {_MOST_LAYERS}",
             param=key,
         )
-    return window
+    return number

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.peers import command, environment
-from orca_jax.bench.peers.command import Pairs, alternate
+from orca_jax.bench.peers import command, environment, offline, served
 from orca_jax.bench.peers.environment import intel_openmp, prepare_environment, program_of
 from orca_jax.bench.peers.inputs import checkpoint_shapes, model_for_peers, read_workload, write_workload
+from orca_jax.bench.peers.offline import Pairs, alternate
 from orca_jax.bench.peers.own import run_passes
-from orca_jax.bench.peers.registry import PEERS, TORCH, Peer
+from orca_jax.bench.peers.registry import CLIENTS, PEERS, TORCH, Peer
 from orca_jax.bench.peers.side import PREFIX, Side
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
@@ -59,27 +59,99 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path / "workload.json"
 
 
-def test_the_whole_comparison_with_fakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fake programs on both sides, and the flags to compare them."""
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    peer = Peer(str(fake(tmp_path, "peer.py", 10.0)), ("slow", "fast"), (), ())
-    monkeypatch.setattr(command, "PEERS", {"fake": peer})
+    peer = Peer(str(fake(tmp_path, "peer.py", 10.0)), ("slow", "fast"), (), (), server=str(fake_server(tmp_path)))
+    broken = Peer(str(tmp_path / "broken.py"), ("only",), (), ())
+    (tmp_path / "broken.py").write_text(f"raise SystemExit('error: no engine in {tmp_path}/environment/bin')")
+    monkeypatch.setattr(command, "PEERS", {"fake": peer, "broken": broken})
     ours = fake(tmp_path, "ours.py", 15.0)
-    monkeypatch.setattr(command, "own_command", lambda *_: [sys.executable, str(ours)])
-    flags = ["--peer", "fake", "--environment", str(tmp_path / "environment"), "--model", "preset:gpt2-tiny"]
-    assert main(["peers", *flags, "--num-requests", "2", "--threads", "1", "--dtype", "bfloat16"]) == 0
+    monkeypatch.setattr(offline, "own_command", lambda *_: [sys.executable, str(ours)])
+    folder = tmp_path / "environment"
+    flags = ["--environment", f"fake={folder}", f"broken={folder}", "--model", "preset:gpt2-tiny"]
+    return ["peers", *flags, "--num-requests", "2", "--threads", "1", "--dtype", "bfloat16"]
+
+
+def fake_server(folder: Path) -> Path:
+    path = folder / "server.py"
+    path.write_text(f"""
+import json, sys
+print("{PREFIX}" + json.dumps({{"ready": {{"url": "http://fake", "flags": ["-t", "1"]}}}}), flush=True)
+sys.stdin.read()
+""")
+    return path
+
+
+def test_the_whole_comparison_with_fakes(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, page = tmp_path / "peers.json", tmp_path / "peers.md"
+    assert main([*fakes, "--offline", "--save", str(saved), "--page", str(page)]) == 0
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     # Ours stays loaded for all modes, so its passes go on from the fourth; the peer starts anew.
     assert result["ratios"] == {"fake/bfloat16/slow/1": 1.5, "fake/bfloat16/fast/1": 75 / 20}
     assert result["settings"]["fake/bfloat16/slow/1"]["own_passes"] == [15, 30, 45]
     assert result["settings"]["fake/bfloat16/fast/1"]["ratio_least"] == 90 / 30
-    seen = result["sides"]["peer"]["flags"]
+    seen = result["sides"]["fake/fast"]["flags"]
     assert seen[seen.index("--mode") + 1] == "fast" and "--on-request" in seen
     assert "cpu_flags" in result["hardware"] and "ratio 1.50 (1.50 to 1.50)" in printed
+    # The other peers go on without the broken one, and no folder of this machine is reported.
+    assert result["unavailable"]["broken"].endswith("error: no engine in bin")
+    assert str(tmp_path) not in saved.read_text() + page.read_text() + printed.splitlines()[-1]
+    assert json.loads(saved.read_text()) == result
+    assert "| fake | bfloat16 | fast | 1 | 75.0 | 20.0 | **3.75** |" in page.read_text()
+
+
+def test_later_runs_add_to_the_results(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, page = tmp_path / "peers.json", tmp_path / "peers.md"
+    for mode in ("slow", "fast"):
+        flags = ["--peer", "fake", "--modes", mode, "--offline", "--rounds", "1", "--save", str(saved)]
+        assert main([*fakes, *flags]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["ratios"] == {"fake/bfloat16/slow/1": 1.5, "fake/bfloat16/fast/1": 1.5}
+    assert main([*fakes, "--only-page", "--save", str(saved), "--page", str(page)]) == 0
+    assert "**1.50**" in page.read_text()
+    saved.write_text("[1]")
+    assert main([*fakes, "--offline", "--save", str(saved)]) == 2
+    assert "has no results of this command" in capsys.readouterr().err
+
+
+def test_servers_take_the_same_rates(
+    fakes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[list[str]] = []
+
+    def client(given: list[str]) -> dict[str, Any]:
+        """Answer as `bench online` does: the burst of ours is at 2 requests/s, and latencies grow with each call."""
+        calls.append(given)
+        at = given.index("--request-rate") + 1
+        rates = given[at : given.index("--goodput")]
+        passes = [{name: 10.0 * len(calls) for name in served.FIGURES} | {"request_throughput": 2.0} for _ in rates]
+        return {"passes": [one | {"request_rate": rate} for one, rate in zip(passes, rates, strict=True)]}
+
+    monkeypatch.setattr(served, "_last_line", client)
+    ours = [sys.executable, str(fake_server(tmp_path))]
+    monkeypatch.setattr(served, "own_command", lambda *_: ours)
+    monkeypatch.setattr(served.statistics, "median", max)
+    assert main([*fakes, "--peer", "fake", "--online", "--online-rounds", "2", "--load", "0.5", "1.25"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rates = [call[call.index("--request-rate") + 1 : call.index("--goodput")] for call in calls]
+    assert rates == [["inf"], ["1.0", "2.5"]] * 4
+    assert list(result["online"]["orca-jax/bfloat16/chunked/1"]) == [
+        "burst",
+        "0.5",
+        "1.25",
+        "date",
+        "commit",
+        "num_requests",
+    ]
+    # Ours is measured first and last, the peer second and third: calls 1, 2, 7, 8 and 3 to 6.
+    assert result["ratios"] == {"fake/bfloat16//1/online": 70 / 50}
+    assert result["latency_ratios"]["fake/bfloat16//1/1.25"] == 80 / 60
+    assert result["servers"]["fake/bfloat16//1"] == {"flags": ["-t", "1"]}
 
 
 def test_ratios_by_hand() -> None:
@@ -189,10 +261,14 @@ def test_write_leaves_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "environment is missing; give a folder"),
-        (["--environment", "x", "--rounds", "0"], "rounds must be at least 1"),
-        (["--environment", "x", "--modes", "sluggish"], "modes of vllm are eager, compiled, got 'sluggish'"),
-        (["--environment", "x", "--threads", "100000"], "threads must be from 1 to"),
+        (["--environment", "x"], "environment 'x' is not NAME=DIR with one of these names: vllm, "),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--peer", "vllm", "--modes", "sluggish"], "modes of vllm are eager, compiled, got 'sluggish'"),
+        (["--threads", "100000"], "threads must be from 1 to"),
+        (["--online", "--offline"], "offline and online exclude each other"),
+        (["--load", "0"], "load must be above 0"),
+        (["--goodput", "speed:1"], "goodput has no limit 'speed'"),
+        (["--only-page"], "only_page needs --page and an existing file of --save"),
     ],
 )
 def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,6 +286,7 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             (tmp_path / "new" / "bin" / "python").touch()
 
     monkeypatch.setattr(environment, "_run", record)
+    monkeypatch.setattr(environment, "_runs", lambda _: True)
     monkeypatch.setattr(environment.shutil, "which", lambda name: f"found/{name}")
     python = prepare_environment(PEERS["vllm"], tmp_path / "new")
     assert python == prepare_environment(PEERS["vllm"], tmp_path / "new")
@@ -222,6 +299,21 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(calls) == 6 and not (tmp_path / "new" / ".orca-jax-incomplete").exists()
 
 
+def test_a_peer_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def record(given: list[str]) -> None:
+        calls.append(given)
+        (tmp_path / "built").touch()
+
+    monkeypatch.setattr(environment, "_run", record)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    peer = Peer("", (), (), (), build="build_llama_cpp.py", built="built")
+    assert prepare_environment(peer, tmp_path) == prepare_environment(peer, tmp_path)
+    assert calls == [[str(tmp_path / "bin" / "python"), str(PROGRAMS / "build_llama_cpp.py")]]
+
+
 def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is not an environment of Python"):
@@ -231,7 +323,8 @@ def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Mo
         prepare_environment(PEERS["vllm"], tmp_path / "new")
     # A Python without network: making the folder works, and pip fails.
     stand_in = tmp_path / "stand-in"
-    stand_in.write_text('#!/bin/sh\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && exit\n'
+    stand_in.write_text('#!/bin/sh\n[ "$1" = -c ] && exit\n'
+                        '[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && exit\n'
                         'echo "no route to host" >&2; exit 1\n')  # fmt: skip
     stand_in.chmod(0o755)
     monkeypatch.setattr(environment.shutil, "which", lambda name: str(stand_in))
@@ -242,8 +335,9 @@ def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_programs_need_a_source_tree(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the programs of peers are in the source tree"):
-        program_of(PEERS["vllm"], tmp_path)
-    assert all(program_of(peer).is_file() for peer in PEERS.values())
+        program_of("vllm_offline.py", tmp_path)
+    named = [name for peer in (PEERS | CLIENTS).values() for name in (peer.program, peer.server, peer.build) if name]
+    assert len(named) >= 5 and all(program_of(name).is_file() for name in named)
 
 
 def test_intel_openmp_is_found_in_wheels(tmp_path: Path) -> None:

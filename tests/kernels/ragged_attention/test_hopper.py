@@ -48,6 +48,12 @@ def test_both_phases() -> None:
     check(fit(MIXED))
 
 
+def test_a_window_is_a_constant() -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(MIXED), layout="packed"))
+    with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
+        ragged_attention_gpu(*arrays, scale=1.0, sliding_window=jnp.int32(3))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)

@@ -3,6 +3,7 @@
 Kernels of accelerators have their own test files, which run them in interpreters.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
-from orca_jax.kernels.ragged_attention import ragged_attention, xla
+from orca_jax.kernels.ragged_attention import NO_WINDOW, ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
 PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
@@ -80,6 +81,18 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     actual = run(arrays, case, "xla").astype(np.float32)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
+
+
+@pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
+def test_layers_with_several_windows_share_a_program(implementation: str) -> None:
+    case = next(case for case in CASES if case.name == "sliding window")
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
+    options = {"scale": 0.25, "implementation": implementation}
+    attend = jax.jit(lambda a, window: ragged_attention(*a, sliding_window=window, **options))
+    used = int(arrays.query_len.sum())
+    for window, same in ((6, case), (NO_WINDOW, replace(case, sliding_window=None))):
+        actual = np.asarray(attend(arrays, jnp.int32(window)))
+        np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "bfloat16" in case.name], ids=lambda case: case.name)

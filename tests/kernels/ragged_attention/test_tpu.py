@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.ragged_attention import implementations, ragged_attention
+from orca_jax.kernels.ragged_attention import NO_WINDOW, implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
@@ -54,9 +54,19 @@ def test_window_and_soft_cap() -> None:
 LONG = Case("long chunks", ((1, 70), (60, 140), (20, 45)), 2, 1, padding_tokens=2, padding_rows=1)
 
 
-@pytest.mark.parametrize("window", [None, 61])
+@pytest.mark.parametrize("window", [None, pytest.param(61, marks=pytest.mark.slow)])
 def test_parts_without_masks(window: int | None) -> None:
     check(replace(LONG, sliding_window=window), True, TINY)
+
+
+def test_layers_with_several_windows_share_a_kernel() -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(LONG, seed=1, layout="packed"))
+    options: dict[str, Any] = {"scale": 0.25, "blocks": TINY, "interpret": True}
+    attend = jax.jit(lambda a, window: ragged_attention_tpu(*a, sliding_window=window, **options))
+    used = int(arrays.query_len.sum())
+    for window, same in ((61, replace(LONG, sliding_window=61)), (NO_WINDOW, LONG)):
+        actual = np.asarray(attend(arrays, jnp.int32(window)), np.float32)
+        np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=LONG.tolerance)
 
 
 @pytest.mark.slow

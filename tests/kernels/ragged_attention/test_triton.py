@@ -54,6 +54,12 @@ def test_both_phases(case: Case) -> None:
     check(case)
 
 
+def test_a_window_is_a_constant() -> None:
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(MIXED), layout="packed"))
+    with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
+        ragged_attention_triton(*arrays, scale=1.0, sliding_window=jnp.int32(3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:

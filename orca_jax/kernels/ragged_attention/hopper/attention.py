@@ -56,7 +56,7 @@ def ragged_attention_gpu(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     multiprocessors: int | None = None,
     interpret: Any = None,
@@ -68,10 +68,11 @@ def ragged_attention_gpu(
         interpret: argument of `plgpu.kernel`, to run without a GPU.
 
     Raises:
-        NotImplementedError: `refusal` returns a reason.
+        NotImplementedError: `refusal` returns a reason, or the window is traced.
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
+    gpu_plan.refuse_traced(sliding_window, "gpu")
     rows = page_table, query_start, query_len, context_len
     multiprocessors = multiprocessors or gpu_plan.multiprocessors_here()
     return _ragged(q, pages, *rows, scale, sliding_window, soft_cap, multiprocessors, interpret)

@@ -35,6 +35,7 @@ from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for, chu
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 
 _LOG2E = math.log2(math.e)
+_FAR = 2**30  # tokens; wider than any window
 
 
 def ragged_attention_tpu(
@@ -46,7 +47,7 @@ def ragged_attention_tpu(
     context_len: Int[Array, " R"],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
@@ -75,7 +76,7 @@ def attend_prepared(
     prepared: Prepared,
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
@@ -95,7 +96,7 @@ def write_and_attend_tpu(
     prepared: Prepared,
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
@@ -146,7 +147,7 @@ class _AttentionCall:
         prepared: Prepared,
         blocks: BlockSizes,
         scale: float,
-        sliding_window: int | None,
+        sliding_window: int | Int[Array, ""] | None,
         soft_cap: float | None,
         interpret: Any,
     ) -> None:
@@ -163,7 +164,7 @@ class _AttentionCall:
             fetch_pages=self.blocks.fetch_pages,
             compute_pages=self.blocks.compute_pages,
             whole_pages=self.blocks.whole_pages,
-            sliding_window=sliding_window,
+            has_window=sliding_window is not None,
             soft_cap=soft_cap,
             compute_dtype=jnp.float32 if is_exact else jnp.bfloat16,
             is_quantised=pages.is_quantised,
@@ -171,7 +172,8 @@ class _AttentionCall:
         # Weights are powers of two, which saves one product for each score.
         factor = scale if soft_cap is not None else scale * _LOG2E
         self.q = (q.astype(jnp.float32) * factor).astype(self.shape.compute_dtype)
-        self.options: dict[str, Any] = {"out_dtype": q.dtype, "interpret": interpret}
+        window = jnp.asarray(_FAR if sliding_window is None else sliding_window, jnp.int32).reshape(1)
+        self.options: dict[str, Any] = {"window": window, "out_dtype": q.dtype, "interpret": interpret}
 
     def increments(
         self, pages: PackedPages, new: Float[Array, "T W"] | None
@@ -233,7 +235,7 @@ def write_and_attend(
     first_page: Int[Array, ""],
     *,
     scale: float,
-    sliding_window: int | None = None,
+    sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
     """Call `write_and_attend_tpu` for the layer with pages from `first_page` on."""

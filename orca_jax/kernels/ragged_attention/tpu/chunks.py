@@ -98,10 +98,10 @@ class _Chunks(Kernel):
         first_query = self.begin_of_block - rows.start[row]
         first = rows.context[row] - rows.length[row] - fetch * shape.fetch_tokens  # of the row's queries
         end = jnp.where(is_alone, first + jnp.maximum(first_query, 0) + 1, 0)
-        if shape.sliding_window is None:
+        if not shape.has_window:
             return jnp.zeros_like(end), end
         last_query = jnp.minimum(first_query + shape.query_block, rows.length[row]) - 1
-        return first + last_query + 1 - shape.sliding_window, end
+        return first + last_query + 1 - rows.window[0], end
 
     def _visible(self, step: Step, part: Part) -> jax.Array:
         """Mask of the tokens of a part visible to each query; queries of other rows see none."""
@@ -112,7 +112,7 @@ class _Chunks(Kernel):
         last = rows.context[row] - rows.length[row] + index  # last position that a query sees
         key = part.positions(num_queries)
         visible = (index >= 0) & (index < rows.length[row]) & (key <= last)
-        return visible if shape.sliding_window is None else visible & (key > last - shape.sliding_window)
+        return visible & (key > last - rows.window[0]) if shape.has_window else visible
 
     def _add(self, part: Part, visible: jax.Array | None) -> None:
         """Add a part to the sums of all heads."""

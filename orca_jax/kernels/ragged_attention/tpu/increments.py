@@ -110,8 +110,8 @@ class _Increments(Kernel):
         queries = self.refs.q.at[step[1] - self.begin_of_block]
         position = part.positions(queries.shape[1])
         visible = position < part.end
-        if shape.sliding_window is not None:
-            visible &= position >= part.end - shape.sliding_window
+        if shape.has_window:
+            visible &= position >= part.end - self.refs.rows.window[0]
         for index, bundle in enumerate(shape.bundles):
             k_lanes, v_lanes = shape.kv_lanes(*bundle)
             k = part.stored(k_lanes)

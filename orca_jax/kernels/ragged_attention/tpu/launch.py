@@ -1,6 +1,6 @@
 """The call of a TPU attention kernel: the places of its arrays, and its memory.
 
-    SMEM  the scalars of `RowScalars`: query blocks, rows, and the layer's first page
+    SMEM  the scalars of `RowScalars`: query blocks, rows, the layer's first page, and its window
     HBM   page lists, pages, their scales; if new tokens are written, the pages are also the second result
     VMEM  a block of queries, of outputs and of new tokens, moved by Pallas; buffers and sums, which stay
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Int
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention.tpu.plan import BlockRange, Prepared
@@ -34,6 +35,7 @@ def launch(
     prepared: Prepared,
     *,
     axis: int,
+    window: Int[Array, "1"],
     out_dtype: jnp.dtype,
     interpret: Any,
     new: jax.Array | None = None,
@@ -49,6 +51,7 @@ def launch(
         pages: the KV cache.
         prepared: the requests.
         axis: the axis of tokens in `q`.
+        window: number of tokens that a query sees, if the shape has a window.
         out_dtype: type of the outputs; their shape is that of `q`.
         interpret: as for `pallas_call`.
         new: K and V of each row's new token `[R, W]` in float32; None if the kernel does not write them.
@@ -58,7 +61,7 @@ def launch(
     """
     assert (new is not None) == shape.is_writing
     ends = blocks.ends
-    scalars = (*blocks, prepared.start, prepared.length, prepared.context, prepared.pieces.first_page)
+    scalars = (*blocks, prepared.start, prepared.length, prepared.context, prepared.pieces.first_page, window)
     block = list(q.shape)
     block[axis] = shape.query_block if axis == 0 else shape.query_block * shape.groups
     index = [0] * q.ndim
@@ -125,7 +128,7 @@ def _scratch(shape: TpuShape, pages: PackedPages, sums: tuple[int, ...]) -> dict
 def _by_role(shape: TpuShape, refs: tuple[Ref, ...], inputs: list[str], scratch: list[str]) -> Refs:
     """Sort the references by role; they come as scalars, inputs, outputs and scratch."""
     outputs = ["out", *(["written"] if shape.is_writing else [])]
-    scalars, others = refs[:7], refs[7:]
+    scalars, others = refs[:8], refs[8:]
     role: dict[str, Ref] = dict(zip([*inputs, *outputs, *scratch], others, strict=True))
     rows = RowScalars(shape, *scalars)
     # A kernel that writes pages reads them through the same reference.

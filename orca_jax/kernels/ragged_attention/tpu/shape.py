@@ -26,7 +26,7 @@ class TpuShape:
     fetch_pages: int
     compute_pages: int
     whole_pages: int
-    sliding_window: int | None
+    has_window: bool  # its size is a scalar of the call, so that layers with several sizes can share a kernel
     soft_cap: float | None
     compute_dtype: Any
     is_quantised: bool

@@ -4,7 +4,7 @@
           scales     [N, 1, 2K]       of pages of 8 bits
           page lists [R * C, 1, 128]  the page table, cut into lists of 128 pages that can be fetched by themselves
     SMEM  first query, length and context of each row; first and last row of each block; two page lists;
-          the scales of the pages in VMEM
+          the size of the window; the scales of the pages in VMEM
     VMEM  two buffers, each for the pages of one fetch
 
     for block in query blocks                   the grid; its length is dynamic, so that padding costs nothing
@@ -61,8 +61,9 @@ class RowScalars:
         length: Any,
         context: Any,
         first_page: Any,
+        window: Any,
     ) -> None:
-        self.shape, self.first_page = shape, first_page
+        self.shape, self.first_page, self.window = shape, first_page, window
         self.first_block, self.end_block = ends[0], ends[1]
         self.first_row, self.end_row = first_row, end_row
         self.start, self.length, self.context = start, length, context
@@ -73,9 +74,9 @@ class RowScalars:
         first = jnp.maximum(block * size - self.start[row], 0)
         end = jnp.minimum((block + 1) * size - self.start[row], self.length[row])
         before = self.context[row] - self.length[row]
-        if self.shape.sliding_window is None:
+        if not self.shape.has_window:
             return jnp.zeros_like(before), before + end
-        return jnp.maximum(before + first + 1 - self.shape.sliding_window, 0), before + end
+        return jnp.maximum(before + first + 1 - self.window[0], 0), before + end
 
     def fetches(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) fetch of a row for a block."""

@@ -1,0 +1,182 @@
+"""The files of measured figures, and the section of docs/paper.md made from them."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orca_jax.errors import ConfigError
+from orca_jax.reporting import write_file
+
+FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
+"""Names of files without their endings."""
+HELD_OUT = "held_out"
+NAMES = FILES | {HELD_OUT: "held-out"}
+BEGIN, END = "<!-- begin: bench paper_real page -->", "<!-- end: bench paper_real page -->"
+HELD_BEGIN, HELD_END = "<!-- begin: bench held_out page -->", "<!-- end: bench held_out page -->"
+SHOWN = {
+    "requests_per_s": "throughput",
+    "median_normalized_latency_ms": "median normalised latency",
+    "p99_normalized_latency_ms": "p99 normalised latency",
+    "p50_ttft_ms": "median TTFT",
+    "p99_ttft_ms": "p99 TTFT",
+    "p50_itl_ms": "median inter-token",
+    "p99_itl_ms": "p99 inter-token",
+}
+"""Figures of a prediction, by name."""
+Found = Mapping[str, Any]
+
+
+def check_docs(directory: str | None) -> None:
+    """Check the directory of pages, if there is one. Raises ConfigError; `param` is "docs"."""
+    if directory is not None and not os.path.isfile(os.path.join(directory, "paper.md")):
+        raise ConfigError(f"docs {directory!r} is not a directory with paper.md", param="docs")
+
+
+def write_result(directory: str, figure: str, found: Found) -> None:
+    """Write the result of a figure below a directory of pages.
+
+    Raises:
+        ConfigError: the file cannot be written; `param` is "docs".
+    """
+    _write(os.path.join(directory, "measured", f"{NAMES[figure]}.json"), json.dumps(found, indent=1) + "\n")
+
+
+def write_page(directory: str) -> list[str]:
+    """Write the sections of paper.md from the results in `measured`; returns the results in them.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or the page has no place for a section; `param` is "docs".
+    """
+    found = read_results(directory)
+    if set(found) & set(FILES):
+        _write_section(directory, BEGIN, END, section(found))
+    if HELD_OUT in found:
+        _write_section(directory, HELD_BEGIN, HELD_END, held_out_section(found))
+    return list(found)
+
+
+def _write_section(directory: str, first: str, last: str, content: str) -> None:
+    path = os.path.join(directory, "paper.md")
+    before, begin, rest = _read(path).partition(first)
+    _, end, after = rest.partition(last)
+    if not begin or not end:
+        raise ConfigError(f"{path!r} has no lines {first!r} and {last!r}; add them", param="docs")
+    _write(path, f"{before}{first}\n{content}\n{last}{after}")
+
+
+def read_results(directory: str) -> dict[str, Found]:
+    """The results below a directory of pages, by figure. Raises ConfigError."""
+    paths = {figure: os.path.join(directory, "measured", f"{name}.json") for figure, name in NAMES.items()}
+    return {figure: json.loads(_read(path)) for figure, path in paths.items() if os.path.isfile(path)}
+
+
+def held_out_section(found: Mapping[str, Found]) -> str:
+    """The section of held-out predictions in Markdown: a row for each run, a column for each figure."""
+    if HELD_OUT not in found:
+        return ""
+    result = found[HELD_OUT]
+    rows = []
+    for part in ("model", "held_out_model"):
+        for name, run in result.get(part, {"runs": {}})["runs"].items():
+            label = f"{result[part]['name'].removeprefix('preset:')}, {name}"
+            rows.append([label, *(_error(run[key]) if key in run else "" for key in SHOWN)])
+    title = "**Errors of predictions, and in brackets the spread of two recordings.**"
+    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *SHOWN.values()], rows)])
+
+
+def _error(row: Mapping[str, float]) -> str:
+    return f"{row['error']:+.1%} ({row['spread']:.1%})"
+
+
+def section(found: Mapping[str, Found]) -> str:
+    """The section in Markdown, by figure."""
+    makers: Mapping[str, Callable[[Found], list[str]]] = {"fig9": _figure_9, "fig10": _figure_10, "fig11": _figure_11}
+    parts = [paragraph for figure, make in makers.items() if figure in found for paragraph in make(found[figure])]
+    return "\n".join(["", *parts]) if parts else ""
+
+
+def _figure_9(found: Found) -> list[str]:
+    sizes = found["batch_sizes"]
+    rows = [[f"{kind}, {name}", *(f"{each:,.0f}" for each in times)]
+            for kind, engines in found["batch_ms"].items() for name, times in engines.items()]  # fmt: skip
+    ratio = found["padded_by_merged"][-1]
+    outputs = found["generated_tokens"]
+    prompts = found["prompt_tokens"]["unequal"]
+    return [
+        _about("Figure 9", found),
+        f"One batch, from its arrival to its last token, in ms; the median of {found['passes']} runs in alternation. "
+        f"`orca(n)` and `ft(n)` have equal prompts of n tokens and {outputs['equal']} generated tokens. The unequal "
+        f"requests have {prompts[0]} to {prompts[1]} and {outputs['unequal'][0]} to {outputs['unequal'][1]} tokens; "
+        "`merged` batches are selective, and in `padded` ones each prompt and output is as long as the longest: at "
+        f"{sizes[-1]} requests they take **{ratio:.2f} times** as long.\n",
+        _table(["batch of", *map(str, sizes)], rows),
+        "![Time of a batch over its size, measured](paper-real-fig9.svg)\n",
+    ]
+
+
+def _figure_10(found: Found) -> list[str]:
+    lines = [_about("Figure 10", found), _curves_table(found, "paper")]
+    if found.get("headline_points"):
+        points = found["headline_points"].items()
+        each = " and ".join([f"{name} {point[0] if point else 0:.3g} requests/s" for name, point in points])
+        times = "" if found["headline_ratio"] is None else f": a ratio of **{found['headline_ratio']:.2f}**"
+        lines.append(
+            f"- **Headline.** At {found['headline_latency_ms']:.0f} ms per token, twice the normalised execution time "
+            f"of a full batch as in the paper, the systems serve {each}{times}. With all requests at once the ratio is "
+            f"{found['saturation_ratio']:.2f}.\n"
+        )
+    return [*lines, "![Median normalised latency over throughput, measured](paper-real-fig10.svg)\n"]
+
+
+def _figure_11(found: Found) -> list[str]:
+    lines = [_about("Figure 11", found)]
+    for kind in found["curves"]:
+        lines += [f"Requests of {kind} input and output tokens:\n", _curves_table(found, kind)]
+    return [*lines, "![Median normalised latency of equal requests over throughput, measured](paper-real-fig11.svg)\n"]
+
+
+def _about(title: str, found: Found) -> str:
+    return _where(f"**{title}, measured.**", found, FILES[found["figure"]])
+
+
+def _where(title: str, found: Found, file: str) -> str:
+    """A paragraph: the command, the machine and its load."""
+    machine, config = found["hardware"], found["config"]
+    flags = ", ".join(machine["cpu_flags"]) or "none"
+    return (
+        f"{title} `{found['command']}`, {found['began'][:10]}, commit {found['commit']}; "
+        f"{config['model']} ({found['dtype']}), {machine['devices']}, {machine['cores']} cores, {machine['cpu']} "
+        f"({flags}); load average {found['load_average'][0]:.1f} before ([JSON](measured/{file}.json)).\n"
+    )
+
+
+def _curves_table(found: Found, kind: str) -> str:
+    """A row for each system: its saturation, and the median latency at each load."""
+    curves, saturations = found["curves"][kind], found["saturation"][kind]
+    head = ["", "saturation, requests/s", *(f"ms per token at {load:g} of it" for load in found["loads"])]
+    rows = [
+        [name, f"{saturations[name]:.3g}", *(f"{latency:,.0f}" for _, latency in points)]
+        for name, points in curves.items()
+    ]
+    return _table(head, rows)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} cannot be read: {error}", param="docs") from error
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        write_file(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="docs") from error

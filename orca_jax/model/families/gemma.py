@@ -1,0 +1,166 @@
+"""Gemma 2 and Gemma 3 for texts: norms before and after attention and MLP, and windows of most layers.
+
+Scales of norms are stored as their difference from one. Gemma 2 caps scores and logits. Gemma 3 has norms of queries
+and keys instead, and other rotary positions in layers with a window.
+"""
+
+import re
+from dataclasses import replace
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.families import llama, rope
+from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.keys import check_keys
+from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, get_optional_float, refusal
+from orca_jax.model.families.windows import windows_of_gemma
+
+_DEFAULTS = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+}
+_KEYS = (llama.KEYS - {"hidden_act"}) | {
+    "attention_bias",
+    "final_logit_softcapping",
+    "hidden_activation",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "sliding_window",
+}
+# `hidden_act` is not read by transformers either, and neither are these notes of the windows.
+_HARMLESS = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act", "sliding_window_size"})
+_CAUSAL = {"use_bidirectional_attention": (False, None)}
+_GLOBAL = rope.RopeRules(theta=1e6, part="full_attention", kinds=("default", "linear"))
+_LOCAL = rope.RopeRules(theta_key="rope_local_base_freq", part="sliding_attention", kinds=("default", "linear"))
+
+
+def gemma2_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Gemma 2; raises `ConfigError` as `llama.config_from_hf` does."""
+    config = _read_shape(hf, "gemma2", _DEFAULTS, rope.WHOLE_HEADS)
+    return replace(
+        config,
+        attention_soft_cap=_cap(hf, "attn_logit_softcapping", 50.0),
+        logit_soft_cap=_cap(hf, "final_logit_softcapping", 30.0),
+        **windows_of_gemma(hf, config.num_layers, config.max_positions, 2)._asdict(),
+    )
+
+
+def gemma3_text_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Gemma 3 for texts; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {**_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072}
+    config = _read_shape(hf, "gemma3_text", defaults, _GLOBAL)
+    local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, _LOCAL)
+    period = get_int(hf, "sliding_window_pattern", 6)
+    return replace(
+        config,
+        qk_norm="head",
+        logit_soft_cap=_cap(hf, "final_logit_softcapping", None),
+        windowed_rope=local,
+        **windows_of_gemma(hf, config.num_layers, config.max_positions, period)._asdict(),
+    )
+
+
+def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read the texts' part of a config.json of Gemma 3 for images and texts, `text_config`.
+
+    Raises:
+        ConfigError: as in `llama.config_from_hf`.
+    """
+    text = hf.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise refusal("text_config", "must be an object or null", text)
+    # The head and the end tokens are those of the whole model.
+    outer = {key: hf.get(key) for key in ("tie_word_embeddings", "eos_token_id", "bos_token_id")}
+    whole = {"model_type": "gemma3_text", **(text or {}), **{key: value for key, value in outer.items() if key in hf}}
+    if whole["model_type"] != "gemma3_text":
+        raise refusal("text_config", "must have the model_type gemma3_text", whole["model_type"])
+    try:
+        check_keys(whole, GEMMA3_TEXT)
+        config = gemma3_text_from_hf(whole)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace("json:", "json: text_config:", 1), param=error.param) from None
+    return replace(config, family="gemma3")
+
+
+def gemma3_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters. An untied head may be inside or outside the model of texts."""
+    return tuple(
+        replace(weight, others=("language_model.lm_head.weight",)) if weight.path == "head.table" else weight
+        for weight in llama.weights(config)
+    )
+
+
+def _read_shape(hf: HfConfig, family: str, defaults: dict[str, int], rules: rope.RopeRules) -> ModelConfig:
+    """Read the keys `_KEYS`, but not those of windows and caps."""
+    activation = "hidden_activation", "gelu_pytorch_tanh"
+    config = llama.read_shape(hf, family, defaults, activation=activation, rules=rules)
+    bias = get_bool(hf, "attention_bias", False)
+    return replace(
+        config,
+        attention_bias=bias,
+        attention_out_bias=bias,
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        residual="both_norms",
+        attention_scale=get_float(hf, "query_pre_attn_scalar", 256.0) ** -0.5,
+        embedding_scale=config.embed_dim**0.5,
+        norm_offset=1.0,
+    )
+
+
+def _cap(hf: HfConfig, key: str, default: float | None) -> float | None:
+    """A soft cap; null is none."""
+    cap = get_optional_float(hf, key)
+    return default if cap is None and key not in hf else cap
+
+
+GEMMA2 = Family(
+    name="gemma2",
+    models="Gemma 2",
+    config_from_hf=gemma2_from_hf,
+    keys=_KEYS | {"attn_logit_softcapping"},
+    architectures=("Gemma2ForCausalLM", "Gemma2Model"),
+    weights=llama.weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    fixed=_CAUSAL,
+    harmless=_HARMLESS,
+)
+
+GEMMA3_TEXT = Family(
+    name="gemma3_text",
+    models="Gemma 3 270M and 1B",
+    config_from_hf=gemma3_text_from_hf,
+    keys=_KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
+    architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
+    weights=llama.weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    fixed={**_CAUSAL, "attn_logit_softcapping": (None,)},
+    harmless=_HARMLESS,
+)
+
+GEMMA3 = Family(
+    name="gemma3",
+    models="Gemma 3 4B, 12B and 27B, for texts alone: the weights for images are not loaded",
+    config_from_hf=gemma3_from_hf,
+    keys=frozenset({"text_config"}),
+    architectures=("Gemma3ForConditionalGeneration", "Gemma3Model"),
+    weights=gemma3_weights,
+    prefixes=("language_model.model.", "model.language_model.", "language_model."),
+    ignored=re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+    harmless=frozenset(
+        {
+            "boi_token_index",
+            "eoi_token_index",
+            "image_token_index",
+            "mm_tokens_per_image",
+            "vision_config",
+        }
+    ),
+)

@@ -1,0 +1,214 @@
+"""Decoders from outside this package: a class in a module that the user names, around this package's attention.
+
+A model directory never names code: only `--decoder` and `LLM(decoder=...)` do.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import cache, reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import DType, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.attention import Attend
+from orca_jax.model.layers import Maker, Table
+from orca_jax.model.sharding import MESH_AXES
+from orca_jax.model.stages import whole
+from orca_jax.model.transformer import Decoder
+from orca_jax.model.trees.rows import TreeRow
+
+FAMILY = "own"
+"""The family of configurations made by `own_config`."""
+
+
+class OwnDecoder(Decoder):
+    """Base class of decoders from outside this package. It replaces all of `Decoder`.
+
+    A subclass has a constructor of these arguments, `__call__` and `unembedding`. Its parameters are made by `make`,
+    or by modules of `flax.nnx`. Those of `make` are split over devices by their axes, the others are copied to each.
+    The names of parameters are those of the stored tree, unless `tree_rows` or mapping.json says otherwise.
+
+    Args:
+        config: as the devices hold it.
+        make: makes parameters; its type is that of the weights.
+        vocab_rows: rows of the table of tokens, with padding.
+    """
+
+    is_switched = False
+
+    def __init__(self, config: ModelConfig, make: Maker, vocab_rows: int) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def config_from_json(cls, values: Mapping[str, Any]) -> ModelConfig | None:
+        """The configuration in config.json: `own_config` of its values; None if it is that of a known family.
+
+        Raises:
+            ConfigError: a value is wrong.
+        """
+        return None
+
+    @classmethod
+    def tree_rows(cls, config: ModelConfig) -> tuple[TreeRow, ...] | None:
+        """The rows for a stored tree with other names than the parameters; None for the same names."""
+        return None
+
+    def __call__[Cache](
+        self,
+        inputs: Int[Array, "T"] | Float[Array, "T E"],
+        positions: Int[Array, "T"],
+        attend: Attend[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
+        """Run all layers over the merged tokens of a batch, as `Decoder` does; `inputs` are token ids.
+
+        Each layer passes its queries, keys and values to `attend` once, with its number from 0 on. Everything else
+        must treat each token by itself.
+        """
+        raise NotImplementedError
+
+    @property
+    def unembedding(self) -> Table:
+        """The table with the logits as its `scores`, of `vocab_rows` rows."""
+        raise NotImplementedError
+
+    def unstack(self, *, switched: bool = False) -> None:
+        """Do nothing: layers are in the form that the class chose."""
+
+
+def own_config(
+    *,
+    vocab_size: int,
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    max_positions: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    mlp_dim: int | None = None,
+    **others: Any,
+) -> ModelConfig:
+    """A configuration of the sizes that the engine needs; `others` are further fields of `ModelConfig`.
+
+    Raises:
+        ConfigError: a size is not a positive integer, or the heads do not fit.
+    """
+    sizes = {
+        "vocab_size": vocab_size,
+        "num_layers": num_layers,
+        "embed_dim": embed_dim,
+        "num_heads": num_heads,
+        "max_positions": max_positions,
+        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
+        "head_dim": embed_dim // max(num_heads, 1) if head_dim is None else head_dim,
+        "mlp_dim": 4 * embed_dim if mlp_dim is None else mlp_dim,
+    }
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ConfigError(f"config.json: {name} must be a positive integer, got {size!r}", param=name)
+    if sizes["num_heads"] % sizes["num_kv_heads"]:
+        message = f"config.json: num_kv_heads {sizes['num_kv_heads']} does not divide num_heads {num_heads}"
+        raise ConfigError(message, param="num_kv_heads")
+    unused = {"norm": "layernorm", "norm_eps": 1e-5, "activation": "gelu", "gated_mlp": False}
+    unused |= {"attention_bias": False, "mlp_bias": False, "tied_embeddings": False, "family": FAMILY}
+    return ModelConfig(**{**unused, **sizes, **others})
+
+
+@cache
+def own_class(name: str) -> type[OwnDecoder]:
+    """The class "module:Class" or "file.py:Class". Imports the module, which runs its code.
+
+    Raises:
+        ConfigError: there is no such module or class, or the import fails.
+    """
+    place, _, path = name.rpartition(":")
+    if not place or not path:
+        raise _wrong(f"must be MODULE:CLASS or FILE.py:CLASS, got {name!r}")
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
+    try:
+        found: Any = reduce(getattr, path.split("."), module)
+    except AttributeError:
+        raise _wrong(f"{place} has no class {path} at its top") from None
+    if isinstance(found, type) and issubclass(found, OwnDecoder):
+        return found
+    raise _wrong(f"{name} is not a subclass of orca_jax.model.own.OwnDecoder")
+
+
+def build_own(name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, vocab_rows: int) -> OwnDecoder:
+    """Make the decoder of the class `name` with random values, and check it.
+
+    Raises:
+        ConfigError: its constructor fails, or it has something that cannot be served.
+    """
+    kind = own_class(name)
+    try:
+        decoder = kind(config, Maker(jnp.dtype(dtype), rngs), vocab_rows)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _wrong(f"{name} cannot be made: {_message(error)}") from error
+    decoder.config, decoder.span = config, whole(config)
+    decoder.num_layers, decoder.is_first = config.num_layers, True
+    table: Any = decoder.unembedding
+    if not isinstance(table, Table) or table.table.get_value().shape != (vocab_rows, config.embed_dim):
+        raise _wrong(f"{name}: unembedding must be a Table of shape [{vocab_rows}, {config.embed_dim}]")
+    _check_parameters(name, decoder)
+    state = nnx.state(decoder)
+    nnx.update(decoder, jax.tree.map(lambda value: value.astype(jnp.dtype(dtype)), state))  # those of flax.nnx too
+    return decoder
+
+
+def _check_parameters(name: str, decoder: OwnDecoder) -> None:
+    for keys, variable in nnx.to_flat_state(nnx.state(decoder)):
+        path, axes = ".".join(map(str, keys)), variable.get_metadata("axes", None)
+        if not isinstance(variable, nnx.Param) or not jnp.issubdtype(variable.get_value().dtype, jnp.floating):
+            kind = type(variable).__name__
+            raise _wrong(f"{name}: {path} is a {kind}; a served decoder has parameters only, and no dropout")
+        shape = variable.get_value().shape
+        if axes is not None and (len(axes) != len(shape) or not set(axes) <= MESH_AXES.keys()):
+            known = ", ".join(MESH_AXES)
+            raise _wrong(f"{name}: {path} of shape {list(shape)} has the axes {axes}; each must be one of {known}")
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise _wrong(f"there is no module {name}; start in its folder, or give FILE.py:CLASS") from None
+        raise _wrong(f"{name} cannot be imported: {_message(error)}") from error
+    except Exception as error:
+        raise _wrong(f"{name} cannot be imported: {_message(error)}") from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    name = f"orca_jax_decoder_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise _wrong(f"{path} is not a file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _wrong(f"{path} cannot be imported: {_message(error)}") from error
+    return module
+
+
+def _message(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def _wrong(problem: str) -> ConfigError:
+    return ConfigError(f"decoder {problem}" if problem.startswith("must") else f"decoder: {problem}", param="decoder")

@@ -1,0 +1,259 @@
+// The right half of the page: the engine's requests and iterations as they happen, and bursts.
+
+import { Burst } from "./burst.js";
+import { announce, element, find } from "./dom.js";
+import { cellAt, columnsOf, drawBatch, drawChart, layoutOf, MIN_ROW, NUM_COLORS, prepare, readTheme } from "./draw.js";
+import { IterationStream } from "./stream.js";
+import { Timeline } from "./timeline.js";
+
+const COLUMN = 14; // pixels of an iteration in the live chart
+const NARROW = [500, 8]; // below this width, columns of this width
+const TEXT_MS = 250; // between two updates of the figures
+const SUMMARY_MS = 3000; // between two updates for screen readers
+const RATE_SECONDS = 2;
+const TABLE_ROWS = 200;
+
+export class EngineView {
+  constructor(settings, onState) {
+    this.settings = settings;
+    this.timeline = new Timeline();
+    this.theme = readTheme();
+    this.burst = null;
+    this.cursor = null; // {n, column}: a cell, by request
+    this.view = null; // the rows and columns drawn last
+    this.isDirty = false;
+    this.texts = this.summary = 0; // times of the last updates
+    this.heard = 0; // time of the last line
+    this.stream = new IterationStream({
+      onLines: (lines) => this.take(lines),
+      onDropped: (count) => (this.timeline.dropped += count),
+      onState: (state) => {
+        find("pause").textContent = state === "paused" ? "Resume" : "Pause";
+        find("pause").setAttribute("aria-pressed", String(state === "paused"));
+        onState(state);
+      },
+    });
+    this.listen();
+    this.stream.start();
+  }
+
+  listen() {
+    find("pause").addEventListener("click", () => (this.stream.isOn ? this.stream.stop() : this.stream.start()));
+    find("burst").addEventListener("click", () => this.sendBurst());
+    find("compare").addEventListener("change", () => this.compare());
+    const canvas = find("rows");
+    canvas.addEventListener("pointermove", (event) => this.point(event.offsetX, event.offsetY));
+    canvas.addEventListener("pointerdown", (event) => this.point(event.offsetX, event.offsetY));
+    canvas.addEventListener("pointerleave", () => this.setCursor(null));
+    canvas.addEventListener("keydown", (event) => this.move(event));
+    find("table-part").addEventListener("toggle", () => this.showTable());
+    new ResizeObserver(() => this.redraw()).observe(find("engine"));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.retheme());
+    // The rates fall to zero some time after the last iteration.
+    setInterval(() => performance.now() - this.heard < 2 * SUMMARY_MS && this.draw(), TEXT_MS);
+  }
+
+  retheme() {
+    this.theme = readTheme();
+    this.redraw();
+  }
+
+  /** Draw all in the next frame, also the parts that change rarely. */
+  redraw() {
+    this.texts = 0;
+    this.draw();
+  }
+
+  take(lines) {
+    for (const line of lines) this.timeline.take(line);
+    this.heard = performance.now();
+    this.draw();
+  }
+
+  /** Draw in the next frame. */
+  draw() {
+    if (this.isDirty) return;
+    this.isDirty = true;
+    requestAnimationFrame(() => {
+      this.isDirty = false;
+      this.drawNow();
+    });
+  }
+
+  drawNow() {
+    const isComparing = find("compare").checked && this.burst?.hasBegun;
+    if (isComparing) this.burst.drawReplay(find("replay"), this.theme);
+    this.drawRows(isComparing ? this.burst.view() : null);
+    const now = performance.now();
+    if (now - this.texts >= TEXT_MS) {
+      this.texts = now;
+      this.drawBatch();
+      this.showFigures(now);
+      if (this.burst) find("result").textContent = this.burst.text();
+    }
+    if (now - this.summary >= SUMMARY_MS) {
+      this.summary = now;
+      this.showSummary();
+      this.showTable();
+    }
+  }
+
+  drawRows(comparison) {
+    const target = prepare(find("rows"));
+    if (!target) return;
+    const { next } = this.timeline;
+    const count = columnsOf(target.width, target.width < NARROW[0] ? NARROW[1] : COLUMN);
+    const view = comparison ?? { first: Math.max(0, next - count), count, until: next, label: (column) => this.numberOf(column) };
+    const requests = comparison ? comparison.requests : this.shown(view.first, Math.floor((target.height - 20) / MIN_ROW));
+    this.view = { ...view, requests, layout: layoutOf(target, requests.length, view.count) };
+    const row = this.cursor ? requests.findIndex((each) => each.n === this.cursor.n) : -1;
+    const isSeen = row >= 0 && this.cursor.column >= view.first && this.cursor.column < view.until;
+    drawChart(target, requests.map(rowOf), { ...view, cursor: isSeen ? { row, column: this.cursor.column } : null }, this.theme);
+  }
+
+  /** The requests of the live chart: first those that run or have just ended, then those that wait. */
+  shown(first, most) {
+    const all = [...this.timeline.requests.values()].filter((each) => each.state !== "ended" || each.end >= first);
+    if (all.length <= most) return all;
+    const waiting = all.filter((each) => each.state === "waiting");
+    const others = all.filter((each) => each.state !== "waiting").slice(-most);
+    return [...others, ...waiting.slice(0, most - others.length)];
+  }
+
+  numberOf(column) {
+    return this.timeline.column(column)?.iteration ?? null;
+  }
+
+  /** The iteration under the cursor, else the last one. */
+  get chosen() {
+    return (this.cursor && this.timeline.column(this.cursor.column)) ?? this.timeline.lastColumn;
+  }
+
+  drawBatch() {
+    const target = prepare(find("batch"));
+    const last = this.chosen;
+    if (!target || !last) return;
+    const members = last.members.map((each) => ({ ...each, label: `#${each.n}`, color: each.n % NUM_COLORS }));
+    drawBatch(target, members, this.theme);
+  }
+
+  showFigures(now) {
+    const { timeline } = this;
+    const last = timeline.lastColumn;
+    const isIdle = now - this.heard > 1000 * RATE_SECONDS || !last;
+    const rates = isIdle ? { tokens: 0, device: 0, host: 0 } : timeline.rates(RATE_SECONDS);
+    const running = timeline.count("running");
+    const waiting = timeline.count("waiting") + timeline.count("preempted");
+    const pages = timeline.engine?.num_pages ?? 0;
+    const set = (name, value) => (document.querySelector(`[data-figure="${name}"]`).textContent = value);
+    set("tokens", rates.tokens.toFixed(0));
+    set("running", running);
+    set("rows", timeline.engine?.num_rows ?? 0);
+    set("waiting", waiting);
+    set("held", waiting && last?.held ? `for ${last.held}` : "");
+    set("pages", running + waiting && last ? pages - last.free_pages : 0);
+    set("all-pages", pages);
+    set("device", rates.device.toFixed(2));
+    set("host", rates.host.toFixed(2));
+    if (last) find("batch-text").textContent = batchText(this.chosen) + (timeline.dropped ? `; ${timeline.dropped} lines dropped` : "");
+  }
+
+  showSummary() {
+    const { timeline } = this;
+    const last = timeline.lastColumn;
+    const live = `${timeline.count("running")} requests run and ${timeline.count("waiting")} wait.`;
+    const text = last ? `${live} The last iteration was ${batchText(last)}.` : "The engine has not worked since this page opened.";
+    if (find("summary").textContent !== text) find("summary").textContent = text;
+  }
+
+  showTable() {
+    if (!find("table-part").open) return;
+    const rows = [...this.timeline.requests.values()].slice(-TABLE_ROWS).map((each) => {
+      const state = each.state === "ended" ? `ended (${each.reason})` : each.state;
+      const cells = [state, each.prompt ?? "?", each.computed, each.generated, each.limit ?? "?", each.iterations];
+      return element("tr", {}, element("th", { scope: "row" }, `#${each.n}`), ...cells.map((text) => element("td", {}, `${text}`)));
+    });
+    find("table").replaceChildren(...rows);
+  }
+
+  point(x, y) {
+    if (!this.view) return;
+    const cell = cellAt(this.view.layout, this.view.requests.length, this.view, x, y);
+    this.setCursor(cell && { n: this.view.requests[cell.row].n, column: cell.column });
+  }
+
+  move(event) {
+    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!step || !this.view?.requests.length) return;
+    event.preventDefault();
+    const { requests, first, until } = this.view;
+    const row = this.cursor ? requests.findIndex((each) => each.n === this.cursor.n) : -1;
+    const at = (value, least, most) => Math.max(least, Math.min(most, value));
+    const newRow = at((row < 0 ? requests.length - 1 : row) + step[0], 0, requests.length - 1);
+    const column = at((this.cursor?.column ?? until - 1) + step[1], first, Math.max(first, until - 1));
+    this.setCursor({ n: requests[newRow].n, column });
+  }
+
+  setCursor(cursor) {
+    this.cursor = cursor;
+    if (cursor) find("cell").textContent = this.cellText(cursor);
+    this.redraw(); // at once, since the merged batch is that of the cursor
+  }
+
+  cellText({ n, column }) {
+    const request = this.timeline.requests.get(n);
+    const span = request?.spans.find((each) => each.first <= column && column <= each.last);
+    const where = `Request ${n}, iteration ${this.numberOf(column) ?? "?"}: `;
+    if (!span) return where + (request?.state === "waiting" && column >= request.since ? "waiting" : "not in the batch");
+    const texts = {
+      chunk: `${span.tokens} tokens of the prompt from position ${span.start}`,
+      increment: `one generated token at position ${span.start + column - span.first}`,
+      repeat: "ended, still in the batch",
+      waiting: "waiting for admission",
+      preempted: "preempted, waiting again",
+    };
+    return where + texts[span.kind];
+  }
+
+  async sendBurst() {
+    this.burst = new Burst(Number(find("burst-size").value), this.settings, this.timeline);
+    this.compare();
+    find("burst").disabled = true;
+    try {
+      await this.burst.run();
+      announce(this.burst.text());
+    } catch (error) {
+      find("cell").textContent = `The burst failed: ${error.message}`;
+    }
+    find("burst").disabled = false;
+  }
+
+  compare() {
+    const isOn = find("compare").checked;
+    find("replay-figure").hidden = !isOn;
+    find("engine").classList.toggle("comparing", isOn);
+    find("live-title").textContent = isOn ? "Iteration-level scheduling, this engine" : "Requests by iteration";
+    if (isOn && !this.burst) find("result").textContent = "Send a burst to compare.";
+    this.redraw();
+  }
+}
+
+function batchText(last) {
+  const chunks = last.members.filter((each) => each.kind === "chunk").length;
+  const counted = (count, name, names = `${name}s`) => `${count} ${count === 1 ? name : names}`;
+  const parts = [counted(last.increments.length, "increment")];
+  if (chunks) parts.push(counted(chunks, "chunk of a prompt", "chunks of prompts"));
+  const members = counted(last.members.length, "request");
+  return `iteration ${last.iteration}: ${counted(last.tokens, "token")} of ${members} (${parts.join(", ")})`;
+}
+
+function rowOf(request) {
+  const isOpen = request.state === "waiting" || request.state === "preempted";
+  return {
+    label: `#${request.n}`,
+    color: request.n % NUM_COLORS,
+    spans: request.spans,
+    open: isOpen ? { kind: request.state, first: request.since } : null,
+    end: request.state === "ended" ? request.end : null,
+  };
+}

@@ -1,0 +1,351 @@
+"""The playground in a real browser, on a desktop and on a phone: CONTRIBUTING.md says how to get the parts.
+
+Run: `python -m pytest -n 0 -m browser tests/playground`
+"""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orca_jax.timeline.spans import request_spans
+from tests.project.source import ROOT
+from tests.sched.lab import Lab
+from tests.serve.running import Server, running, wait_until
+from tests.timeline.test_live import WatchedLab
+from tests.timeline.traced import ONE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+AXE = ROOT / ".browser" / "package" / "axe.min.js"
+SIZES: dict[str, dict[str, Any]] = {
+    "desktop": {"viewport": {"width": 1440, "height": 900}},
+    "phone": {
+        "viewport": {"width": 390, "height": 844},
+        "is_mobile": True,
+        "has_touch": True,
+        "device_scale_factor": 2,
+    },
+}
+KEY = "sk-browser"
+MODEL = "preset:clock-10"  # an iteration takes 10 ms
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running("--max-num-seqs", "8", "--max-model-len", "512", model=MODEL) as started:
+        yield started
+
+
+class Shown:
+    """A page with a record of its faults."""
+
+    def __init__(self, browser: "Browser", size: str, **options: Any) -> None:
+        self.is_phone = size == "phone"
+        self.context = browser.new_context(**SIZES[size], **options)
+        self.page: Page = self.context.new_page()
+        self.faults: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", lambda line: self.faults.append(line.text) if line.type == "error" else None)
+
+    def show(self, pane: str) -> None:
+        """Bring a half of the page to the front; a desktop shows both."""
+        if self.is_phone:
+            self.page.tap(f"button[data-pane={pane}]")
+
+    def open(self, url: str) -> "Page":
+        self.page.goto(f"{url}/")
+        self.page.get_by_text("live", exact=True).wait_for()
+        return self.page
+
+    def ask(self, text: str, max_tokens: int = 16) -> None:
+        self.page.locator("#fields [name=max_tokens]").evaluate(
+            "(field, value) => { field.value = value; field.dispatchEvent(new Event('input', {bubbles: true})) }",
+            str(max_tokens),
+        )
+        self.page.fill("#input", text)
+        self.page.press("#input", "Enter")
+
+    def wait_for_answer(self, number: int = 0) -> None:
+        self.page.locator(".message:not(.user)").nth(number).get_by_text("Regenerate").wait_for()
+
+
+@pytest.fixture(params=SIZES)
+def shown(request: pytest.FixtureRequest, browser: "Browser") -> Iterator[Shown]:
+    shown = Shown(browser, request.param)
+    yield shown
+    shown.context.close()
+    assert shown.faults == []
+
+
+def text_of(page: "Page", selector: str) -> str:
+    return page.locator(selector).first.inner_text()
+
+
+def test_an_answer_arrives_with_its_figures(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    shown.ask("hello", 16)
+    shown.wait_for_answer()
+    assert text_of(page, ".message.user .body") == "hello"
+    assert re.search(r"16 tokens, [\d.]+ tokens/s, first token after \d+ ms, length", text_of(page, ".stats"))
+    assert page.locator(".token").count() == 16
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+
+
+def test_a_stop_ends_the_answer_and_the_request(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    shown.ask("hello", 400)
+    page.locator(".token").first.wait_for()
+    assert text_of(page, "#send") == "Stop"
+    page.click("#send")
+    shown.wait_for_answer()
+    assert "stopped here" in text_of(page, ".stats") and page.locator(".token").count() < 400
+    assert text_of(page, "#send") == "Send"
+    server.wait_idle()
+
+
+def test_an_edit_and_a_regeneration_replace_what_follows(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    for number, text in enumerate(("first", "second")):
+        shown.ask(text, 8)
+        shown.wait_for_answer(number)
+    assert page.locator(".message").count() == 4
+    page.locator(".message.user").first.get_by_text("Edit").click()
+    page.get_by_label("New text of the message").fill("changed")
+    page.get_by_text("Send again").click()
+    shown.wait_for_answer()
+    assert page.locator(".message").count() == 2 and text_of(page, ".message.user .body") == "changed"
+    before = text_of(page, ".message:not(.user) .body")
+    page.get_by_text("Regenerate").click()
+    shown.wait_for_answer()
+    assert page.locator(".message").count() == 2 and text_of(page, ".message:not(.user) .body") != before
+
+
+def test_tokens_show_their_alternatives_by_pointer_and_keyboard(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    shown.ask("hello", 8)
+    shown.wait_for_answer()
+    page.locator(".token").nth(2).click()
+    assert page.locator(".choices tr").count() >= 5 and page.locator(".choices .drawn").count() == 1
+    page.locator(".token").nth(2).click()
+    assert page.locator(".choices").count() == 0
+    page.get_by_role("button", name="Tokens").click()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "Enter"):
+        page.keyboard.press(key)
+    assert page.locator(".token").nth(1).get_attribute("aria-expanded") == "true"
+
+
+def test_prompts_parameters_and_exports(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    page.click("button[data-mode=prompt]")
+    page.click("#parameters summary")
+    for name, value in {"temperature": "0", "seed": "7", "stop": "a\nb"}.items():
+        page.fill(f"#fields [name={name}]", value)
+    shown.ask("it's", 4)
+    shown.wait_for_answer()
+    shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_text("Copy as curl").click()
+    command = page.evaluate("navigator.clipboard.readText()")
+    assert command.startswith(f"curl -N '{server.url}/v1/completions'") and "it'\\''s" in command
+    body = {"temperature": 0, "seed": 7, "max_tokens": 4, "stop": ["a", "b"]}
+    assert all(f'"{name}":{json.dumps(value, separators=(",", ":"))}' in command for name, value in body.items())
+    with page.expect_download() as download:
+        page.click("#export")
+    saved = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    assert saved["mode"] == "prompt" and [each["role"] for each in saved["messages"]] == ["user", "assistant"]
+    assert saved["messages"][1]["stats"]["tokens"] <= 4
+
+
+def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    shown.show("engine")
+    page.check("#compare")
+    assert text_of(page, "#result") == "Send a burst to compare."
+    page.select_option("#burst-size", "16")
+    page.click("#burst")
+    wait_until(lambda: int(text_of(page, "[data-figure=running]")) > 1)
+    page.locator("#burst:not(:disabled)").wait_for()
+    found = page.locator("#result", has_text="as late")
+    found.wait_for()
+    numbers = re.search(r"Iteration-level scheduling: (\d+) .*Request-level scheduling: (\d+)", found.inner_text())
+    assert numbers is not None and int(numbers[1]) < int(numbers[2])
+    pixels = "canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, 900, 400).data.buffer)).size"
+    assert all(page.locator(canvas).evaluate(pixels) > 20 for canvas in ("#rows", "#replay", "#batch"))
+    page.focus("#rows")
+    page.keyboard.press("ArrowUp")
+    assert re.match(r"Request \d+, iteration \d+: ", text_of(page, "#cell"))
+    page.click("#table-part summary")
+    page.locator("#table tr", has_text="ended (length)").nth(15).wait_for()
+
+
+def test_a_pause_ends_the_watch(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    shown.show("engine")
+    page.click("#pause")
+    assert text_of(page, "#state") == "paused" and text_of(page, "#pause") == "Resume"
+    page.click("#pause")
+    page.get_by_text("live", exact=True).wait_for()
+
+
+def test_the_theme_is_kept(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    for theme in ("light", "dark"):
+        page.click("#theme")
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+    page.reload()
+    page.get_by_text("live", exact=True).wait_for()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 27)"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_server_with_keys_asks_for_one(browser: "Browser", size: str) -> None:
+    with running("--api-key", KEY, model=MODEL, api_key=KEY) as server:
+        shown = Shown(browser, size)
+        page = shown.page
+        page.goto(f"{server.url}/")
+        page.fill("#key", "sk-wrong")
+        page.get_by_role("button", name="Use key").click()
+        page.get_by_text("not one of the server's").wait_for()
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Enter the API key").click()
+        page.fill("#key", KEY)
+        page.get_by_role("button", name="Use key").click()
+        page.get_by_text("live", exact=True).wait_for()
+        shown.ask("hello", 4)
+        shown.wait_for_answer()
+        shown.context.close()
+        assert all("401" in fault for fault in shown.faults)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_axe_finds_no_serious_fault(browser: "Browser", server: Server, size: str, scheme: Any) -> None:
+    if not AXE.exists():
+        pytest.skip("needs axe-core")
+    shown = Shown(browser, size, color_scheme=scheme, bypass_csp=True)
+    page = shown.open(server.url)
+    shown.ask("hello", 6)
+    shown.wait_for_answer()
+    page.locator(".token").nth(2).click()
+    page.click("#parameters summary")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    check(page)
+    shown.show("engine")
+    page.check("#compare")
+    page.click("#burst")
+    page.click("#table-part summary")
+    page.locator("#burst:not(:disabled)").wait_for(timeout=60_000)
+    check(page)
+    shown.context.close()
+
+
+def check(page: "Page") -> None:
+    found = page.evaluate("axe.run()")
+    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+    assert not [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in serious]
+    assert len(found["passes"]) > 20
+
+
+PIECES: list[tuple[list[tuple[str, list[str]]], list[str]]] = [
+    ([("one two", ["one", " two"])], ["one", " two"]),
+    ([("one", ["one", "<end>"])], ["one"]),
+    ([("", ["bytes:\\xe2"]), ("\u20ac!", ["bytes:\\x82\\xac", "!"])], ["\u20ac", "!"]),
+    ([("a\u20ac", ["a", "bytes:\\xe2", "bytes:\\x82\\xac"])], ["a", "\u20ac"]),
+    ([("", ["st"]), ("step", ["ep"])], ["st", "ep"]),  # held back, since it could begin a stop string
+    ([("no tokens", [])], []),
+]
+
+
+def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> None:
+    shown = Shown(browser, "desktop")
+    page = shown.open(server.url)
+    script = """async (pieces) => {
+      const body = document.createElement("div");
+      const text = new (await import("/playground/tokens.js")).TokenText(body);
+      const made = (tokens) => tokens.map((each) => ({ text: each, logprob: 0, top: [] }));
+      for (const [piece, tokens] of pieces) text.add(piece, made(tokens));
+      return [body.textContent, [...body.querySelectorAll(".token")].map((each) => each.textContent)];
+    }"""
+    for pieces, spans in PIECES:
+        assert page.evaluate(script, pieces) == ["".join(text for text, _ in pieces), spans]
+    shown.context.close()
+
+
+def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Server) -> None:
+    """Requests that wait, are preempted and recomputed: the page's spans against those of `request_spans`."""
+    lab = WatchedLab(max_bs=3, page_size=2, shape=ONE._replace(budget=6, num_pages=8))
+    lines = lab.watch()
+    for name, prompt, generated in (("A", 3, 6), ("B", 5, 7), ("C", 2, 4), ("D", 9, 2)):
+        lab.add(name, prompt, generated)
+    lab.run()
+    shown = Shown(browser, "desktop")
+    page = shown.open(server.url)
+    script = """async (lines) => {
+      const timeline = new (await import("/playground/timeline.js")).Timeline();
+      for (const line of lines) timeline.take(line);
+      const of = ({ kind, first, last, tokens }) => [kind, first, last, tokens];
+      return [...timeline.requests.values()].map((each) => [each.state, each.generated, each.spans.map(of)]);
+    }"""
+    found = page.evaluate(script, lines)
+    run = lab.timeline
+    assert any(iteration.preempted for iteration in run.iterations), "no request was preempted"
+    for (state, generated, spans), (n, expected) in zip(found, request_spans(run).items(), strict=True):
+        assert (state, generated) == ("ended", run.ends[n].generated)
+        assert spans == joined([(each.kind, each.first, each.last, each.tokens) for each in expected])
+    again = page.evaluate(script, [*lines, {"start": {**lines[0]["start"], "num_arrived": 0}}])
+    assert again == [], "another engine counts from 0"
+    shown.context.close()
+
+
+def joined(spans: list[tuple[str, int, int, int]]) -> list[list[Any]]:
+    """Waits for different reasons joined, and spans of admitted requests without work left out."""
+    result: list[list[Any]] = []
+    for kind, first, last, tokens in spans:
+        if result and result[-1][0] == kind and result[-1][2] == first - 1 and kind in ("waiting", "preempted"):
+            result[-1][2] = last
+        elif kind != "idle":
+            result.append([kind, first, last, tokens])
+    return result
+
+
+def test_the_replay_is_that_of_the_scheduler(browser: "Browser", server: Server) -> None:
+    """The page's rule against `RequestLevelScheduler` on random bursts."""
+    shown = Shown(browser, "desktop")
+    page = shown.open(server.url)
+    draws = random.Random(5)
+    for _ in range(20):
+        size = draws.randrange(1, 5)
+        requests = [(draws.randrange(1, 9), draws.randrange(1, 9)) for _ in range(draws.randrange(1, 12))]
+        lab = Lab("request_level", max_bs=size, n_slots=1000)
+        ends: dict[str, int] = {}
+        for number, request in enumerate(requests):
+            lab.add(str(number), *request)
+        while lab.engine.has_work:
+            for update in lab.engine.step():
+                if update.finish_reason is not None:
+                    ends[update.request_id] = lab.engine.stats.iterations
+        script = "async ([lengths, size]) => (await import('/playground/replay.js')).requestLevel(lengths, size)"
+        replay = page.evaluate(script, [requests, size])
+        assert [row["end"] for row in replay["rows"]] == [ends[str(i)] for i in range(len(requests))]
+        assert replay["total"] == lab.engine.stats.iterations
+    shown.context.close()
