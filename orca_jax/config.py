@@ -49,6 +49,16 @@ class LayerKind(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in place of each MLP. The width of an expert is `ModelConfig.mlp_dim`."""
+
+    count: int  # experts of a layer
+    per_token: int  # those that a token goes through
+    is_normalised: bool = True  # the weights of a token's experts have the sum 1
+    shared_dim: int = 0  # width of an additional expert of all tokens; 0: there is none
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder. Families differ only in these values and in the names of weights."""
 
@@ -59,7 +69,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    mlp_dim: int
+    mlp_dim: int  # of the MLP, or of each expert
     max_positions: int
     norm: Literal["layernorm", "rmsnorm"]
     norm_eps: float
@@ -83,7 +93,14 @@ class ModelConfig:
     embedding_scale: float = 1.0  # factor on token embeddings, rounded in the type of the parameters
     norm_offset: float = 0.0  # added to the scales of all norms
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
+    experts: ExpertsConfig | None = None  # in all layers; None: each layer has one MLP
     decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
+
+    @property
+    def active_mlp_dim(self) -> int:
+        """The width of all MLPs of a layer that a token goes through."""
+        experts = self.experts
+        return self.mlp_dim if experts is None else self.mlp_dim * experts.per_token + experts.shared_dim
 
     @cached_property
     def score_scale(self) -> float:

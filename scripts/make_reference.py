@@ -173,6 +173,29 @@ CASES: Mapping[str, Case] = {
         },
     ),
     "olmo2": like_llama("olmo2"),
+    "mixtral": like_llama(
+        "mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=10, intermediate_size=24
+    ),
+    "qwen3_moe": like_llama("qwen3_moe", head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12),
+    "qwen3_moe-normalised": like_llama(
+        "qwen3_moe",
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=12,
+        norm_topk_prob=True,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=8,
+    ),
+    "qwen2_moe": like_llama(
+        "qwen2_moe",
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=20,
+    ),
+    "olmoe": like_llama("olmoe", num_experts=6, num_experts_per_tok=2, intermediate_size=12),
     "qwen2-mixed-windows": like_llama(
         "qwen2", num_hidden_layers=3, use_sliding_window=True, max_window_layers=1, sliding_window=7
     ),

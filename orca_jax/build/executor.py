@@ -148,6 +148,7 @@ def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -
 
 def _unstacked(decoder: Decoder, platform: str) -> Decoder:
     """The same decoder in the form that suits the platform."""
-    if platform != "tpu":  # on CPUs and GPUs a scan over layers would copy the weights of every layer
+    # On CPUs and GPUs a scan over layers copies the weights of every layer, on TPUs only those of experts.
+    if platform != "tpu" or decoder.config.experts is not None:
         decoder.unstack(switched=platform == "cpu")
     return decoder

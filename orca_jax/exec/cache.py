@@ -124,8 +124,14 @@ def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_mode
     """An upper estimate of the memory of programs beside weights and cache, in bytes on one of `shards` devices.
 
     It includes one layer's float32 activations, the history of all rows, and the full sampler's copies of the device's
-    logits: original and changed ones, counts of tokens, and the ordered ones of a draw.
+    logits: original and changed ones, counts of tokens, and the ordered ones of a draw. With experts it includes copies
+    of each token for each of its experts, and a copy of the weights of one expert.
     """
-    activations = 4 * num_tokens * (8 * model.embed_dim + 3 * model.mlp_dim + 4 * model.num_heads * model.head_dim)
+    embed, experts, width = model.embed_dim, model.experts, 3 * model.active_mlp_dim
+    if experts is not None:
+        width += 4 * experts.per_token * embed
+    activations = 4 * num_tokens * (8 * embed + width + 4 * model.num_heads * model.head_dim)
+    if experts is not None:
+        activations += 4 * 3 * embed * model.mlp_dim // shards
     logits = 4 * sampler_width(num_rows) * padded_vocab(model, shards) // shards
     return activations + 10 * logits + 4 * num_rows * max_model_len

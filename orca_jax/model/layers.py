@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
@@ -33,16 +34,24 @@ class Maker:
         dtype: type of every parameter.
         rngs: source of keys.
         span: the layers on the leading axis, or None for parameters outside the blocks.
+        mesh: the devices of the model, for layers that are partitioned by hand; None: one device.
     """
 
-    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs, span: LayerSpan | None = None) -> None:
+    def __init__(
+        self,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        span: LayerSpan | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
+    ) -> None:
         self.dtype = dtype
         self.rngs = rngs
         self.span = span
+        self.mesh = mesh
 
     def stacked(self, span: LayerSpan) -> "Maker":
         """A maker of parameters with a leading axis for the layers of `span`."""
-        return Maker(self.dtype, self.rngs, span)
+        return Maker(self.dtype, self.rngs, span, self.mesh)
 
     def skip(self) -> None:
         """Use up the key of a random parameter of another stage, so that the values do not depend on the stages."""
@@ -187,8 +196,8 @@ def _scores_of_rows(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> 
 class Mlp(nnx.Module):
     """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection."""
 
-    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
-        inner = ((config.embed_dim, config.mlp_dim), ("embed", "mlp"))
+    def __init__(self, make: Maker, config: ModelConfig, out_std: float, width: int | None = None) -> None:
+        inner = ((config.embed_dim, config.mlp_dim if width is None else width), ("embed", "mlp"))
         self.activation = config.activation
         self.gate = nnx.data(Linear(make, *inner, bias=config.mlp_bias) if config.gated_mlp else None)
         self.up = Linear(make, *inner, bias=config.mlp_bias)

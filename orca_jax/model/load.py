@@ -44,20 +44,21 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 
 
 def decoder_builder(
-    config: ModelConfig, dtype: DType, shards: int, seed: int = 0, span: LayerSpan | None = None
+    config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, seed: int = 0, span: LayerSpan | None = None
 ) -> Callable[[], Decoder]:
-    """A function to trace that creates the decoder, or one stage of it, with random values for `shards` devices.
+    """A function to trace that creates the decoder, or one stage of it, with random values for a mesh.
 
     Raises:
         ConfigError: a decoder from outside this package cannot have stages.
     """
+    shards = tensor_parallel_size(mesh)
     rows, held = padded_vocab(config, shards), on_shards(config, shards)
     if (name := config.decoder) is not None:
         if span is not None and not span.is_whole:
             message = f"decoder {name} has no pipeline stages; leave pipeline_parallel_size out"
             raise ConfigError(message, param="pipeline_parallel_size")
         return lambda: build_own(name, held, dtype, nnx.Rngs(seed), rows)
-    return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span)
+    return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, mesh=mesh)
 
 
 def abstract_decoder(
@@ -68,9 +69,8 @@ def abstract_decoder(
     Raises:
         ConfigError: the model cannot be split evenly over the mesh.
     """
-    shards = tensor_parallel_size(mesh)
-    check_divisible(config, shards)
-    structure, state = nnx.split(nnx.eval_shape(decoder_builder(config, dtype, shards, span=span)))
+    check_divisible(config, tensor_parallel_size(mesh))
+    structure, state = nnx.split(nnx.eval_shape(decoder_builder(config, dtype, mesh, span=span)))
     shapes: nnx.State = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         state,
@@ -90,7 +90,7 @@ def random_decoder(
         ConfigError: the model cannot be split evenly over the mesh.
     """
     _, shapes = abstract_decoder(config, dtype, mesh, span)
-    build = decoder_builder(config, dtype, tensor_parallel_size(mesh), seed, span)
+    build = decoder_builder(config, dtype, mesh, seed, span)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     create = jax.jit(lambda: nnx.state(build()), out_shardings=shardings)
     structure, _ = nnx.split(nnx.eval_shape(build))

@@ -21,7 +21,8 @@ MESH_AXES: Mapping[str, str | None] = {
     "heads": TENSOR_AXIS,  # query heads times head dim
     "kv_heads": TENSOR_AXIS,  # key/value heads times head dim
     "head_dim": None,
-    "mlp": TENSOR_AXIS,
+    "mlp": TENSOR_AXIS,  # width of the MLP or of each expert
+    "experts": None,
     "vocab": TENSOR_AXIS,
 }
 
@@ -93,6 +94,8 @@ def check_divisible(config: ModelConfig, shards: int) -> None:
 def _uneven(config: ModelConfig, shards: int) -> list[str]:
     """The reasons for which `shards` devices cannot share the model."""
     sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
+    if config.experts is not None and config.experts.shared_dim:
+        sizes["width of the shared expert"] = config.experts.shared_dim
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]
     reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
     if shards % config.num_kv_heads and config.num_kv_heads % shards:

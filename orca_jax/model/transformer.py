@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
+from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.stages import LayerSpan, of_span, whole
@@ -27,7 +28,9 @@ class Block(nnx.Module):
         self.attention_norm = Norm(make, config)
         self.attention = Attention(make, config, out_std)
         self.mlp_norm = Norm(make, config)
-        self.mlp = Mlp(make, config, out_std)
+        self.mlp = (
+            Mlp(make, config, out_std) if config.experts is None else Experts(make, config, config.experts, out_std)
+        )
         has_both = config.residual == "both_norms"
         self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
         self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
@@ -104,17 +107,25 @@ class Decoder(nnx.Module):
         rngs: source of the random values.
         vocab_rows: rows of the embedding table, at least `config.vocab_size`; padding rows are zeros.
         span: the layers of this stage; None for all. A stage has only the tables that it reads.
+        mesh: the devices; None: one device.
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int, span: LayerSpan | None = None
+        self,
+        config: ModelConfig,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        vocab_rows: int,
+        span: LayerSpan | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
     ) -> None:
         self.config = config
         self.span = span = span or whole(config)
         self.num_layers = span.size
         self.of_stage = of_span(config, span)
         self.is_first = span.is_first
-        make, tied = Maker(dtype, rngs), config.tied_embeddings
+        make, tied = Maker(dtype, rngs, mesh=mesh), config.tied_embeddings
 
         def table(rows: int, axis: str, used: int | None, *, is_read: bool) -> Table | None:
             if not is_read:

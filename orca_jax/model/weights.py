@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,18 @@ class Files:
 
 @dataclass(frozen=True)
 class ParameterSource:
-    """The source of a parameter: a row of the family's table, and the key of each layer (or a single key)."""
+    """The source of a parameter: a row of the family's table, and the key of each layer (or a single key).
+
+    If each layer has `experts` tensors, the keys of a layer are next to each other.
+    """
 
     weight: Weight
     keys: tuple[str, ...]
+    experts: int = 1
 
     def of_layers(self, first: int) -> "ParameterSource":
         """The source for the layers from `first` on."""
-        return replace(self, keys=self.keys[first:]) if self.weight.stacked else self
+        return replace(self, keys=self.keys[first * self.experts :]) if self.weight.stacked else self
 
 
 def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
@@ -87,10 +92,7 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
             logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
         if not files.tensors:
             raise CheckpointError(str(directory), files.problems or ["the files contain no tensors"])
-        if config.num_layers > len(files.tensors) + len(
-            files.unreadable
-        ):  # otherwise one line for each of a billion layers
-            problem = f"config.json: {config.num_layers} layers, but the files contain {len(files.tensors)} tensors"
+        if problem := _too_many_layers(config, files):
             raise CheckpointError(str(directory), [*files.problems, problem])
         sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
         problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
@@ -106,6 +108,19 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
     if problems:
         raise CheckpointError(str(directory), problems)
     return with_parameters(wanted.shapes, values)
+
+
+def _too_many_layers(config: ModelConfig, files: Files) -> str | None:
+    """The problem of fewer tensors than layers or experts: otherwise there is one line for each of a billion."""
+    count = _num_experts(config)
+    if config.num_layers * count <= len(files.tensors) + len(files.unreadable):
+        return None
+    layers = f"{config.num_layers} layers" if count == 1 else f"{config.num_layers} layers of {count} experts"
+    return f"config.json: {layers}, but the files contain {len(files.tensors)} tensors"
+
+
+def _num_experts(config: ModelConfig) -> int:
+    return 1 if config.experts is None else config.experts.count
 
 
 def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelConfig:
@@ -223,14 +238,15 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
 def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> ParameterSource:
     """The keys of a parameter's tensors. Each has the first of the family's prefixes that gives an existing key."""
     layers = range(config.num_layers) if weight.stacked else (None,)
+    experts = range(_num_experts(config)) if weight.is_of_experts else (None,)
     prefixes = family.prefixes if weight.prefixed else ("",)
     keys = []
-    for layer in layers:
-        names = [name.format(layer=layer) for name in (weight.key, *weight.others)]
+    for layer, expert in product(layers, experts):
+        names = [name.format(layer=layer, expert=expert) for name in (weight.key, *weight.others)]
         candidates = [prefix + name for name in names for prefix in prefixes]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
-    return ParameterSource(weight, tuple(keys))
+    return ParameterSource(weight, tuple(keys), len(experts))
 
 
 def _compare(
@@ -261,7 +277,7 @@ def _compare(
 
 def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a tensor in the checkpoint, from the shape of the parameter."""
-    *rest, last = shape[1:] if weight.stacked else shape
+    *rest, last = shape[weight.stacked + weight.is_of_experts :]
     if weight.first_row:
         rest[0] += weight.first_row
     whole = (*rest, last if weight.part is None else weight.part.num_columns)
@@ -292,7 +308,7 @@ def _read(
     if source.weight.stacked:
         stack = np.empty([len(bound) for bound in bounds], dtype)
         for place, layer in enumerate(bounds[0]):
-            stack[place] = _cut(source, layer, bounds[1:], files, dtype)
+            stack[place] = _layer(source, layer, bounds[1:], files, dtype)
         return stack
     rows = range(min(bounds[0].start, stored[0]), min(bounds[0].stop, stored[0]))
     values = _cut(source, 0, [rows, *bounds[1:]], files, dtype)
@@ -300,9 +316,19 @@ def _read(
     return np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)]) if padding else values
 
 
-def _cut(source: ParameterSource, layer: int, bounds: list[range], files: Files, dtype: jnp.dtype) -> np.ndarray:
-    """Read the slice `bounds` of one layer's parameter, in its orientation."""
-    weight, key = source.weight, source.keys[layer]
+def _layer(source: ParameterSource, layer: int, bounds: list[range], files: Files, dtype: jnp.dtype) -> np.ndarray:
+    """Read the slice `bounds` of one layer's parameter, with the experts on its first axis if it has experts."""
+    if not source.weight.is_of_experts:
+        return _cut(source, layer, bounds, files, dtype)
+    stack = np.empty([len(bound) for bound in bounds], dtype)
+    for place, expert in enumerate(bounds[0]):
+        stack[place] = _cut(source, layer * source.experts + expert, bounds[1:], files, dtype)
+    return stack
+
+
+def _cut(source: ParameterSource, number: int, bounds: list[range], files: Files, dtype: jnp.dtype) -> np.ndarray:
+    """Read the slice `bounds` of one layer's or expert's parameter, in its orientation."""
+    weight, key = source.weight, source.keys[number]
     if any(len(bound) == 0 for bound in bounds):
         return np.zeros([len(bound) for bound in bounds], dtype)
     cut = [slice(bound.start, bound.stop) for bound in bounds]

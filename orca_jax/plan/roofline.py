@@ -71,12 +71,33 @@ def stage_seconds(
     table = padded_vocab(model, split.tensor) * model.embed_dim * itemsize // split.tensor
     tables = span.is_first + (span.is_last and not (span.is_first and model.tied_embeddings))
     layers = stage.weights - tables * table
-    products = max(layers / bandwidth, 2 * work.tokens * layers / itemsize / flops)
+    read, active = _used_weights(model, layers, span.size * itemsize / split.tensor, work.tokens)
+    products = max(read / bandwidth, 2 * work.tokens * active / itemsize / flops)
     slot = 2 * on_shards(model, split.tensor).num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
     scores = 4 * model.num_heads * model.head_dim
     attention = span.size / split.tensor * max(slot * work.read / bandwidth, scores * work.pairs / flops)
     unembedding = max(table / bandwidth, 2 * work.sampled * table / itemsize / flops) if span.is_last else 0.0
     return products + attention + unembedding + _sums(model, span.size, split.tensor, work.tokens, link)
+
+
+def _used_weights(model: ModelConfig, layers: int, each: float, tokens: float) -> tuple[float, float]:
+    """Bytes of the layers' weights: those read in an iteration, and those that a token goes through.
+
+    Expected are independent tokens, and experts that are equally probable.
+
+    Args:
+        model: the configuration.
+        layers: bytes of all weights of the stage's layers on a device.
+        each: bytes of the same number in every layer, on a device.
+        tokens: of the iteration.
+    """
+    experts = model.experts
+    if experts is None:
+        return layers, layers
+    of_experts = each * experts.count * (2 + model.gated_mlp) * model.embed_dim * model.mlp_dim
+    share = experts.per_token / experts.count
+    in_use = 1 - (1 - share) ** tokens
+    return layers - of_experts * (1 - in_use), layers - of_experts * (1 - share)
 
 
 def _sums(model: ModelConfig, layers: int, tensor: int, tokens: float, link: float) -> float:

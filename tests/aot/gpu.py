@@ -26,7 +26,7 @@ from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.layers import Maker, Table
 from orca_jax.model.load import decoder_builder, tensor_mesh
-from orca_jax.model.sharding import param_shardings, tensor_parallel_size
+from orca_jax.model.sharding import param_shardings
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_cuda
 from tests.aot.ptx import TENSOR_ALIGNMENT, tensor_addresses
@@ -153,7 +153,7 @@ def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Deco
     """Abstract parameters with separate arrays for each layer, as in an engine on a GPU."""
 
     def build() -> Decoder:
-        decoder = decoder_builder(model, "bfloat16", tensor_parallel_size(mesh))()
+        decoder = decoder_builder(model, "bfloat16", mesh)()
         decoder.unstack()
         return decoder
 

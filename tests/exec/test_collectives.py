@@ -9,7 +9,7 @@ import jax
 import pytest
 from flax import nnx
 
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, RopeConfig
+from orca_jax.config import CacheConfig, ExecutorConfig, ExpertsConfig, ModelConfig, RopeConfig
 from orca_jax.exec.programs import ProgramName, Programs
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from tests.exec.test_executor import MODEL
@@ -32,6 +32,7 @@ LLAMA = replace(
     tied_embeddings=False,
     rope=RopeConfig(10000.0),
 )
+EXPERTS = replace(LLAMA, experts=ExpertsConfig(4, 2, shared_dim=32))
 EMBEDDING = GPT2.embed_dim
 type Form = Literal["scanned", "unrolled", "switched"]
 _COLLECTIVE = re.compile(
@@ -79,6 +80,8 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
         (GPT2, 4, "scanned"),
         (LLAMA, 2, "unrolled"),
         (LLAMA, 4, "switched"),  # with two copies of each key/value head
+        (EXPERTS, 2, "switched"),
+        pytest.param(EXPERTS, 4, "scanned", marks=pytest.mark.slow),
     ],
 )
 def test_a_layer_has_two_all_reduces(model: ModelConfig, devices: int, form: Form) -> None:

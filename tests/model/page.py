@@ -22,15 +22,25 @@ with quantised weights are refused.
 |---|---|---|
 """
 _TESTED = """
-Models with experts or sound are not supported. Images are not either: of a model for images and texts (`gemma3`), the
-part for texts is served, and the weights of the other parts are not loaded. Whatever the family, a key of `config.json`
-that could change the results and is not implemented is refused by its name ([quickstart.md](quickstart.md), Your own
-Hugging Face model). Some directories of the Hub, such as those of Phi-3, name code of their own in `auto_map`. It is
-never run: remove the key if transformers has the class.
+Models in which only some layers have experts are not supported, and sound is not. Images are not either: of a model for
+images and texts (`gemma3`), the part for texts is served, and the weights of the other parts are not loaded. Whatever
+the family, a key of `config.json` that could change the results and is not implemented is refused by its name
+([quickstart.md](quickstart.md), Your own Hugging Face model). Some directories of the Hub, such as those of Phi-3, name
+code of their own in `auto_map`. It is never run: remove the key if transformers has the class.
 
 Tensor parallelism, pipeline stages, schedulers and prefix caching do not depend on the family. Sliding windows may be
 those of all layers or of some, as in Gemma and in Qwen with `max_window_layers` or `layer_types`. Tokens outside a
 window are masked, not forgotten: the KV cache still holds all tokens of a request in all layers.
+
+## Experts
+
+A mixture of experts is part of the layers, so that chunks, preemption, tensor parallelism and stages work as with other
+models. Each device has a part of the width of every expert (`moe_intermediate_size`, or `intermediate_size` of Mixtral
+and OLMoE): `--tensor-parallel-size` must divide it. There is no expert parallelism. Files must have a tensor for each
+expert, as published and as written by `save_pretrained` by default. On a CPU and on a TPU only the chosen experts are
+computed. On a GPU all experts are computed for each token, which costs long prompts time; see
+[benchmarks.md](benchmarks.md). Keys of training, such as `router_aux_loss_coef` and `router_jitter_noise`, have no
+effect.
 
 ## Tested shapes
 
@@ -76,10 +86,19 @@ def _options(config: ModelConfig) -> str:
         "post-norms": config.residual == "post_norm",
         "pre- and post-norms": config.residual == "both_norms",
         "parallel residual": config.residual == "parallel",
+        _experts(config): config.experts is not None,
         f"rope {rope.kind}" if rope else "": rope is not None and rope.kind != "default",
         f"{rope.rotated_dim} rotated dims" if rope else "": rope is not None and rope.rotated_dim is not None,
     }
     return ", ".join(option for option, is_set in options.items() if is_set)
+
+
+def _experts(config: ModelConfig) -> str:
+    experts = config.experts
+    if experts is None:
+        return ""
+    shared = " and a shared one" if experts.shared_dim else ""
+    return f"{experts.per_token} of {experts.count} experts{shared}"
 
 
 if __name__ == "__main__":

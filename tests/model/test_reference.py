@@ -28,6 +28,8 @@ def is_slow(name: str, size: int) -> bool:
     """True for models whose shares on many devices are those of a Llama or a GPT-2, and for variants of a family."""
     if name in MIXED:
         return (name, size) not in {("gemma2", 1), ("gemma3", 2)}
+    if read_model_config(REFERENCE / name).experts is not None:
+        return (name, size) not in (("mixtral", 1), ("qwen2_moe", 2))
     return size > 2 and not name.startswith(("gpt2", "llama", "olmo2"))
 
 

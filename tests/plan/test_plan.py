@@ -12,7 +12,7 @@ import pytest
 
 from orca_jax.build.executor import place_model
 from orca_jax.build.resolve import resolve
-from orca_jax.config import EngineConfig, ModelConfig
+from orca_jax.config import EngineConfig, ExpertsConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import weight_bytes
 from orca_jax.model.describe import read_model_config
@@ -50,7 +50,7 @@ def test_weights_by_hand() -> None:
     assert stage_weights(TINY, "float32", 1, last) == 4 * (TINY_LAYER + 512 * 64 + 2 * 64)  # tied: the table again
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama-3.2-1b", "llama-3-8b"])
+@pytest.mark.parametrize("model", ["gpt2", "llama-3.2-1b", "llama-3-8b", "mixtral-8x7b"])
 @pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (4, 1), (2, 3)])
 def test_weights_are_those_of_the_engine(model: str, tensor: int, stages: int) -> None:
     config = read_model_config(f"preset:{model}")
@@ -137,6 +137,27 @@ def test_the_slower_stage_sets_the_pace() -> None:
     first = (4 * (TINY_LAYER + 1024 * 64) + ROWS * 512 * slot) / 1e9
     assert times.token_seconds == pytest.approx(2 * max(first, last))
     assert times.tokens_per_second == pytest.approx(2 * ROWS / times.token_seconds)
+
+
+def test_an_iteration_reads_the_experts_in_use() -> None:
+    """A token goes through 2 of 8 experts; an iteration of four tokens reads 1 - 0.75 ** 4 of all."""
+    one = replace(TINY, gated_mlp=True, tied_embeddings=False)
+    many = replace(one, experts=ExpertsConfig(8, 2))
+    expert = 2 * 3 * 64 * 256 * 4  # layers, products, bytes
+    read = device(10 * GIB, flops=1e30)
+    for model, experts in ((one, 0.0), (many, 8 * (1 - 0.75**ROWS))):
+        memory = fit(model, Split(1, 1), read, DEMAND)
+        times = expected_times(model, memory, read, DEMAND, 100, EXACT)
+        (stage,) = memory.stages
+        rest = stage.weights - 512 * 64 * 4 - (8 * expert if model.experts else 0)  # less the embedding's table
+        cache = ROWS * 512 * 2 * 2 * 64 * 4
+        assert times.token_seconds == pytest.approx((rest + experts * expert + cache) / 1e9)
+    work = device(10 * GIB, bandwidth=1e30)
+    seconds = [
+        expected_times(model, fit(model, Split(1, 1), work, DEMAND), work, DEMAND, 100, EXACT).token_seconds
+        for model in (replace(one, experts=ExpertsConfig(8, active)) for active in (2, 3))
+    ]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * ROWS * expert / 4 / 1e12)
 
 
 def test_sums_over_devices_take_time() -> None:

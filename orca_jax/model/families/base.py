@@ -36,8 +36,9 @@ class Weight:
     """The mapping of one tensor of a checkpoint to a parameter.
 
     `key` is its name without the family's prefix; "{layer}" stands for the layer's number, and the tensors of all
-    layers are stacked into one parameter. `path` is the parameter's path in the decoder. `transpose` turns [out, in]
-    into our [in, out]. If one tensor holds several parameters, `part` selects the columns. `prefixed` is False for
+    layers are stacked into one parameter, those of the experts "{expert}" of each layer as well. `path` is the
+    parameter's path in the decoder. `transpose` turns [out, in] into our
+    [in, out]. If one tensor holds several parameters, `part` selects the columns. `prefixed` is False for
     tensors outside the family's prefix. The parameter begins at row `first_row` of a tensor that is not stacked.
     `others` are names of the tensor in older files.
     """
@@ -52,8 +53,13 @@ class Weight:
 
     @property
     def stacked(self) -> bool:
-        """True if there is one tensor for each layer."""
+        """True if there is one tensor for each layer, or one for each of its experts."""
         return "{layer}" in self.key
+
+    @property
+    def is_of_experts(self) -> bool:
+        """True if there is one tensor for each expert of each layer."""
+        return "{expert}" in self.key
 
 
 def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:

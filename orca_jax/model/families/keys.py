@@ -151,6 +151,8 @@ _REMEDIES: Mapping[str, str] = {
     "quantization_config": "use the model's weights without quantization",
     "quantization": "use the model's weights without quantization",
     "compression_config": "use the model's weights without quantization",
+    "decoder_sparse_step": "all layers must have experts",
+    "mlp_only_layers": "all layers must have experts",
 }
 
 
@@ -161,7 +163,8 @@ def check_keys(hf: HfConfig, family: Family) -> None:
         ConfigError: a key is unknown, or has a value without support in the decoder. The error names the key.
     """
     for key, values in {**FIXED, **family.fixed}.items():
-        if key in hf and key not in family.keys and not any(is_same(hf[key], value) for value in values):
+        is_free = key in family.keys or key in family.harmless
+        if key in hf and not is_free and not any(is_same(hf[key], value) for value in values):
             remedy = _REMEDIES.get(key, "the decoder has no such option")
             message = f"config.json: {key} {short(hf[key])} is not supported; it must be {values[0]!r}: {remedy}"
             raise ConfigError(message, param=key)

@@ -133,7 +133,21 @@ def read_shape(
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    attention, mlp = "layers.{layer}.self_attn", "layers.{layer}.mlp"
+    return (*weights_beside_mlp(config), *mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=config.mlp_bias))
+
+
+def mlp_weights(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
+    """The weights of a gated MLP."""
+    return (
+        *linear(f"{key}.gate_proj", f"{path}.gate", bias=bias),
+        *linear(f"{key}.up_proj", f"{path}.up", bias=bias),
+        *linear(f"{key}.down_proj", f"{path}.down", bias=bias),
+    )
+
+
+def weights_beside_mlp(config: ModelConfig) -> tuple[Weight, ...]:
+    """All weights but those of the MLPs."""
+    attention = "layers.{layer}.self_attn"
     qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
     head_norms = (
         Weight(f"{attention}.q_norm.weight", "blocks.attention.query_norm.scale"),
@@ -148,9 +162,6 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         *(row for rows in projections for row in rows),
         *(head_norms if config.qk_norm else ()),
         *linear(f"{attention}.o_proj", "blocks.attention.out", bias=config.attention_out_bias),
-        *linear(f"{mlp}.gate_proj", "blocks.mlp.gate", bias=config.mlp_bias),
-        *linear(f"{mlp}.up_proj", "blocks.mlp.up", bias=config.mlp_bias),
-        *linear(f"{mlp}.down_proj", "blocks.mlp.down", bias=config.mlp_bias),
     )
 
 

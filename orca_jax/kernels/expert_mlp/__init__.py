@@ -1,0 +1,5 @@
+"""The MLPs of experts: each token of a batch goes through a few of them."""
+
+from orca_jax.kernels.expert_mlp.api import IMPLEMENTATIONS, expert_mlp
+
+__all__ = ["IMPLEMENTATIONS", "expert_mlp"]

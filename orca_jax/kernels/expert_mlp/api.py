@@ -1,0 +1,70 @@
+"""The gated MLPs of experts, each on its own tokens: one operation, and the table of its implementations.
+
+    dense   the oracle, and for GPUs: every expert on every token (`dense.py`)
+    blocks  for CPUs: a loop over the experts in use, each on blocks of its tokens (`blocks.py`)
+    ragged  for TPUs: `jax.lax.ragged_dot` on the tokens sorted by expert (`ragged.py`)
+
+XLA has ragged products for TPUs only. Elsewhere it computes them as products of every choice with every expert: even
+more work than the oracle. On a GPU a loop with a dynamic trip count waits for the host at every pass. There `dense`
+reads each expert once. This is all work of an iteration of many increments, but wastes arithmetic on long prompts.
+"""
+
+from collections.abc import Mapping
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.expert_mlp.blocks import by_blocks
+from orca_jax.kernels.expert_mlp.dense import by_all_experts
+from orca_jax.kernels.expert_mlp.parts import Activate, Implementation
+from orca_jax.kernels.expert_mlp.ragged import by_ragged_products
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "dense": by_all_experts,
+    "blocks": by_blocks,
+    "ragged": by_ragged_products,
+}
+"""The implementations by name. All run on every platform."""
+
+
+def expert_mlp(
+    x: Float[Array, "T E"],
+    chosen: Int[Array, "T C"],
+    weights: Float[Array, "T C"],
+    gate: Float[Array, "X E F"],
+    up: Float[Array, "X E F"],
+    down: Float[Array, "X F E"],
+    *,
+    activation: Activate,
+    implementation: str | None = None,
+) -> Float[Array, "T E"]:
+    """The weighted sum of the chosen experts' results for each token, in float32.
+
+    A token's result does not depend on the other tokens, except for rounding.
+
+    Args:
+        x: the tokens.
+        chosen: the different experts of each token; X experts exist.
+        weights: of these experts.
+        gate: the projections of all experts to the gate.
+        up: the projections to the vectors multiplied by the activated gate.
+        down: the projections back.
+        activation: applied to the gate.
+        implementation: a name of `IMPLEMENTATIONS`; None takes the default of the platform.
+
+    Raises:
+        NotImplementedError: the implementation does not exist.
+    """
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise NotImplementedError(f"expert_mlp has no implementation {implementation!r}; use one of {known}")
+
+    def run(name: str) -> Array:
+        return IMPLEMENTATIONS[name](x, chosen, weights, gate, up, down, activation)
+
+    if implementation is not None:
+        return run(implementation)
+    out: jax.Array = jax.lax.platform_dependent(
+        cpu=lambda: run("blocks"), tpu=lambda: run("ragged"), default=lambda: run("dense")
+    )
+    return out

@@ -1,0 +1,56 @@
+"""A loop over the experts in use, each on blocks of its tokens: for CPUs."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.expert_mlp.parts import Activate, one_expert, sort_choices
+
+SMALL, LARGE = 8, 32  # rows of a block
+_MANY = 16  # choices of an expert on average, from which blocks are large
+
+
+def block_rows(num_choices: int, num_experts: int) -> int:
+    """The rows of a block. Few choices of many experts fill small blocks only."""
+    return LARGE if num_choices >= _MANY * num_experts else SMALL
+
+
+def by_blocks(
+    x: Float[Array, "T E"],
+    chosen: Int[Array, "T C"],
+    weights: Float[Array, "T C"],
+    gate: Float[Array, "X E F"],
+    up: Float[Array, "X E F"],
+    down: Float[Array, "X F E"],
+    activation: Activate,
+) -> Float[Array, "T E"]:
+    """The arguments and the result of `api.expert_mlp`.
+
+    Rows are in the order of experts. The last block of an expert may reach into the rows of the next one: these results
+    have no meaning, and the next expert overwrites them.
+    """
+    choices, size = sort_choices(chosen, gate.shape[0]), block_rows(chosen.size, gate.shape[0])
+    rows = x[jnp.pad(choices.token, (0, size))]
+
+    def run(expert: Array, first: Array, out: Array) -> Array:
+        # Copied out of the stack, once for all blocks.
+        of_gate, of_up, of_down = (
+            lax.dynamic_index_in_dim(stack, expert, keepdims=False) for stack in (gate, up, down)
+        )
+
+        def block(index: Array, out: Array) -> Array:
+            start = first + index * size
+            results = one_expert(lax.dynamic_slice_in_dim(rows, start, size), of_gate, of_up, of_down, activation)
+            return lax.dynamic_update_slice_in_dim(out, results, start, 0)
+
+        return lax.fori_loop(0, (choices.sizes[expert] + size - 1) // size, block, out)
+
+    def step(expert: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        first, out = carry
+        count = choices.sizes[expert]
+        out = lax.cond(count > 0, run, lambda expert, first, out: out, expert, first, out)
+        return first + count, out
+
+    empty = jnp.zeros((rows.shape[0], x.shape[1]), jnp.float32)
+    _, out = lax.fori_loop(0, gate.shape[0], step, (jnp.int32(0), empty))
+    return choices.mix(out, weights)

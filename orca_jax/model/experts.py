@@ -1,0 +1,94 @@
+"""A mixture of experts in place of a block's MLP: a router chooses a few gated MLPs for each token.
+
+The tokens of all requests go through the experts together. The choice and the result of a token depend on this token
+alone, so that they do not depend on the batch. Padding goes through experts as well, and its results are not used.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ExpertsConfig, ModelConfig
+from orca_jax.kernels.expert_mlp import expert_mlp
+from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, matmul
+from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
+
+
+class Experts(nnx.Module):
+    """The router, the experts of a layer, and the shared expert of all tokens if the model has one.
+
+    Each device has a part of the width of every expert, so that the sum over devices is that of a dense MLP.
+    """
+
+    def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
+        self.mesh = make.mesh
+        self.activation = config.activation
+        self.per_token = experts.per_token
+        self.is_normalised = experts.is_normalised
+        embed, width, count = config.embed_dim, config.mlp_dim, experts.count
+        self.router = make((embed, count), ("embed", "experts"), "normal")
+        self.gate = make((count, embed, width), ("experts", "embed", "mlp"), "normal")
+        self.up = make((count, embed, width), ("experts", "embed", "mlp"), "normal")
+        self.down = make((count, width, embed), ("experts", "mlp", "embed"), "normal", out_std)
+        shared = SharedExpert(make, config, experts.shared_dim, out_std) if experts.shared_dim else None
+        self.shared = nnx.data(shared)
+
+    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """Apply to every token. The devices exchange nothing but the sum of their results."""
+        if self.mesh is None or self.mesh.size == 1:
+            return self._part(x)
+        structure, state = nnx.split(self)
+
+        def on_shard(state: nnx.State, x: Array) -> Array:
+            experts: Experts = nnx.merge(structure, state)
+            return jax.lax.psum(experts._part(x), TENSOR_AXIS)
+
+        split = jax.shard_map(
+            on_shard,
+            mesh=self.mesh,
+            in_specs=(_specs(state), PartitionSpec()),
+            out_specs=PartitionSpec(),
+            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+        )
+        with jax.named_scope("experts"):
+            summed: jax.Array = split(state, x)
+            return summed
+
+    def _part(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """This device's part of the sum."""
+        chosen, weights = self.route(x)
+        kernels = self.gate[...], self.up[...], self.down[...]
+        mixed = expert_mlp(x, chosen, weights, *kernels, activation=ACTIVATIONS[self.activation])
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+    def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:
+        """The experts of every token, the most probable first, and their weights."""
+        probabilities = jax.nn.softmax(matmul(x, self.router[...]))
+        weights, chosen = jax.lax.top_k(probabilities, self.per_token)
+        if self.is_normalised:
+            weights = weights / jnp.sum(weights, axis=1, keepdims=True)
+        return chosen, weights
+
+
+class SharedExpert(nnx.Module):
+    """An expert of all tokens. Each token weights it by a number of its own."""
+
+    def __init__(self, make: Maker, config: ModelConfig, width: int, out_std: float) -> None:
+        self.weight = make((config.embed_dim, 1), ("embed", "experts"), "normal")
+        self.mlp = Mlp(make, config, out_std, width)
+
+    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """Apply to every token. On several devices the result is this device's part of the sum."""
+        return jax.nn.sigmoid(matmul(x, self.weight[...])) * self.mlp(x)
+
+
+def _specs(state: nnx.State) -> nnx.State:
+    """The mesh axes of one layer's parameters. The leading axis of stacked ones has been removed."""
+
+    def spec(variable: nnx.Variable[Array]) -> nnx.Variable[PartitionSpec]:
+        return variable.replace(partition_spec(variable.get_metadata("axes")[-variable.get_value().ndim :]))
+
+    specs: nnx.State = nnx.map_state(lambda _, variable: spec(variable), state)
+    return specs

@@ -1,0 +1,51 @@
+"""The keys and weights shared by the families with experts."""
+
+from collections.abc import Mapping
+
+from orca_jax.config import ExpertsConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.families.base import Weight
+from orca_jax.model.families.values import HfConfig, get_int
+
+HARMLESS = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
+"""Keys of training: the loss that balances the experts, and noise on the inputs of the router."""
+
+EVERY_LAYER: Mapping[str, tuple[object, ...]] = {"decoder_sparse_step": (1, None), "mlp_only_layers": ([], None)}
+"""Keys for models in which only some layers have experts, with the values for experts in all layers."""
+
+
+def read_experts(
+    hf: HfConfig, count_key: str, defaults: tuple[int, int], *, is_normalised: bool, shared_dim: int = 0
+) -> ExpertsConfig:
+    """Read the number of experts, and of those of each token.
+
+    Args:
+        hf: the configuration.
+        count_key: the key of the number of experts.
+        defaults: of both numbers.
+        is_normalised: see `ExpertsConfig`.
+        shared_dim: see `ExpertsConfig`.
+
+    Raises:
+        ConfigError: a number is not a positive integer, or a token has more experts than there are.
+    """
+    count, per_token = get_int(hf, count_key, defaults[0]), get_int(hf, "num_experts_per_tok", defaults[1])
+    if per_token > count:
+        message = f"config.json: num_experts_per_tok {per_token} is more than {count_key} {count}"
+        raise ConfigError(message, param="num_experts_per_tok")
+    return ExpertsConfig(count, per_token, is_normalised, shared_dim)
+
+
+def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> tuple[Weight, ...]:
+    """Rows for the router and the experts of a layer.
+
+    Args:
+        key: of the block with both.
+        names: of the tensors of an expert, in the order gate, up, down.
+    """
+    expert = f"{key}.experts.{{expert}}"
+    rows = [
+        Weight(f"{expert}.{name}.weight", f"blocks.mlp.{ours}", transpose=True)
+        for name, ours in zip(names, ("gate", "up", "down"), strict=True)
+    ]
+    return Weight(f"{key}.gate.weight", "blocks.mlp.router", transpose=True), *rows

@@ -1,0 +1,120 @@
+"""All implementations of the experts' MLPs on one table of cases, against products of single tokens in float64."""
+
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, expert_mlp
+from orca_jax.kernels.expert_mlp.blocks import LARGE, SMALL, block_rows
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+class Case(NamedTuple):
+    """Sizes of a batch, and the share of experts that tokens choose from."""
+
+    name: str
+    tokens: int
+    per_token: int
+    experts: int
+    embed: int = 12
+    width: int = 20
+    used: float = 1.0
+    dtype: str = "float32"
+
+
+CASES = (
+    Case("one token", 1, 2, 4),
+    Case("one expert", 5, 1, 1),
+    Case("all experts of each token", 7, 4, 4),
+    Case("many experts, most without tokens", 9, 2, 33),
+    Case("few experts in use", 40, 2, 16, used=0.2),
+    Case("full blocks of one expert", 2 * SMALL, 1, 9, used=0.1),
+    Case("large blocks", 70, 2, 3),
+    Case("a large block and one row", LARGE + 1, 1, 2, used=0.5),
+    Case("bfloat16", 21, 3, 5, dtype="bfloat16"),
+)
+QUICK = ("large blocks",)
+UNIT = {"float32": 2e-6, "bfloat16": 2e-2}  # largest difference relative to products in float64
+
+
+@cache
+def inputs(case: Case) -> tuple[jax.Array, ...]:
+    draw = np.random.default_rng(3)
+    allowed = max(case.per_token, int(case.experts * case.used))
+    chosen = np.stack([draw.permutation(allowed)[: case.per_token] for _ in range(case.tokens)])
+    shape = case.experts, case.embed, case.width
+    kernels = [draw.normal(size=size) for size in (shape, shape, (case.experts, case.width, case.embed))]
+    x, weights = draw.normal(size=(case.tokens, case.embed)), draw.random(size=chosen.shape)
+    floats = jnp.asarray(x, jnp.float32), jnp.asarray(chosen, jnp.int32), jnp.asarray(weights, jnp.float32)
+    return *floats, *(jnp.asarray(kernel, case.dtype) for kernel in kernels)
+
+
+def one_by_one(case: Case) -> np.ndarray:
+    """The results, token by token and expert by expert."""
+    x, chosen, weights, gate, up, down = (np.asarray(value, np.float64) for value in inputs(case))
+    out = np.zeros_like(x)
+    for token, expert in np.ndindex(chosen.shape):
+        number = int(chosen[token, expert])
+        hidden = np.maximum(x[token] @ gate[number], 0) * (x[token] @ up[number])
+        out[token] += weights[token, expert] * (hidden @ down[number])
+    return out
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_case(case: Case, implementation: str) -> None:
+    out = expert_mlp(*inputs(case), activation=jax.nn.relu, implementation=implementation)
+    wanted = one_by_one(case)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_token_with_nan_disturbs_no_other(implementation: str) -> None:
+    """Such as padding, whose numbers have no meaning."""
+    case = CASES[6]
+    x, *others = inputs(case)
+    out = expert_mlp(x.at[3].set(jnp.nan), *others, activation=jax.nn.relu, implementation=implementation)
+    is_nan = np.isnan(np.asarray(out)).any(axis=1)
+    assert np.flatnonzero(is_nan).tolist() == [3]
+
+
+def test_on_a_cpu_experts_without_tokens_are_not_computed() -> None:
+    case = CASES[4]
+    x, chosen, weights, *kernels = inputs(case)
+    unused = np.setdiff1d(np.arange(case.experts), np.asarray(chosen))
+    assert len(unused) > case.experts / 2
+    broken = [kernel.at[unused].set(jnp.nan) for kernel in kernels]
+    out = expert_mlp(x, chosen, weights, *broken, activation=jax.nn.relu, implementation="blocks")
+    wanted = one_by_one(case)
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
+
+
+def test_the_default_of_a_cpu_is_blocks() -> None:
+    arguments = inputs(CASES[0])
+
+    def program(implementation: str | None) -> str:
+        run = jax.jit(lambda *args: expert_mlp(*args, activation=jax.nn.relu, implementation=implementation))
+        return run.trace(*arguments).lower(lowering_platforms=("cpu",)).as_text()
+
+    assert "stablehlo.while" in program("blocks") and "stablehlo.while" not in program("dense")
+    assert program(None).count("stablehlo.dot_general") == program("blocks").count("stablehlo.dot_general")
+    assert "stablehlo.while" in program(None)
+
+
+def test_sizes_of_blocks() -> None:
+    assert block_rows(8 * 16, 8) == LARGE
+    assert block_rows(8 * 16 - 1, 8) == SMALL
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"'loop'; use one of dense, blocks, ragged"):
+        expert_mlp(*inputs(CASES[0]), activation=jax.nn.relu, implementation="loop")
