@@ -16,6 +16,7 @@ OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
 AttentionName = Literal["tpu", "gpu", "triton", "gather", "xla", "reference"]  # see docs/kernels.md
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
+Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
 
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 
@@ -67,6 +68,7 @@ class ModelConfig:
     qk_norm: Literal["head", "all"] | None = None  # of queries and keys: of each head, or of all heads together
     residual: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"  # see model/transformer.py
     sliding_window: int | None = None  # tokens that each token sees, itself included, in all layers
+    quantization: Quantization | None = None  # of linear layers and tables of the vocabulary; None: plain weights
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
 
 
@@ -117,6 +119,7 @@ class EngineConfig:
     tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
     load_format: LoadFormat = "auto"
     dtype: DType | Literal["auto"] = "auto"
+    quantization: Quantization | None = None  # of the weights while loading; None: as in config.json
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs

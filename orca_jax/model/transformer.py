@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
+from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation
 from orca_jax.model.stages import LayerSpan, whole
 
@@ -88,16 +89,25 @@ class Decoder(nnx.Module):
         rngs: source of the random values.
         vocab_rows: rows of the embedding table, at least `config.vocab_size`; padding rows are zeros.
         span: the layers of this stage; None for all. A stage has only the tables that it reads.
+        shards: devices that share quantised parameters.
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs, vocab_rows: int, span: LayerSpan | None = None
+        self,
+        config: ModelConfig,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        vocab_rows: int,
+        span: LayerSpan | None = None,
+        shards: int = 1,
     ) -> None:
         self.config = config
         self.span = span = span or whole(config)
         self.num_layers = span.size
         self.is_first = span.is_first
-        make, tied = Maker(dtype, rngs), config.tied_embeddings
+        make = Maker(dtype, rngs, storage=Storage(config.quantization, shards))
+        tied = config.tied_embeddings
 
         def table(rows: int, axis: str, used: int | None, *, is_read: bool) -> Table | None:
             if not is_read:
