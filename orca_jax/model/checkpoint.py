@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
-from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
+from orca_jax.model.orbax_files import CONVERT_AGAIN, PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
 from orca_jax.model.parameters import (
     Wanted,
     copied_columns,
@@ -29,8 +29,8 @@ from orca_jax.model.parameters import (
     is_stacked,
     num_copies,
     stored_shape,
-    with_parameters,
 )
+from orca_jax.model.quantise import is_quantised_part
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.progress import Progress
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
-    """Write the parameters as `dtype` to the new folder `directory`/params."""
+    """Write the parameters as `dtype`, and quantised ones as they are, to the new folder `directory`/params."""
     assert isinstance(decoder.blocks, Block), "checkpoints hold stacked layers: save before `unstack`"
     tree: dict[str, Any] = {}
     for path, value in flat_parameters(nnx.state(decoder)).items():
@@ -50,7 +50,7 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
         for parent in parents:
             node = node.setdefault(parent, {})
         rows, copies = stored_shape(path, value.shape, decoder.config)[0], num_copies(path, decoder.config)
-        stored = np.asarray(value[:rows].astype(jnp.dtype(dtype)))
+        stored = np.asarray(value[:rows] if is_quantised_part(path) else value[:rows].astype(jnp.dtype(dtype)))
         node[name] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(tree))
@@ -71,6 +71,11 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
         CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other types.
     """
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
+    if any(keys[-2:] == ("kernel", "values") for keys in tree.leaves):
+        if wanted.kind is None:
+            problem = "the parameters are quantised, and config.json has no quantization_config for them"
+            raise CheckpointError(str(tree.folder), [problem], remedy=CONVERT_AGAIN)
+        wanted = wanted.as_held()
     leaves, of_model = flat_parameters(wanted.shapes), flat_parameters(wanted.of_model)
     sources, problems = _find(tree, list(of_model))
     stores = {}
@@ -81,16 +86,17 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
             problems.append(f"{path}: cannot be read: {first_line(error)}")
     problems += _compare(stores, of_model, config)
     values: dict[str, Array] = {}
-    for path, leaf in leaves.items() if not problems else ():
+    for number, (path, leaf) in enumerate(leaves.items() if not problems else (), start=1):
         try:
             first = wanted.first_layer if is_stacked(path) else 0
-            values[path] = _read(stores[path][first:], leaf, num_copies(path, config), config.head_dim)
+            array = _read(stores[path][first:], leaf, num_copies(path, config), config.head_dim)
+            values |= wanted.parts(path, array)
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
-        progress(len(values), len(leaves))
+        progress(number, len(leaves))
     if problems:
         raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
-    return with_parameters(wanted.shapes, values)
+    return wanted.filled(values)
 
 
 def _find(tree: StoredTree, wanted: Sequence[str]) -> tuple[dict[str, Keys], list[str]]:
@@ -148,8 +154,9 @@ def _compare(stores: Mapping[str, Any], wanted: Mapping[str, Any], config: Model
         shape, stored = stored_shape(path, wanted[path].shape, config), tuple(store.shape)
         if stored != shape:
             problems.append(f"{path}: shape {list(stored)}, the model needs {list(shape)}")
-        if store.dtype.name not in _FLOATS:
-            problems.append(f"{path}: type {store.dtype.name} is not supported, only {', '.join(_FLOATS)}")
+        types = (wanted[path].dtype.name,) if is_quantised_part(path) else _FLOATS
+        if store.dtype.name not in types:
+            problems.append(f"{path}: type {store.dtype.name} is not supported, only {', '.join(types)}")
         chunk = store.chunk_layout.read_chunk.shape or ()
         if stored == shape and any(part > max(size, 1) for part, size in zip(chunk, shape, strict=True)):
             problems.append(f"{path}: chunks of {list(chunk)} values are larger than the array")  # and than the memory

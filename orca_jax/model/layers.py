@@ -76,7 +76,7 @@ class Maker:
         if kind is None:
             return self(sizes, axes, "normal", std)
         check_inputs(kind, sizes[0], splits)
-        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind, splits))
+        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
         return QuantisedMatrix(parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None)
 
     def table(self, rows: int, width: int, axis: str, used: int) -> "nnx.Param[Array] | QuantisedTable":

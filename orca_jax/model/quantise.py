@@ -13,8 +13,9 @@ memory at every use otherwise, and take ten times as long for a few tokens (docs
 """
 
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,42 +48,37 @@ class Storage(NamedTuple):
 
 
 def group_size(inputs: int, splits: int = 1) -> int:
-    """Inputs for each scale of int4 in a matrix with inputs split over `splits` devices.
-
-    A group that would reach over the edge of a device is cut, and its parts have equal scales.
-    """
+    """Inputs for each scale of int4; or with inputs split over devices, for each scale and device."""
     return math.gcd(inputs // splits, GROUP)
 
 
-def quantise(weight: Float[Array, "*layers I O"], kind: Quantization, splits: int = 1) -> Quantised:
+def quantise(weight: Float[Array, "*layers I O"], kind: Quantization) -> Quantised:
     """Quantise a matrix, or each matrix of a stack; products with them follow the last axis but one.
 
     Args:
         weight: of any type of floating point.
         kind: of the result.
-        splits: devices over which the inputs are split. Only the number of equal scales of int4 depends on it.
     """
     if weight.ndim > 2:  # one after the other: temporary values of a whole stack would take several times its memory
-        stacked: Quantised = lax.map(partial(quantise, kind=kind, splits=splits), weight)
+        stacked: Quantised = lax.map(partial(quantise, kind=kind), weight)
         return stacked
     weight = weight.astype(jnp.float32)
     if kind == "int4":
-        return _four_bits(weight, splits)
+        return _four_bits(weight)
     scale = _not_zero(jnp.abs(weight).max(axis=0) / _LARGEST[kind])
     values = weight / scale
     return Quantised((values if kind == "fp8" else jnp.round(values)).astype(_TYPES[kind]), scale)
 
 
-def _four_bits(weight: Float[Array, "I O"], splits: int) -> Quantised:
+def _four_bits(weight: Float[Array, "I O"]) -> Quantised:
     """The number of largest magnitude in a group becomes -8, so that all sixteen values are in use."""
     inputs, outputs = weight.shape
-    size = group_size(inputs)
-    groups = weight.reshape(-1, size, outputs)
+    groups = weight.reshape(-1, group_size(inputs), outputs)
     least, most = groups.min(axis=1), groups.max(axis=1)
     scale = _not_zero(jnp.where(most > -least, most, least) / -_LARGEST["int4"])
     values = jnp.clip(jnp.round(groups / scale[:, None]), -8, 7).astype(jnp.int8).reshape(-1, 2, outputs)
     packed = (values[:, 0] & 15) | (values[:, 1] << 4)
-    return Quantised(packed, jnp.repeat(scale, size // group_size(inputs, splits), axis=0))
+    return Quantised(packed, scale)
 
 
 def _not_zero(scale: Float[Array, "*any"]) -> Float[Array, "*any"]:
@@ -94,6 +90,33 @@ def quantise_rows(table: Float[Array, "V E"]) -> Quantised:
     table = table.astype(jnp.float32)
     scale = _not_zero(jnp.abs(table).max(axis=1) / _LARGEST["int8"])
     return Quantised(jnp.round(table / scale[:, None]).astype(jnp.int8), scale)
+
+
+def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quantization | None) -> dict[str, Array]:
+    """The parameters that a decoder has in place of a plain one.
+
+    Args:
+        path: of the plain parameter, such as "blocks.mlp.up.kernel".
+        array: its values, on their devices; of one layer or of a stack.
+        held: a sharded shape for each parameter of the decoder, by path.
+        kind: of the decoder's matrices.
+
+    Returns:
+        `array` itself, or its values and scales: "blocks.mlp.up.kernel.values" and "blocks.mlp.up.kernel.scale".
+    """
+    if path in held:
+        return {path: array}
+    assert kind is not None, f"{path} is not a parameter of a decoder with plain weights"
+    names = [f"{path}.{part}" for part in Quantised._fields]
+    values, scale = (held[name] for name in names)
+    make: Callable[[Array], Quantised] = quantise_rows if path.endswith(".table") else partial(quantise, kind=kind)
+    parts = jax.jit(make, out_shardings=Quantised(values.sharding, scale.sharding))(array)
+    return dict(zip(names, parts, strict=True))
+
+
+def is_quantised_part(path: str) -> bool:
+    """True for the values or scales of a quantised parameter."""
+    return path.endswith(tuple(f".{of}.{part}" for of in ("kernel", "table") for part in Quantised._fields))
 
 
 def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
@@ -128,7 +151,8 @@ class QuantisedMatrix(nnx.Module):
     ) -> None:
         first = ("layers",) if is_stacked else ()
         self.values = nnx.Param(parts.values, axes=(*first, *axes))
-        self.scale = nnx.Param(parts.scale, axes=(*first, *(axes if kind == "int4" else axes[1:])))
+        # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
+        self.scale = nnx.Param(parts.scale, axes=(*first, *(("groups",) if kind == "int4" else ()), axes[1]))
         self.kind: Quantization = kind
         self.dtype = dtype
         self.splits = splits
@@ -193,6 +217,10 @@ def _by_blocks(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, sp
     rows = values.shape[1]
     size = group_size(x.shape[1], splits) // 2 if kind == "int4" else min(rows, BLOCK)
 
+    scale = weight.scale
+    if kind == "int4":  # [S, G, O]
+        scale = jnp.repeat(scale, rows * splits // size // len(scale), axis=0).reshape(splits, -1, scale.shape[1])
+
     def block(index: Array | int, size: int) -> Float[Array, "S T O"]:
         start = index * size
         converted = _on_cpu(lax.dynamic_slice_in_dim(values, start, size, axis=1), kind, x.dtype)
@@ -200,7 +228,6 @@ def _by_blocks(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, sp
         total = sum((_dot("stj,sjo->sto", *pair) for pair in pairs), start=jnp.float32(0))
         if kind != "int4":
             return total
-        scale = weight.scale.reshape(splits, -1, weight.scale.shape[-1])  # [S, G, O]
         return total * lax.dynamic_slice_in_dim(scale, index, 1, axis=1)
 
     total = jnp.zeros((splits, x.shape[0], values.shape[2]), jnp.float32)

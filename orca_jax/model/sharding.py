@@ -23,6 +23,7 @@ MESH_AXES: Mapping[str, str | None] = {
     "head_dim": None,
     "mlp": TENSOR_AXIS,
     "vocab": TENSOR_AXIS,
+    "groups": None,  # of inputs with one scale, in quantised matrices
 }
 
 
