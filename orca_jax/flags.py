@@ -16,6 +16,7 @@ HELP: Mapping[str, str] = {
     "tokenizer": 'directory, tokenizer.json, or "byte"; default: the tokenizer of the model directory',
     "load_format": "checkpoint format; auto: Orbax if there is params/, else safetensors; dummy: random weights",
     "dtype": "type of weights and activations",
+    "quantization": "store the weights of linear layers and vocabulary in 8 or 4 bits (default: as in config.json)",
     "seed": "seed of random weights, and of requests without a seed",
     "max_model_len": "most tokens of one request, prompt and output together; default: the model's limit",
     "max_num_seqs": "most requests in one iteration (the paper's max_bs)",

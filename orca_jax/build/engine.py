@@ -13,7 +13,7 @@ from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers
+from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import is_preset, model_directory
@@ -110,7 +110,7 @@ def _build(
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     source = model_directory(config.model) or config.model
-    model = read_model_config(source)
+    model = quantised(config, read_model_config(source))
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
@@ -148,7 +148,7 @@ def _build(
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     device = devices[0].device_kind
-    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
+    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
 
 

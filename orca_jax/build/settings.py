@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from orca_jax.config import EngineConfig
+from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
@@ -163,6 +163,7 @@ NEEDS: tuple[Need, ...] = (
 TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
     "load_format": ("auto", "dummy"),
     "dtype": ("auto",),
+    "quantization": (None,),
     "kv_cache_dtype": ("auto",),
     "tensor_parallel_size": (None, 1),
     "gpu_memory_utilization": (None,),
@@ -228,6 +229,23 @@ def check_toy(config: EngineConfig) -> None:
         if getattr(config, name) not in accepted:
             message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
             raise ConfigError(message, param=name)
+
+
+def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """Return the model with the kind of quantisation that the settings ask for.
+
+    Raises:
+        ConfigError: the model is quantised in another kind already.
+    """
+    if config.quantization is None:
+        return model
+    if model.quantization not in (None, config.quantization):
+        message = (
+            f"quantization {config.quantization} contradicts config.json of the model, which has {model.quantization} "
+            "weights; leave quantization out, or convert the original model"
+        )
+        raise ConfigError(message, param="quantization")
+    return replace(model, quantization=config.quantization)
 
 
 def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:

@@ -67,7 +67,11 @@ class Maker:
         self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
     ) -> nnx.Param[Array]:
         """A parameter of `shape`. `axes` names its dimensions. If stacked, both get a leading "layers" axis."""
-        value = self._layer_by_layer(shape, std, lambda values: values) if init == "normal" else self._constant(shape, float(init == "ones"))
+        value = (
+            self._layer_by_layer(shape, std, lambda values: values)
+            if init == "normal"
+            else self._constant(shape, float(init == "ones"))
+        )
         return nnx.Param(value, axes=axes if self.span is None else ("layers", *axes))
 
     def matrix(self, sizes: tuple[int, int], axes: tuple[str, str], std: float) -> Matrix:

@@ -46,9 +46,7 @@ def decoder_builder(
 ) -> Callable[[], Decoder]:
     """A function to trace that creates the decoder, or one stage of it, with random values for `shards` devices."""
     rows, held = padded_vocab(config, shards), on_shards(config, shards)
-    return lambda: Decoder(
-        held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, shards=shards
-    )
+    return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, shards=shards)
 
 
 def abstract_decoder(

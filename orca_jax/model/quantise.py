@@ -28,6 +28,7 @@ from orca_jax.errors import ConfigError
 
 GROUP = 128  # inputs that share a scale of int4
 BLOCK = 128  # rows of values that a CPU converts at once
+WEIGHT_BYTES: Mapping[Quantization, float] = {"int8": 1, "fp8": 1, "int4": 0.5}  # without scales
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 8.0}
 _TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int8}
 _FLOAT8_AS_16 = 2.0**8  # the ratio of a number in e4m3 to the one with these bits in float16

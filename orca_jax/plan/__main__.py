@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_jax.bundled import model_directory
-from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, ModelConfig
+from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, ModelConfig, Quantization
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import FlagParser, human_int
@@ -46,6 +46,9 @@ def parser() -> FlagParser:
     )
     types = get_args(DType)
     made.add_argument("--dtype", choices=("auto", *types), default="auto", help="type of weights (default: auto)")
+    made.add_argument(
+        "--quantization", choices=get_args(Quantization), help="storage of the weights (default: as in config.json)"
+    )
     made.add_argument(
         "--kv-cache-dtype", choices=("auto", *types), default="auto", help="type of the KV cache (default: --dtype)"
     )
@@ -126,6 +129,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         context=args.context,
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
+        quantization=args.quantization,
     )
     shares = PeakShares(*(getattr(args, f"{name}_share") for name in PeakShares._fields))
     found = options(model, devices, demand, args.prompt, shares)
@@ -133,6 +137,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from orca_jax.plan.report import described, print_compiled, print_plan
 
     flags = [f"--dtype={args.dtype}"] * (args.dtype != "auto")
+    flags += [f"--quantization={args.quantization}"] * (args.quantization is not None)
     print_plan(args.model, devices, found, chosen, flags)
     compiled = compiled_memory(args.model, devices, chosen.memory, demand) if args.compile and chosen else None
     if compiled is not None and chosen is not None:

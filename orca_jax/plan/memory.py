@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.build.budget import largest_launch
-from orca_jax.config import DType, EngineConfig, ModelConfig
+from orca_jax.config import DType, EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
 from orca_jax.model.load import abstract_decoder
@@ -29,6 +29,11 @@ class Demand:
     context: int | None = None  # tokens of a request on average
     max_num_seqs: int | None = None
     max_model_len: int | None = None
+    quantization: Quantization | None = None  # of the weights; None: as in config.json
+
+    def quantised(self, model: ModelConfig) -> ModelConfig:
+        """The model with this kind of weights."""
+        return replace(model, quantization=self.quantization or model.quantization)
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def _row_counts(demand: Demand) -> Sequence[int]:
 def _fit(
     model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
-    model, num_rows = on_shards(model, split.tensor), rows * split.stages
+    model, num_rows = on_shards(demand.quantised(model), split.tensor), rows * split.stages
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
     workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
