@@ -11,6 +11,8 @@ from orca_jax.checks import check_values, names_checked
 from orca_jax.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
+PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]  # of stored keys and values
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]  # the same, with vLLM's name for float8
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
@@ -72,13 +74,18 @@ class ModelConfig:
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
 
 
+def page_dtype(name: KVCacheDType) -> PageDType:
+    """The type of the stored keys and values, by its name in the settings."""
+    return "float8_e4m3fn" if name == "fp8" else name
+
+
 @dataclass(frozen=True)
 class CacheConfig:
     """The KV cache: `num_pages` pages of `page_size` slots. A slot holds one token's keys and values of all layers."""
 
     num_pages: int
     page_size: int
-    dtype: DType
+    dtype: PageDType
     layout: PageLayout = "head_major"
 
     @property
@@ -136,7 +143,7 @@ class EngineConfig:
     page_size: int | None = None
     num_pages: int | None = None
     gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
-    kv_cache_dtype: DType | Literal["auto"] = "auto"
+    kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
     max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration (None: by measurement)
     itl_target_ms: float | None = None  # chunked: time between tokens for which the budget is measured
     compile_cache: str | None = field(default="auto")

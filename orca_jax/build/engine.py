@@ -18,7 +18,7 @@ from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.cluster.messages import ModelJob, ToyJob
-from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
 from orca_jax.engine import Engine
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
@@ -197,7 +197,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         head_dim=held.head_dim,
         page_size=config.page_size or PAGE_SIZE,
         dtype=dtype,
-        page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        page_dtype=dtype if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype),
         implementation=config.attention_implementation,
     )
     outcome = try_implementations(trial, cache_directory(config.compile_cache))

@@ -25,13 +25,13 @@ from jaxtyping import Array, Float, Num
 
 from orca_jax.config import Quantization
 from orca_jax.errors import ConfigError
+from orca_jax.kernels.float8 import E4M3_IN_16, bits_in_16
 
 GROUP = 128  # inputs that share a scale of int4
 BLOCK = 128  # rows of values that a CPU converts at once
 WEIGHT_BYTES: Mapping[Quantization, float] = {"int8": 1, "fp8": 1, "int4": 0.5}  # without scales
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 8.0}
 _TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int8}
-_FLOAT8_AS_16 = 2.0**8  # the ratio of a number in e4m3 to the one with these bits in float16
 
 
 class Quantised(NamedTuple):
@@ -255,16 +255,12 @@ def _on_cpu(values: Num[Array, "*any"], kind: Quantization, dtype: jnp.dtype) ->
         return tuple(lane.astype(dtype) for lane in _lanes(values))
     if kind == "int8":
         return (values.astype(dtype),)
-    # XLA:CPU converts e4m3 some twenty times as slowly. Its bits, in their places of float16, are the same number
-    # divided by 256: both have subnormal numbers, and the exponents differ by a constant.
-    bits = lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)
-    halves = lax.bitcast_convert_type(((bits & 0x80) << 8) | ((bits & 0x7F) << 7), jnp.float16)
-    return (halves.astype(dtype),)
+    return (bits_in_16(values).astype(dtype),)
 
 
 def _after(weight: Quantised, kind: Quantization) -> Array:
     """The factor on the sums over `_on_cpu`."""
-    factors = {"int4": jnp.float32(1), "int8": weight.scale, "fp8": weight.scale * _FLOAT8_AS_16}
+    factors = {"int4": jnp.float32(1), "int8": weight.scale, "fp8": weight.scale * E4M3_IN_16}
     return factors[kind]
 
 

@@ -37,6 +37,7 @@ from tests.model.orbax import CONFIG
 from tests.model.reference import logits, mesh_of
 
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
+MOSTLY_SLOW = [kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 LLAMA = "llama-8-heads-2-groups"
 # Largest difference between a weight and its stored value, relative to the largest weight of its scale.
 STEPS = {"int8": 0.5 / 127, "fp8": 1 / 16, "int4": 1 / 8}
@@ -83,7 +84,7 @@ def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> Non
     stored, x = quantise(given, kind), weight(400, 5).T
     wanted = np.asarray(x) @ numbers(stored, kind)
     close = {"float32": 1e-5, "bfloat16": 2e-2}[dtype] * np.abs(wanted).max()
-    assert 400 // 2 > BLOCK and 400 // 2 % BLOCK
+    assert BLOCK < 400 // 2 and 400 // 2 % BLOCK
     for splits in (1, 2):
         found = product(x, stored, kind, jnp.dtype(dtype), splits)
         assert found.dtype == jnp.float32
@@ -92,7 +93,7 @@ def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> Non
 
 
 def test_an_odd_number_of_inputs_is_refused() -> None:
-    with pytest.raises(ConfigError, match="two inputs in a byte, and there are 3 of 6 inputs .* use int8") as caught:
+    with pytest.raises(ConfigError, match=r"two inputs in a byte, and there are 3 of 6 inputs .* use int8") as caught:
         check_inputs("int4", 6, 2)
     assert caught.value.param == "quantization"
     check_inputs("int8", 6, 2)
@@ -108,7 +109,7 @@ def load(directory: Path, kind: Quantization, devices: int) -> Decoder:
     return load_decoder(directory, dtype="float32", mesh=mesh_of(devices), config=config)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization) -> None:
     """Of two key/value heads, four devices hold copies. Values are those of whole columns."""
     ids = np.random.default_rng(1).integers(0, 300, 40)
@@ -127,6 +128,7 @@ def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization) -> No
                 np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_weights_are_those_of_the_plain_model(kind: Quantization) -> None:
     config = config_from_hf(CONFIG)
@@ -140,7 +142,7 @@ def test_random_weights_are_those_of_the_plain_model(kind: Quantization) -> None
             np.testing.assert_array_equal(np.asarray(flat[f"{path}.{name}"]), np.asarray(value), err_msg=path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, tmp_path: Path) -> None:
     decoder = load(plain, kind, 1)
     save_decoder(decoder, tmp_path, "float32")
@@ -152,9 +154,10 @@ def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, t
         wanted = flat_parameters(nnx.state(load(plain, kind, devices)))
         for path, value in flat_parameters(nnx.state(read)).items():
             assert value.dtype == wanted[path].dtype and value.sharding == wanted[path].sharding
-            np.testing.assert_array_equal(np.asarray(value), np.asarray(wanted[path]), err_msg=path)
+            rows = stored_shape(path, value.shape, read.config)[0]
+            np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(wanted[path])[:rows], err_msg=path)
     shutil.copy(plain / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match="the parameters are quantised, and config.json has no") as caught:
+    with pytest.raises(CheckpointError, match=r"the parameters are quantised, and config\.json has no") as caught:
         load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
     assert "convert_checkpoint.py" in str(caught.value)
 
@@ -162,7 +165,7 @@ def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, t
 def test_files_of_another_kind_are_refused(plain: Path, tmp_path: Path) -> None:
     save_decoder(load(plain, "int8", 1), tmp_path, "float32")
     shutil.copy(plain / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match=r"up\.kernel\.values: shape \[2, 32, 64\], the model needs \[2, 16, 64\]"):
+    with pytest.raises(CheckpointError, match=r"up\.kernel\.values: shape \[2, 32, 64\], the model needs \[2, 16"):
         load(tmp_path, "int4", 1)
     with pytest.raises(CheckpointError, match=r"up\.kernel\.values: type int8 is not supported, only float8_e4m3fn"):
         load(tmp_path, "fp8", 1)
@@ -181,6 +184,6 @@ def test_unknown_kinds_in_config_json_are_refused(found: dict[str, object]) -> N
 def test_a_setting_against_the_model_is_refused() -> None:
     model = replace(config_from_hf(CONFIG), quantization="int8")
     assert quantised(EngineConfig(), model) == quantised(EngineConfig(quantization="int8"), model) == model
-    with pytest.raises(ConfigError, match="int4 contradicts config.json of the model, which has int8") as caught:
+    with pytest.raises(ConfigError, match=r"int4 contradicts config\.json of the model, which has int8") as caught:
         quantised(EngineConfig(quantization="int4"), model)
     assert caught.value.param == "quantization"
