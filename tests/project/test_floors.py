@@ -27,7 +27,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "console": frozenset(),
     "progress": frozenset({"console"}),
     "processor": frozenset(),
-    "reporting": frozenset({"processor"}),
+    "reporting": FACTS | {"processor"},
     "server_config": FACTS,
     "sched": FACTS,
     "kernels": FACTS | {"processor"},
@@ -56,7 +56,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
     }
     | {"timeline"},
-    "llm": FACTS | {"progress", "build", "engine", "text"},
+    "llm": FACTS | {"bundled", "progress", "build", "engine", "text"},
     "link": FACTS | {"bundled", "console", "progress", "server_config", "logs", "cluster", "engine", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
@@ -85,6 +85,7 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
+    "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
     "__init__": FACTS | {"llm"},
 }
 MAX_MODULES = 20  # of a folder, `__init__` included
