@@ -59,10 +59,14 @@ def quantise(weight: Float[Array, "*layers I O"], kind: Quantization) -> Quantis
     Args:
         weight: of any type of floating point.
         kind: of the result.
+
+    Raises:
+        ConfigError: int4 needs an even number of inputs.
     """
     if weight.ndim > 2:  # one after the other: temporary values of a whole stack would take several times its memory
         stacked: Quantised = lax.map(partial(quantise, kind=kind), weight)
         return stacked
+    check_inputs(kind, weight.shape[0], 1)
     weight = weight.astype(jnp.float32)
     if kind == "int4":
         return _four_bits(weight)

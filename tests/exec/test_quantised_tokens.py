@@ -4,42 +4,34 @@ from typing import Any
 
 import pytest
 
-from tests.test_same_tokens import GPT2, LLAMA, SCHEDULERS, check_together, greedy_jobs, make_engine, run
+from tests.test_same_tokens import GPT2, LLAMA, SCHEDULERS, check_together, few, greedy_jobs, make_engine, quick, run
 
-pytestmark = [pytest.mark.slow, *(pytest.mark.usefixtures(name) for name in ("compiled_once", "quick_compiles"))]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once"), few, quick]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": (GPT2, {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    "int4": (LLAMA, {"quantization": "int4", "kv_cache_dtype": "fp8"}),
+    "fp8": (LLAMA, {"quantization": "fp8"}),
+    "int8 cache": (LLAMA, {"kv_cache_dtype": "int8"}),
+}
+_answers: dict[str, list[list[int]]] = {}  # of the first engine, one request after the other
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        (GPT2, {"quantization": "int8"}),
-        (GPT2, {"quantization": "int4", "kv_cache_dtype": "int8"}),
-        (LLAMA, {"quantization": "fp8"}),
-        (LLAMA, {"kv_cache_dtype": "int8"}),
-        (LLAMA, {"kv_cache_dtype": "fp8"}),
-    ],
-    ids=str,
-)
-def test_tokens_do_not_depend_on_the_schedule(name: str, settings: dict[str, Any], program_cache: str) -> None:
-    jobs, of_plain_weights = greedy_jobs(name)
-    answers = None
-    for devices in (1, 2):
-        for scheduler in SCHEDULERS:
-            for engine in make_engine(name, program_cache, devices, scheduler, **settings):
-                alone = [run(engine, [job])[0] for job in jobs]
-                answers = answers or alone
-                assert alone == answers, (devices, scheduler)
-                check_together(engine, jobs, answers)
-    assert answers is not None and all(
-        len(own) == len(plain) for own, plain in zip(answers, of_plain_weights, strict=True)
-    )
+def check(case: str, cache: str, devices: int, scheduler: Any, **settings: object) -> None:
+    name, of_case = CASES[case]
+    jobs, _ = greedy_jobs(name)
+    for engine in make_engine(name, cache, devices, scheduler, **of_case, **settings):
+        alone = [run(engine, [job])[0] for job in jobs]
+        assert alone == _answers.setdefault(case, alone)
+        check_together(engine, jobs, alone)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_do_not_depend_on_the_schedule(case: str, devices: int, scheduler: Any, program_cache: str) -> None:
+    check(case, program_cache, devices, scheduler)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "gather"])
 def test_other_implementations_read_the_same_pages(implementation: str, program_cache: str) -> None:
-    jobs, _ = greedy_jobs(LLAMA)
-    settings: dict[str, Any] = {"kv_cache_dtype": "int8"}
-    (wanted,) = (run(engine, jobs) for engine in make_engine(LLAMA, program_cache, **settings))
-    settings["attention_implementation"] = implementation
-    (found,) = (run(engine, jobs) for engine in make_engine(LLAMA, program_cache, **settings))
-    assert found == wanted
+    check("int8 cache", program_cache, 1, "orca", attention_implementation=implementation)
