@@ -1,8 +1,8 @@
 """Compare quantised weights and KV caches with plain ones: log probabilities, perplexity, speed and memory.
 
-Quality is measured through the engine, so it includes the KV cache: log probabilities of the tokens of texts, in chunks
-and pages as for any prompt. A model with random weights gets random tokens; its perplexity means nothing, and its
-errors of log probabilities do. Passes for the speed alternate between all engines, which are in memory together.
+Quality is that of the decoder over whole texts, with keys and values rounded as in the pages of a CPU. A model with
+random weights gets random tokens; its perplexity means nothing, and its errors of log probabilities do. For the speed
+there is an engine for each row, all in memory together, and their passes alternate.
 """
 
 import argparse
@@ -11,24 +11,31 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import Built, build_engine
+from orca_jax.build.engine import build_engine
 from orca_jax.build.settings import is_toy
-from orca_jax.bundled import is_preset
-from orca_jax.config import EngineConfig, KVCacheDType, Quantization
-from orca_jax.engine import Engine
+from orca_jax.bundled import is_preset, model_directory
+from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.errors import ConfigError, system_message
 from orca_jax.exec.cache import page_bytes
+from orca_jax.kernels.kv_pages import needs_scales, quantise_tokens
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.stages import whole
-from orca_jax.plan.memory import stage_weights
+from orca_jax.model.transformer import Decoder
+from orca_jax.plan.memory import PAGE_SIZE, stage_weights
 from orca_jax.reporting import hardware
-from orca_jax.request import SamplingParams
+from orca_jax.text.tokenizer import load_tokenizer
 
 HELP = "quality, speed and memory of quantised weights and KV caches"
 
@@ -52,6 +59,7 @@ TEXTS = (
 )
 RANDOM_TOKENS = 256
 LONGEST = 512
+PROMPT_TOKENS = 16
 
 
 class Storage(NamedTuple):
@@ -105,22 +113,25 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigError(f"{name} must be at least {least}", param=name)
     if is_toy(args.model):
         raise ConfigError(f"model must be one with weights, not {args.model}", param="model")
-    engines = [build_engine(_config(args, storage)) for storage in ROWS]
-    texts = _texts(args, engines[0])
-    quality = [[log_probabilities(built.engine, ids) for ids in texts] for built in engines]
+    source = model_directory(args.model) or args.model
+    model = read_model_config(source)
+    if model.quantization is not None:
+        raise ConfigError(
+            f"model must have plain weights, and {args.model} has {model.quantization} ones", param="model"
+        )
+    texts = _texts(args, source, model)
+    quality = _quality(args, source, model, texts)
     load_before = os.getloadavg()[0]
-    speeds = _speeds(engines, args)
+    speeds = _speeds(args, model)
     report = [
         {
             "storage": storage.name,
             **compare(quality[0], found),
             "output_tokens_per_second": speed,
-            **_memory(built, args.dtype),
+            **_memory(model, storage, args.dtype),
         }
-        for storage, built, found, speed in zip(ROWS, engines, quality, speeds, strict=True)
+        for storage, found, speed in zip(ROWS, quality, speeds, strict=True)
     ]
-    for built in engines:
-        built.close()
     _print(report)
     settings = {name: getattr(args, name) for name in ("model", "dtype", "rows", "output_len", "passes")}
     loads = [load_before, os.getloadavg()[0]]
@@ -138,40 +149,85 @@ def compare(plain: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> dict[st
     }
 
 
-def log_probabilities(engine: Engine, ids: Sequence[int]) -> np.ndarray:
-    """The log probability of each token after the first."""
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    engine.add("text", tuple(ids), params)
-    found: list[float] = []
-    while engine.has_work:
-        for update in engine.step():
-            assert update.error is None, update
-            found += [scored.logprob for scored in update.prompt_logprobs or ()]
-    assert len(found) == len(ids) - 1, f"{len(ids)} tokens have {len(found)} log probabilities"
-    return np.array(found)
+def log_probabilities(decoder: Decoder, ids: Int[Array, " T"], kv: KVCacheDType | None) -> Float[Array, " N"]:
+    """The log probability of each of the N = T - 1 tokens after the first, with keys and values in a type of the KV cache."""
+
+    def attend(_: Array, q: Array, k: Array, v: Array, cache: int) -> tuple[Array, int]:
+        k, v = (rounded(each, kv) for each in (k, v))
+        return causal_attention(q, k, v, decoder.config.sliding_window), cache
+
+    hidden, _ = decoder(ids, jnp.arange(len(ids), dtype=jnp.int32), attend, 0)
+    scores = jax.nn.log_softmax(decoder.unembed(hidden)[:, : decoder.config.vocab_size])
+    return scores[jnp.arange(len(ids) - 1), ids[1:]]
 
 
-def _config(args: argparse.Namespace, storage: Storage) -> EngineConfig:
+def rounded(tokens: Float[Array, "T K D"], kv: KVCacheDType | None) -> Float[Array, "T K D"]:
+    """Keys or values after their way through pages of a CPU."""
+    if kv is None:
+        return tokens
+    dtype = jnp.dtype(page_dtype(kv))
+    if not needs_scales(dtype):
+        return tokens.astype(dtype).astype(jnp.float32)
+    values, scale = quantise_tokens(tokens, dtype)
+    return values.astype(jnp.float32) * scale[..., None]
+
+
+def causal_attention(
+    q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], window: int | None
+) -> Float[Array, "T H D"]:
+    """Attention of one request over all of its tokens, or the last `window` ones."""
+    k, v = (jnp.repeat(each, q.shape[1] // k.shape[1], axis=1) for each in (k, v))
+    scores = jnp.einsum("thd,shd->hts", q, k) * q.shape[2] ** -0.5
+    ahead = jnp.arange(len(q))[:, None] - jnp.arange(len(q))
+    is_seen = (ahead >= 0) & (ahead < (window or len(q)))
+    return jnp.einsum("hts,shd->thd", jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf)), v)
+
+
+def _quality(
+    args: argparse.Namespace, source: str, model: ModelConfig, texts: Sequence[tuple[int, ...]]
+) -> list[list[np.ndarray]]:
+    """The log probabilities of each text, for each row."""
+    longest = max(map(len, texts))
+    padded = jnp.array([[*ids, *[0] * (longest - len(ids))] for ids in texts], jnp.int32)
+    mesh = tensor_mesh(jax.local_devices()[:1])
+    score = jax.jit(log_probabilities, static_argnames="kv")
+    quality, decoder, held = [], None, None
+    for weights, kv in sorted(ROWS, key=lambda row: row.weights or ""):
+        if decoder is None or weights != held:
+            config = replace(model, quantization=weights)
+            decoder, held = load_decoder(source, dtype=args.dtype, mesh=mesh, config=config), weights
+        found = [np.asarray(score(decoder, row, kv=kv))[: len(ids) - 1] for row, ids in zip(padded, texts, strict=True)]
+        quality.append((ROWS.index(Storage(weights, kv)), found))
+    return [found for _, found in sorted(quality, key=lambda pair: pair[0])]
+
+
+def _config(args: argparse.Namespace, model: ModelConfig, storage: Storage) -> EngineConfig:
+    length = PROMPT_TOKENS + args.output_len
+    if length > model.max_positions:
+        raise ConfigError(f"output_len must be at most {model.max_positions - PROMPT_TOKENS}", param="output_len")
     return EngineConfig(
         model=args.model,
         tokenizer="byte" if is_preset(args.model) else None,
         dtype=args.dtype,
         quantization=storage.weights,
         kv_cache_dtype=storage.kv or args.dtype,
-        max_model_len=LONGEST,
+        max_model_len=length,
         max_num_seqs=args.rows,
         max_num_batched_tokens=max(64, args.rows),
-        num_pages=args.rows * (1 + LONGEST // 128),
+        num_pages=args.rows * (1 + -(-length // PAGE_SIZE)),
         enable_prefix_caching=False,
         progress=False,
     )
 
 
-def _texts(args: argparse.Namespace, built: Built) -> list[tuple[int, ...]]:
+def _texts(args: argparse.Namespace, source: str, model: ModelConfig) -> list[tuple[int, ...]]:
     """The ids of each text, shortened to the longest request."""
-    if is_preset(args.model) and args.text is None:
-        ids = np.random.default_rng(0).integers(0, built.model_config.vocab_size, RANDOM_TOKENS)
+    if is_preset(args.model):
+        if args.text is not None:
+            raise ConfigError(f"text has no effect on {args.model}, which has no tokenizer; leave it out", param="text")
+        ids = np.random.default_rng(0).integers(0, model.vocab_size, RANDOM_TOKENS)
         return [tuple(ids.tolist())]
+    tokenizer = load_tokenizer(source)
     given: Sequence[str] = TEXTS
     if args.text is not None:
         try:
@@ -179,18 +235,19 @@ def _texts(args: argparse.Namespace, built: Built) -> list[tuple[int, ...]]:
         except (OSError, UnicodeDecodeError) as error:
             message = system_message(error) if isinstance(error, OSError) else f"{args.text} is not UTF-8"
             raise ConfigError(f"text: {message}", param="text") from None
-    encoded = [tuple(built.tokenizer.encode(text))[: LONGEST - 1] for text in given]
+    encoded = [tuple(tokenizer.encode(text))[: min(LONGEST, model.max_positions)] for text in given]
     texts = [ids for ids in encoded if len(ids) > 1]
     if not texts:
         raise ConfigError(f"text: {args.text} has no text of two tokens or more", param="text")
     return texts
 
 
-def _speeds(engines: Sequence[Built], args: argparse.Namespace) -> list[float | None]:
-    """The median of output tokens per second over all passes of each engine."""
+def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
+    """The median of output tokens per second over all passes of each row's engine."""
     if not args.passes:
-        return [None] * len(engines)
-    ids = np.random.default_rng(1).integers(0, engines[0].model_config.vocab_size, (args.rows, 16))
+        return [None] * len(ROWS)
+    engines = [build_engine(_config(args, model, storage)) for storage in ROWS]
+    ids = np.random.default_rng(1).integers(0, model.vocab_size, (args.rows, PROMPT_TOKENS))
     workload = [WorkloadRequest(0.0, tuple(row), args.output_len) for row in ids.tolist()]
     for built in engines:
         warm_up(built.engine, workload)
@@ -198,16 +255,16 @@ def _speeds(engines: Sequence[Built], args: argparse.Namespace) -> list[float | 
     for _ in range(args.passes):
         for built, own in zip(engines, speeds, strict=True):
             own.append(args.rows * args.output_len / run_workload(built.engine, workload).wall)
+    for built in engines:
+        built.close()
     return [statistics.median(own) for own in speeds]
 
 
-def _memory(built: Built, dtype: str) -> dict[str, float]:
-    """Bytes of weights, and of a token in the KV cache, on all devices together."""
-    assert built.executor_config is not None, "the toy has no weights"
-    model, cache = built.model_config, built.executor_config.cache
-    slots = page_bytes(model, cache.page_size, cache.dtype, cache.layout) / cache.page_size
-    weights = stage_weights(model, "bfloat16" if dtype == "bfloat16" else "float32", 1, whole(model))
-    return {"weight_bytes": weights, "kv_bytes_per_token": slots}
+def _memory(model: ModelConfig, storage: Storage, dtype: DType) -> dict[str, float]:
+    """Bytes of weights, and of a token in the KV cache of a CPU."""
+    weights = stage_weights(replace(model, quantization=storage.weights), dtype, 1, whole(model))
+    slot = page_bytes(model, PAGE_SIZE, page_dtype(storage.kv or dtype)) / PAGE_SIZE
+    return {"weight_bytes": weights, "kv_bytes_per_token": slot}
 
 
 def _print(report: Sequence[dict[str, float | str | None]]) -> None:

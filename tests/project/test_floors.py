@@ -73,6 +73,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "reporting",
         "sched",
         "text",
+        "kernels",
         "model",
         "exec",
         "ranker",
