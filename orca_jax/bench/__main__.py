@@ -10,8 +10,6 @@ from orca_jax.bench import (
     length_prediction,
     offline,
     prefix_reuse,
-    products,
-    quantised,
     replay,
     schedulers,
     start,
@@ -21,6 +19,7 @@ from orca_jax.bench.hosts import control
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
+from orca_jax.bench.quantisation import products, quantised
 from orca_jax.bench.simulated import predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.quantised import compare
+from orca_jax.bench.quantisation.quantised import compare
 
 ROWS = ["plain", "int8 weights", "fp8 weights", "int4 weights", "int8 KV cache", "fp8 KV cache"]
 

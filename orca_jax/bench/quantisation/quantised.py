@@ -62,7 +62,7 @@ LONGEST = 512
 PROMPT_TOKENS = 16
 
 
-class Storage(NamedTuple):
+class StorageRow(NamedTuple):
     """A row of the table."""
 
     weights: Quantization | None = None
@@ -76,13 +76,13 @@ class Storage(NamedTuple):
 
 
 ROWS = (
-    Storage(),
-    Storage("int8"),
-    Storage("fp8"),
-    Storage("int4"),
-    Storage(None, "int8"),
-    Storage(None, "fp8"),
-    Storage("int8", "int8"),
+    StorageRow(),
+    StorageRow("int8"),
+    StorageRow("fp8"),
+    StorageRow("int4"),
+    StorageRow(None, "int8"),
+    StorageRow(None, "fp8"),
+    StorageRow("int8", "int8"),
 )
 
 
@@ -150,7 +150,7 @@ def compare(plain: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> dict[st
 
 
 def log_probabilities(decoder: Decoder, ids: Int[Array, " T"], kv: KVCacheDType | None) -> Float[Array, " N"]:
-    """The log probability of each of the N = T - 1 tokens after the first, with keys and values in a type of the KV cache."""
+    """The log probability of each of the N = T - 1 tokens after the first; `kv` is the type of keys and values."""
 
     def attend(_: Array, q: Array, k: Array, v: Array, cache: int) -> tuple[Array, int]:
         k, v = (rounded(each, kv) for each in (k, v))
@@ -197,11 +197,11 @@ def _quality(
             config = replace(model, quantization=weights)
             decoder, held = load_decoder(source, dtype=args.dtype, mesh=mesh, config=config), weights
         found = [np.asarray(score(decoder, row, kv=kv))[: len(ids) - 1] for row, ids in zip(padded, texts, strict=True)]
-        quality.append((ROWS.index(Storage(weights, kv)), found))
+        quality.append((ROWS.index(StorageRow(weights, kv)), found))
     return [found for _, found in sorted(quality, key=lambda pair: pair[0])]
 
 
-def _config(args: argparse.Namespace, model: ModelConfig, storage: Storage) -> EngineConfig:
+def _config(args: argparse.Namespace, model: ModelConfig, storage: StorageRow) -> EngineConfig:
     length = PROMPT_TOKENS + args.output_len
     if length > model.max_positions:
         raise ConfigError(f"output_len must be at most {model.max_positions - PROMPT_TOKENS}", param="output_len")
@@ -260,7 +260,7 @@ def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
     return [statistics.median(own) for own in speeds]
 
 
-def _memory(model: ModelConfig, storage: Storage, dtype: DType) -> dict[str, float]:
+def _memory(model: ModelConfig, storage: StorageRow, dtype: DType) -> dict[str, float]:
     """Bytes of weights, and of a token in the KV cache of a CPU."""
     weights = stage_weights(replace(model, quantization=storage.weights), dtype, 1, whole(model))
     slot = page_bytes(model, PAGE_SIZE, page_dtype(storage.kv or dtype)) / PAGE_SIZE
