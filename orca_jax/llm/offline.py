@@ -269,13 +269,13 @@ class LLM:
         ids, in_ids = encoded
         request_id = str(next(self._numbers))
         text = prompt if isinstance(prompt, str) else None
-        of = OpenPrompt(request_id, call, text, tuple(ids), params.n)
+        of = OpenPrompt(request_id, call, text, tuple(ids))
         for index in range(params.n):
             candidate_id = f"{request_id}.{index}" if index else request_id
             constraint = None if params.structured is None else self._grammars.compile(params.structured)
             self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency)
             stream = OutputStream.for_params(self.tokenizer, params)
-            self._open[candidate_id] = OpenCandidate(of, index, stream, params.logprobs is not None)
+            self._open[candidate_id] = of.add(stream, params.logprobs is not None)
             call.candidates.append(candidate_id)
         call.num_open += 1
         return request_id
@@ -339,8 +339,7 @@ class LLM:
         request = self._open.get(update.request_id)
         if request is None:
             return  # abandoned
-        request.take(update)
-        if request.stream.finish_reason is None:
+        if not request.take(update):
             return
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)

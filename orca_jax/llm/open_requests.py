@@ -18,31 +18,32 @@ class OfflineCall:
 
 @dataclass(eq=False)
 class OpenPrompt:
-    """A prompt of a call, with the finished ones of its `num_candidates` candidates."""
+    """A prompt of a call with its candidates, of which `num_open` have not ended."""
 
     request_id: str
     call: OfflineCall
     prompt: str | None
     prompt_ids: tuple[int, ...]
-    num_candidates: int
-    _finished: dict[int, tuple[CompletionOutput, RequestMetrics | None]] = field(default_factory=dict)
+    candidates: list["OpenCandidate"] = field(default_factory=list)
+    num_open: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
-    def finish(self, completion: CompletionOutput, metrics: RequestMetrics | None) -> None:
-        """Take the last state of one candidate. With the last candidate, the output is done."""
-        self._finished[completion.index] = completion, metrics
-        if len(self._finished) == self.num_candidates:
-            self.call.num_open -= 1
-            self.call.done.append(self._output())
+    def add(self, stream: OutputStream, wants_logprobs: bool) -> "OpenCandidate":
+        """Add a candidate."""
+        candidate = OpenCandidate(self, len(self.candidates), stream, wants_logprobs)
+        self.candidates.append(candidate)
+        self.num_open += 1
+        return candidate
 
-    def _output(self) -> RequestOutput:
-        finished = [self._finished[index] for index in range(self.num_candidates)]
+    def output(self) -> RequestOutput:
+        """Return the output so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_ids,
-            outputs=tuple(completion for completion, _ in finished),
-            metrics=_joined([metrics for _, metrics in finished]),
+            outputs=tuple(candidate.completion() for candidate in self.candidates),
+            finished=not self.num_open,
+            metrics=_joined([candidate.metrics for candidate in self.candidates]),
             prompt_logprobs=self.prompt_logprobs,
         )
 
@@ -58,29 +59,39 @@ class OpenCandidate:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    metrics: RequestMetrics | None = None  # None before the end, and if an error or a stop string was the end
 
-    def take(self, update: RequestUpdate) -> None:
-        """Append the text, ids and log probabilities of an iteration."""
+    def take(self, update: RequestUpdate) -> bool:
+        """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
         self.logprobs += update.logprobs
         if update.prompt_logprobs is not None:
             self.of.prompt_logprobs = update.prompt_logprobs
+        return self.stream.finish_reason is not None
 
     def finish(self, metrics: RequestMetrics | None) -> None:
-        """Pass the finished text to the prompt, without the tokens after a stop string."""
+        """End the candidate. With the last one of its prompt, the output of the prompt is done."""
+        self.metrics = metrics
+        self.of.num_open -= 1
+        if not self.of.num_open:
+            self.of.call.num_open -= 1
+            self.of.call.done.append(self.of.output())
+
+    def completion(self) -> CompletionOutput:
+        """Return the text so far, without the tokens after a stop string."""
         stream, used = self.stream, self.stream.num_tokens
-        logprobs = tuple(self.logprobs[:used]) if self.wants_logprobs else None
-        completion = CompletionOutput(
+        is_done = stream.finish_reason is not None
+        ids, logprobs = (self.ids[:used], self.logprobs[:used]) if is_done else (self.ids, self.logprobs)
+        return CompletionOutput(
             index=self.index,
             text=self.text,
-            token_ids=tuple(self.ids[:used]),
+            token_ids=tuple(ids),
             finish_reason=stream.finish_reason,
             stop_reason=stream.stop_reason,
-            logprobs=logprobs,
-            cumulative_logprob=None if logprobs is None else sum(token.logprob for token in logprobs),
+            logprobs=tuple(logprobs) if self.wants_logprobs else None,
+            cumulative_logprob=sum(token.logprob for token in logprobs) if self.wants_logprobs else None,
         )
-        self.of.finish(completion, metrics)
 
 
 def _joined(metrics: list[RequestMetrics | None]) -> RequestMetrics | None:

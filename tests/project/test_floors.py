@@ -86,8 +86,9 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
+    "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
-    "__init__": FACTS | {"llm"},
+    "__init__": FACTS | {"llm", "async_llm"},
 }
 MAX_MODULES = 20  # of a folder, `__init__` included
 MAX_ARROWS_OF_SERVE = 40  # imports between modules of the folder; more of them, and it is two folders
