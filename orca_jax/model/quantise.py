@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Num
 
 from orca_jax.config import Quantization
 from orca_jax.errors import ConfigError
-from orca_jax.kernels.float8 import E4M3_IN_16, bits_in_16
+from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
 
 GROUP = 128  # inputs that share a scale of int4
 BLOCK = 128  # rows of values that a CPU converts at once
