@@ -15,7 +15,7 @@ from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get
 
 from orca_jax.errors import ConfigError
 
-VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32"}
+VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 """Values accepted in place of others, as in vLLM."""
 
 _SYNONYMS: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "block_size": "page_size"}

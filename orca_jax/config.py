@@ -12,11 +12,14 @@ from orca_jax.checks import check_values, names_checked
 from orca_jax.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
+PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]  # of stored keys and values
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]  # the same, with vLLM's name for float8
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
 AttentionName = Literal["tpu", "gpu", "triton", "gather", "xla", "reference"]  # see docs/kernels.md
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
+Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
 
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 
@@ -92,6 +95,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None  # likewise for logits
     embedding_scale: float = 1.0  # factor on token embeddings, rounded in the type of the parameters
     norm_offset: float = 0.0  # added to the scales of all norms
+    quantization: Quantization | None = None  # of linear layers and tables of the vocabulary; None: plain weights
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
     experts: ExpertsConfig | None = None  # in all layers; None: each layer has one MLP
     decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
@@ -115,13 +119,18 @@ class ModelConfig:
         return tuple(kinds[layer % len(kinds)] for layer in range(self.num_layers))
 
 
+def page_dtype(name: KVCacheDType) -> PageDType:
+    """The type of the stored keys and values, by its name in the settings."""
+    return "float8_e4m3fn" if name == "fp8" else name
+
+
 @dataclass(frozen=True)
 class CacheConfig:
     """The KV cache: `num_pages` pages of `page_size` slots. A slot holds one token's keys and values of all layers."""
 
     num_pages: int
     page_size: int
-    dtype: DType
+    dtype: PageDType
     layout: PageLayout = "head_major"
 
     @property
@@ -163,6 +172,7 @@ class EngineConfig:
     decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"
     dtype: DType | Literal["auto"] = "auto"
+    quantization: Quantization | None = None  # of the weights while loading; None: as in config.json
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs
@@ -179,7 +189,7 @@ class EngineConfig:
     page_size: int | None = None
     num_pages: int | None = None
     gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
-    kv_cache_dtype: DType | Literal["auto"] = "auto"
+    kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
     max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration (None: by measurement)
     itl_target_ms: float | None = None  # chunked: time between tokens for which the budget is measured
     compile_cache: str | None = field(default="auto")

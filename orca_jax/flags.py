@@ -19,6 +19,7 @@ HELP: Mapping[str, str] = {
     "decoder": "class of your own decoder, MODULE:CLASS or FILE.py:CLASS; its code is run (docs/own_models.md)",
     "load_format": "checkpoint format; auto: Orbax if there is params/, else safetensors; dummy: random weights",
     "dtype": "type of weights and activations",
+    "quantization": "store the weights of linear layers and vocabulary in 8 or 4 bits (default: as in config.json)",
     "seed": "seed of random weights, and of requests without a seed",
     "max_model_len": "most tokens of one request, prompt and output together; default: the model's limit",
     "max_num_seqs": "most requests in one iteration (the paper's max_bs)",

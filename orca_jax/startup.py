@@ -51,12 +51,14 @@ class EngineSummary:
     attention: str = ""  # implementation
     page_size: int = 0  # tokens of a page of the KV cache
     num_pages: int = 0
+    quantization: str | None = None  # of the weights
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""
         start, place, programs = self.start, "without a device", ""
         if self.device:
-            place = f"on {self.num_devices} x {self.device}, {self.dtype}, attention by {self.attention}"
+            types = self.dtype if self.quantization is None else f"{self.dtype} with {self.quantization} weights"
+            place = f"on {self.num_devices} x {self.device}, {types}, attention by {self.attention}"
             programs = f"{start.programs} programs ({start.from_cache} from the cache)"
         cache = " ".join(filter(None, (self.kv_cache_dtype, "KV cache")))
         parts = (

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from length_ranker.card import Result, write_card
@@ -64,7 +65,7 @@ def main(args: argparse.Namespace) -> None:
     decoder = load_decoder(source, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
     tokenizer = load_tokenizer(source)
     assert decoder.embedding is not None, "a whole model"
-    vectors = np.asarray(decoder.embedding.table[...])[: decoder.config.vocab_size]
+    vectors = np.asarray(decoder.embedding(jnp.arange(decoder.config.vocab_size)))
     learnt, held_out = read_log(args.data, tokenizer).split(HELD_OUT, args.seed)
     ranker = train(vectors, learnt, Settings(epochs=args.epochs, seed=args.seed))
     scores = scores_of(ranker, held_out)

@@ -26,7 +26,7 @@ PYTHON: list[tuple[Callable[..., object], dict[str, Any], type[OrcaError], str]]
     (LLM, {"dtype": "fp16"}, ConfigError, "dtype must be one of float32, bfloat16, float16, auto, got 'fp16'"),
     (LLM, {"dtype": "fp16"}, ConfigError, "; did you mean float16?"),
     (LLM, {"dtype": "BF16"}, ConfigError, "; did you mean bfloat16?"),
-    (LLM, {"kv_cache_dtype": "fp8"}, ConfigError, "kv_cache_dtype must be one of"),
+    (LLM, {"kv_cache_dtype": "fp8_e5m2"}, ConfigError, "kv_cache_dtype must be one of"),
     (LLM, {"dtype": 16}, ConfigError, "dtype must be one of"),
     (LLM, {"scheduler": "orka"}, ConfigError, "; did you mean orca?"),
     (LLM, {"scheduling_policy": "Prio"}, ConfigError, "scheduling_policy must be one of"),

@@ -37,6 +37,7 @@ _MEANING_OF_ENGINE = (
     "decoder",
     "load_format",
     "dtype",
+    "quantization",
     "kv_cache_dtype",
     "seed",
     "max_model_len",

@@ -19,6 +19,7 @@ from orca_jax.bench.hosts import control
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
+from orca_jax.bench.quantisation import products, quantised
 from orca_jax.bench.real import command as real
 from orca_jax.bench.simulated import held_out, predict
 from orca_jax.console import lasting_output
@@ -40,6 +41,8 @@ COMMANDS = {
     "peers": peers,
     "predict": predict,
     "prefix": prefix_reuse,
+    "products": products,
+    "quantised": quantised,
     "replay": replay,
     "schedulers": schedulers,
     "start": start,

@@ -13,12 +13,12 @@ from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers
+from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.cluster.messages import ModelJob, ToyJob
-from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
@@ -113,7 +113,7 @@ def _build(
     source = model_directory(config.model) or config.model
     if cluster is not None and config.decoder is not None:
         raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
-    model = read_model_config(source, config.decoder)
+    model = quantised(config, read_model_config(source, config.decoder))
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
@@ -151,7 +151,7 @@ def _build(
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     device = devices[0].device_kind
-    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
+    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
 
 
@@ -200,7 +200,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         head_dim=held.head_dim,
         page_size=config.page_size or PAGE_SIZE,
         dtype=dtype,
-        page_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        page_dtype=dtype if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype),
         implementation=config.attention_implementation,
     )
     outcome = try_implementations(trial, cache_directory(config.compile_cache))

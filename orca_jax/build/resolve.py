@@ -14,7 +14,9 @@ from orca_jax.config import (
     EngineConfig,
     ExecutorConfig,
     ModelConfig,
+    PageDType,
     PageLayout,
+    page_dtype,
 )
 from orca_jax.errors import ConfigError
 from orca_jax.processor import multiplies_bfloat16
@@ -101,8 +103,8 @@ def _cache(
     dtype = dtype_of(config, placed.platform)
     # A CPU converts other types in each product of attention.
     is_kept = placed.platform != "cpu" or (dtype == "bfloat16" and multiplies_bfloat16())
-    cache_auto: DType = dtype if is_kept else "float32"
-    cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    cache_auto: PageDType = dtype if is_kept else "float32"
+    cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
     page_size = config.page_size or PAGE_SIZE
     layout: PageLayout = "head_major" if placed.platform == "cpu" else "packed"
     if config.num_pages is not None:
@@ -115,10 +117,15 @@ def _cache(
     memory = free_memory(placed.devices, utilization, needed, free)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
     memory //= len(placed.stages)
-    cache = size_cache(
-        most_layers, page_size=page_size, dtype=cache_dtype, memory=memory, num_rows=rows, max_model_len=max_model_len
+    return size_cache(
+        most_layers,
+        page_size=page_size,
+        dtype=cache_dtype,
+        layout=layout,
+        memory=memory,
+        num_rows=rows,
+        max_model_len=max_model_len,
     )
-    return replace(cache, layout=layout)
 
 
 def explain(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from orca_jax.config import EngineConfig
+from orca_jax.config import EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
@@ -173,6 +173,7 @@ TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
     "decoder": (None,),
     "load_format": ("auto", "dummy"),
     "dtype": ("auto",),
+    "quantization": (None,),
     "kv_cache_dtype": ("auto",),
     "tensor_parallel_size": (None, 1),
     "gpu_memory_utilization": (None,),
@@ -238,6 +239,36 @@ def check_toy(config: EngineConfig) -> None:
         if getattr(config, name) not in accepted:
             message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
             raise ConfigError(message, param=name)
+
+
+def check_quantization(kind: Quantization | None, model: ModelConfig) -> None:
+    """Check that weights of this model can be quantised. Raises ConfigError; `param` is "quantization"."""
+    if kind is None:
+        return
+    if model.experts is not None:
+        message = f"quantization {kind} does not cover the experts of {model.family}; leave it out"
+        raise ConfigError(message, param="quantization")
+    if model.decoder is not None:
+        message = f"quantization {kind} does not cover {model.decoder}, a decoder of your own; leave it out"
+        raise ConfigError(message, param="quantization")
+
+
+def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """Return the model with the kind of quantisation that the settings ask for.
+
+    Raises:
+        ConfigError: the model is quantised in another kind already, or it cannot be quantised.
+    """
+    check_quantization(config.quantization, model)
+    if config.quantization is None:
+        return model
+    if model.quantization not in (None, config.quantization):
+        message = (
+            f"quantization {config.quantization} contradicts config.json of the model, which has {model.quantization} "
+            "weights; leave quantization out, or convert the original model"
+        )
+        raise ConfigError(message, param="quantization")
+    return replace(model, quantization=config.quantization)
 
 
 def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:

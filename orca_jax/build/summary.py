@@ -15,6 +15,7 @@ def summary_of(
     resolved: ExecutorConfig | None = None,
     device: str = "",
     attention: str = "",
+    quantization: str | None = None,
 ) -> EngineSummary:
     """Summarize an engine.
 
@@ -25,6 +26,7 @@ def summary_of(
         resolved: shapes and types of the executor; None without a device.
         device: the kind of its devices.
         attention: the name of the implementation.
+        quantization: of the weights.
     """
     longest = header.max_model_len
     fitting = kv.num_pages // -(-longest // kv.page_size)
@@ -47,4 +49,5 @@ def summary_of(
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.cache.dtype,
         attention=attention,
+        quantization=quantization,
     )

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.config import CacheConfig, DType, ModelConfig
+from orca_jax.config import CacheConfig, ModelConfig, PageDType, PageLayout
 from orca_jax.errors import ConfigError
 from orca_jax.exec import host
 from orca_jax.exec.buckets import sampler_width
@@ -22,10 +21,11 @@ from orca_jax.model.transformer import Decoder
 CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 
 
-def page_bytes(model: ModelConfig, page_size: int, dtype: DType) -> int:
-    """Bytes of one page in all layers, on all devices together."""
-    slot = 2 * model.num_layers * model.num_kv_heads * model.head_dim * np.dtype(dtype).itemsize
-    return slot * page_size
+def page_bytes(model: ModelConfig, page_size: int, dtype: PageDType, layout: PageLayout = "head_major") -> int:
+    """Bytes of one page in all layers, on all devices together, with its scales."""
+    heads, head_dim = model.num_kv_heads, model.head_dim
+    pages = pages_shape(layout, model.num_layers, heads, head_dim, page_size, jnp.dtype(dtype))
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(pages))
 
 
 def cache_spec(cache: CacheConfig) -> KVPages:
@@ -69,7 +69,14 @@ def weight_bytes(decoder: Decoder) -> int:
 
 
 def size_cache(
-    model: ModelConfig, *, page_size: int, dtype: DType, memory: int, num_rows: int, max_model_len: int
+    model: ModelConfig,
+    *,
+    page_size: int,
+    dtype: PageDType,
+    layout: PageLayout = "head_major",
+    memory: int,
+    num_rows: int,
+    max_model_len: int,
 ) -> CacheConfig:
     """Size the cache to as many pages as fit in `memory`, but no more than all rows at full length can use.
 
@@ -79,17 +86,18 @@ def size_cache(
     pages_per_row = -(-max_model_len // page_size)
     # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
     useful = -(-num_rows * (max_model_len + page_size - 1) // page_size)
-    fitting = memory // page_bytes(model, page_size, dtype)
+    size = page_bytes(model, page_size, dtype, layout)
+    fitting = memory // size
     least = pages_per_row + num_rows
     if fitting < least:
-        needed = least * page_bytes(model, page_size, dtype)
+        needed = least * size
         raise ConfigError(
             f"{memory / 2**30:.2f} GiB are free for the KV cache, but one request of "
             f"max_model_len={max_model_len} beside {num_rows} rows needs {needed / 2**30:.2f} GiB; lower "
             f"max_model_len, max_num_seqs or page_size, or on an accelerator raise gpu_memory_utilization",
             param="max_model_len",
         )
-    return CacheConfig(useful if fitting >= useful else max(_rounded(fitting), least), page_size, dtype)
+    return CacheConfig(useful if fitting >= useful else max(_rounded(fitting), least), page_size, dtype, layout)
 
 
 def _rounded(number: int) -> int:

@@ -93,7 +93,7 @@ class Programs:
         if self.is_last:
             self._unembed, unembedding = flatten_module(decoder.unembedding)
             self.unembedding = _shapes(unembedding)
-            self.num_columns = self.unembedding[0].shape[0]
+            self.num_columns = decoder.unembedding.num_rows
 
     @property
     def num_programs(self) -> int:

@@ -9,8 +9,9 @@ With one flat page axis for all layers, the cache is a plain carry of the scan o
 Rows of packed pages fill whole lanes for every number of heads (2 * D = 128 if D = 64): TPUs neither pad nor copy
 them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last dimension.
 
-Integer and 8-bit float pages have scales, one for K and one for V of each page and head: value = stored * scale.
-The scales of a packed page are one row, K's then V's of head 0 and so on: TPU kernels fetch this row alone.
+Integer and 8-bit float pages have scales for K and for V: value = stored * scale. Head-major pages have one for each
+token and head, so what is stored of a token depends on nothing else. Packed pages have one for each page and head, in
+one row, K's then V's of head 0 and so on: TPU kernels fetch this row alone.
 Only this file defines the position of a token in a page; fast kernels are written for one layout and refuse the other.
 """
 
@@ -27,6 +28,11 @@ from orca_jax.config import PageLayout
 
 LAYOUTS: tuple[PageLayout, ...] = get_args(PageLayout)
 _SMALLEST_SCALE = 1e-30  # for a page of zeros
+E4M3_IN_16 = 2.0**8
+"""The ratio of a number in e4m3 to the one with the same bits in float16.
+
+Both types have subnormal numbers, and their exponents differ by a constant.
+"""
 
 
 class HeadMajorPages(NamedTuple):
@@ -34,8 +40,8 @@ class HeadMajorPages(NamedTuple):
 
     k: Num[Array, "N K D S"]
     v: Num[Array, "N K D S"]
-    k_scale: Float[Array, "N K"] | None = None
-    v_scale: Float[Array, "N K"] | None = None
+    k_scale: Float[Array, "N K S"] | None = None
+    v_scale: Float[Array, "N K S"] | None = None
 
     @property
     def page_size(self) -> int:
@@ -100,7 +106,7 @@ def pages_shape(
         kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
         return PackedPages(kv, scales(1, 2 * num_kv_heads))  # type: ignore[arg-type]
     page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
-    scale = scales(num_kv_heads)
+    scale = scales(num_kv_heads, page_size)
     return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
 
 
@@ -110,7 +116,7 @@ def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype) -> KVPage
     if layout == "packed":
         packed = PartitionSpec(None, None, axis)
         return PackedPages(packed, packed if is_quantised else None)  # type: ignore[arg-type]
-    scale = PartitionSpec(None, axis) if is_quantised else None
+    scale = PartitionSpec(None, axis, None) if is_quantised else None
     page = PartitionSpec(None, axis, None, None)
     return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
 
@@ -140,26 +146,32 @@ def read_page(
 ) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
     """K and V of one page in `dtype`, for every layout and stored type; quantised pages need float32."""
 
-    def of_page(pool: Array) -> Array:
-        return lax.dynamic_index_in_dim(pool, page, keepdims=False).astype(dtype)
-
     if isinstance(pages, HeadMajorPages):
-        k, v = of_page(pages.k), of_page(pages.v)
-    else:
-        kv = of_page(pages.kv).reshape(pages.page_size, -1, 2, head_dim)
-        k, v = (kv[:, :, part].transpose(1, 2, 0) for part in (0, 1))
+        k, v = (
+            _times(widened(lax.dynamic_index_in_dim(values, page, keepdims=False), dtype), scale, page)
+            for values, scale in ((pages.k, pages.k_scale), (pages.v, pages.v_scale))
+        )
+        return k, v
+    kv = lax.dynamic_index_in_dim(pages.kv, page, keepdims=False).astype(dtype)
+    kv = kv.reshape(pages.page_size, -1, 2, head_dim)
+    k, v = (kv[:, :, part].transpose(1, 2, 0) for part in (0, 1))
     scales = page_scales(pages, page)
     return (k, v) if scales is None else (k * scales[0][:, None, None], v * scales[1][:, None, None])
 
 
+def _times(values: Float[Array, "K D S"], scale: Float[Array, "N K S"] | None, page: Array) -> Float[Array, "K D S"]:
+    """The values of a head-major page, with the scales of its tokens."""
+    return values if scale is None else values * lax.dynamic_index_in_dim(scale, page)[0][:, None]
+
+
 def write_page(
-    pages: KVPages,
+    pages: PackedPages,
     page: Int[Array, ""],
     k: Float[Array, "K D S"],
     v: Float[Array, "K D S"],
     least: tuple[Float[Array, " K"], Float[Array, " K"]] | None = None,
-) -> KVPages:
-    """The pages with one of them replaced.
+) -> PackedPages:
+    """The packed pages with one of them replaced.
 
     Args:
         pages: pages to update.
@@ -179,10 +191,6 @@ def write_page(
     def put(pool: Array, new: Array) -> Array:
         return lax.dynamic_update_index_in_dim(pool, new.astype(pool.dtype), page, axis=0)
 
-    if isinstance(pages, HeadMajorPages):
-        old = (pages.k_scale, pages.v_scale) if scales else ()
-        kept = [put(pool, new) for pool, new in zip(old, scales, strict=True) if pool is not None]
-        return HeadMajorPages(put(pages.k, k), put(pages.v, v), *kept)
     # [K, D, S] twice -> [S, K, 2, D]
     kv = jnp.stack([k, v], axis=1).transpose(3, 0, 1, 2).reshape(pages.page_size, -1)
     scale = None if pages.scale is None else put(pages.scale, jnp.stack(scales, axis=-1).reshape(1, -1))
@@ -207,12 +215,8 @@ def write_pages(
     return PackedPages(put(pages.kv, kv), None if pages.scale is None else put(pages.scale, scale))
 
 
-def page_scales(pages: KVPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
-    """Scales of K and of V in one page; None if pages are not quantised."""
-    if isinstance(pages, HeadMajorPages):
-        if pages.k_scale is None or pages.v_scale is None:
-            return None
-        return pages.k_scale[page], pages.v_scale[page]
+def page_scales(pages: PackedPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
+    """Scales of K and of V in one packed page; None if pages are not quantised."""
     return None if pages.scale is None else (pages.scale[page, 0, 0::2], pages.scale[page, 0, 1::2])
 
 
@@ -247,11 +251,41 @@ def scales_of(
     return jnp.maximum(grown, _SMALLEST_SCALE)
 
 
+def quantise_tokens(tokens: Float[Array, "T K D"], dtype: jnp.dtype) -> tuple[Num[Array, "T K D"], Float[Array, "T K"]]:
+    """Stored values of each token, and the scale of each token and head, for head-major pages."""
+    tokens = tokens.astype(jnp.float32)
+    largest = jnp.abs(tokens).max(axis=2)
+    scale = scales_of(largest, jnp.zeros_like(largest), dtype)
+    return _stored(tokens / scale[..., None], dtype), scale
+
+
 def _quantise(
     values: Float[Array, "K D S"], dtype: jnp.dtype, least: Float[Array, " K"] | None
 ) -> tuple[Num[Array, "K D S"], Float[Array, " K"]]:
     """Stored values, rounded to nearest, and the scale of each head."""
-    largest, limit = jnp.abs(values).max(axis=(1, 2)), largest_stored(dtype)
+    largest = jnp.abs(values).max(axis=(1, 2))
     scale = scales_of(largest, jnp.zeros_like(largest) if least is None else least, dtype)
-    stored = jnp.clip(values / scale[:, None, None], -limit, limit)
-    return (jnp.round(stored) if jnp.issubdtype(dtype, jnp.integer) else stored).astype(dtype), scale
+    return _stored(values / scale[:, None, None], dtype), scale
+
+
+def _stored(values: Float[Array, "*any"], dtype: jnp.dtype) -> Num[Array, "*any"]:
+    """Multiples of a scale, rounded to nearest, in the range of the type."""
+    values = jnp.clip(values, -largest_stored(dtype), largest_stored(dtype))
+    return (jnp.round(values) if jnp.issubdtype(dtype, jnp.integer) else values).astype(dtype)
+
+
+def bits_in_16(values: Num[Array, "*any"]) -> Float[Array, "*any"]:
+    """Numbers in e4m3, divided by `E4M3_IN_16`, in float16. XLA:CPU takes some twenty times as long to convert them."""
+    bits = lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)
+    return lax.bitcast_convert_type(((bits & 0x80) << 8) | ((bits & 0x7F) << 7), jnp.float16)
+
+
+def widened(values: Num[Array, "*any"], dtype: DTypeLike) -> Num[Array, "*any"]:
+    """The same numbers in a wider type."""
+    if values.dtype != jnp.float8_e4m3fn:
+        return values.astype(dtype)
+    return lax.platform_dependent(
+        values,
+        cpu=lambda values: bits_in_16(values).astype(dtype) * jnp.asarray(E4M3_IN_16, dtype),
+        default=lambda values: values.astype(dtype),
+    )

@@ -5,6 +5,7 @@ opened, so optimiser state beside them costs nothing.
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
-from orca_jax.model.orbax_files import PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
+from orca_jax.model.orbax_files import CONVERT_AGAIN, PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
 from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
@@ -30,8 +31,8 @@ from orca_jax.model.parameters import (
     stored_shape,
     stored_shapes,
     with_layers,
-    with_parameters,
 )
+from orca_jax.model.quantise import is_quantised_part
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
-    """Write the parameters as `dtype` to the new folder `directory`/params."""
+    """Write the parameters as `dtype`, and quantised ones as they are, to the new folder `directory`/params."""
     assert isinstance(decoder.blocks, Block), "checkpoints hold stacked layers: save before `unstack`"
     tree: dict[str, Any] = {}
     for path, value in flat_parameters(nnx.state(decoder)).items():
@@ -55,7 +56,7 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
         for parent in parents:
             node = node.setdefault(parent, {})
         rows, copies = stored_shape(path, value.shape, decoder.config)[0], num_copies(path, decoder.config)
-        stored = np.asarray(value[:rows].astype(jnp.dtype(dtype)))
+        stored = np.asarray(value[:rows] if is_quantised_part(path) else value[:rows].astype(jnp.dtype(dtype)))
         node[name] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(tree))
@@ -78,7 +79,13 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
         ConfigError: mapping.json is wrong, or the table of the tree does not support the family.
     """
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
+    if any(keys[-2:] == ("kernel", "values") for keys in tree.leaves):
+        if wanted.kind is None:
+            problem = "the parameters are quantised, and config.json has no quantization_config for them"
+            raise CheckpointError(str(tree.folder), [problem], remedy=CONVERT_AGAIN)
+        wanted = wanted.as_held()
     leaves, shapes = flat_parameters(wanted.shapes), stored_shapes(wanted.of_model, config)
+    of_model = flat_parameters(wanted.of_model)
     stacked = {path: path in with_layers(wanted.of_model) for path in shapes}
     mapping = read_mapping(directory)
     if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
@@ -87,27 +94,27 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     sources, problems = find_arrays(tree, placed, stacked, shapes, config.num_layers)
     views: dict[str, View] = {}
     for path, source in sources.items():
-        found = _view(tree, source, path, shapes[path])
+        found = _view(tree, source, path, shapes[path], of_model[path].dtype.name)
         if isinstance(found, str):
             problems.append(found)
         else:
             views[path] = found
     values: dict[str, Array] = {}
-    for path, leaf in leaves.items() if not problems else ():
+    for number, (path, leaf) in enumerate(leaves.items() if not problems else (), start=1):
         try:
             view = views[path]
             if stacked[path]:
                 view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + leaf.shape[0]))
-            values[path] = _read(view, leaf, num_copies(path, config), config.head_dim)
+            values |= wanted.parts(path, _read(view, leaf, num_copies(path, config), config.head_dim))
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
-        progress(len(values), len(leaves))
+        progress(number, len(leaves))
     if problems:
         raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
-    return with_parameters(wanted.shapes, values)
+    return wanted.filled(values)
 
 
-def _view(tree: StoredTree, source: ParameterArrays, path: str, shape: tuple[int, ...]) -> View | str:
+def _view(tree: StoredTree, source: ParameterArrays, path: str, shape: tuple[int, ...], dtype: str) -> View | str:
     """The array of a parameter after the operations of its row, or the problem with it."""
     views = []
     for label, keys in source.arrays.items():
@@ -117,7 +124,8 @@ def _view(tree: StoredTree, source: ParameterArrays, path: str, shape: tuple[int
             store = _open(tree, keys)
         except Exception as error:  # TensorStore raises several kinds for broken files
             return f"{label}: cannot be read: {first_line(error)}"
-        if (problem := _problem(store)) is not None:
+        types = (dtype,) if is_quantised_part(path) else _FLOATS
+        if (problem := _problem(store, types)) is not None:
             return f"{label}: {problem}"
         try:
             views.append(_changed(Stored(store), source))
@@ -165,10 +173,10 @@ def _open(tree: StoredTree, keys: Keys) -> Any:
     return tensorstore.open(spec, open=True, read=True).result()
 
 
-def _problem(store: Any) -> str | None:
+def _problem(store: Any, types: Sequence[str]) -> str | None:
     """The problem of an array's type or of its parts."""
-    if store.dtype.name not in _FLOATS:
-        return f"type {store.dtype.name} is not supported, only {', '.join(_FLOATS)}"
+    if store.dtype.name not in types:
+        return f"type {store.dtype.name} is not supported, only {', '.join(types)}"
     shape, chunk = tuple(store.shape), store.chunk_layout.read_chunk.shape or ()
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=False)):
         return f"chunks of {list(chunk)} values are larger than the array"  # and than the memory

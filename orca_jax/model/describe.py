@@ -5,17 +5,18 @@ import json
 import logging
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from orca_jax.bundled import PRESET_PREFIX, is_preset
 from orca_jax.checks import short
-from orca_jax.config import ModelConfig
+from orca_jax.config import ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import token_ids
 from orca_jax.model.orbax_files import is_checkpoint
 
+QUANT_METHOD = "orca-jax"  # in `quantization_config` of config.json
 MAX_CONFIG_BYTES = 16 * 2**20
 
 logger = logging.getLogger(__name__)
@@ -85,8 +86,9 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
             param="model",
         )
     family = FAMILIES[kind]
+    hf, quantization = take_quantization(hf)
     check_keys(hf, family)
-    config = family.config_from_hf(resolve_aliases(hf, family))
+    config = dataclasses.replace(family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization)
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
 
@@ -103,6 +105,25 @@ def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:
         raise ConfigError(f"config.json: {error.args[0]} is missing, which {decoder} reads", param="model") from None
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return dataclasses.replace(config, decoder=decoder)
+
+
+def take_quantization(hf: dict[str, Any]) -> tuple[dict[str, Any], Quantization | None]:
+    """The configuration without `quantization_config`, and the kind, if `scripts/convert_checkpoint.py` wrote it.
+
+    That of other programs is left, and refused later: their weights are stored in other ways.
+
+    Raises:
+        ConfigError: the kind is unknown.
+    """
+    found = hf.get("quantization_config")
+    if not isinstance(found, dict) or found.get("quant_method") != QUANT_METHOD:
+        return hf, None
+    kind = found.get("weights")
+    if kind not in get_args(Quantization) or found.keys() != {"quant_method", "weights"}:
+        kinds = ", ".join(get_args(Quantization))
+        message = f"config.json: quantization_config {short(found)} must have weights, one of {kinds}, and nothing else"
+        raise ConfigError(f"{message}: convert the model again", param="quantization_config")
+    return {key: value for key, value in hf.items() if key != "quantization_config"}, kind
 
 
 def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -> None:

@@ -15,9 +15,20 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.model.quantise import (
+    QuantisedMatrix,
+    QuantisedTable,
+    Storage,
+    check_inputs,
+    quantise,
+    quantise_rows,
+)
+from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import LayerSpan
 
 Init = Literal["normal", "zeros", "ones"]
+Matrix = nnx.Param[Array] | QuantisedMatrix
+"""A matrix of one of the two kinds of storage; `multiply` reads both."""
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -35,6 +46,7 @@ class Maker:
         rngs: source of keys.
         span: the layers on the leading axis, or None for parameters outside the blocks.
         mesh: the devices of the model, for layers that are partitioned by hand; None: one device.
+        storage: of matrices and of the vocabulary's tables.
     """
 
     def __init__(
@@ -43,15 +55,17 @@ class Maker:
         rngs: nnx.Rngs,
         span: LayerSpan | None = None,
         mesh: Mesh | AbstractMesh | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self.dtype = dtype
         self.rngs = rngs
         self.span = span
         self.mesh = mesh
+        self.storage = storage or Storage()
 
     def stacked(self, span: LayerSpan) -> "Maker":
         """A maker of parameters with a leading axis for the layers of `span`."""
-        return Maker(self.dtype, self.rngs, span, self.mesh)
+        return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
 
     def skip(self) -> None:
         """Use up the key of a random parameter of another stage, so that the values do not depend on the stages."""
@@ -61,21 +75,56 @@ class Maker:
         self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
     ) -> nnx.Param[Array]:
         """A parameter of `shape`. `axes` names its dimensions. If stacked, both get a leading "layers" axis."""
-        value = self._layer_by_layer(shape, std) if init == "normal" else self._constant(shape, float(init == "ones"))
+        value = (
+            self._layer_by_layer(shape, std, lambda values: values)
+            if init == "normal"
+            else self._constant(shape, float(init == "ones"))
+        )
         return nnx.Param(value, axes=axes if self.span is None else ("layers", *axes))
+
+    def matrix(self, sizes: tuple[int, int], axes: tuple[str, str], std: float) -> Matrix:
+        """A matrix of random values from inputs to outputs."""
+        kind, splits = self.storage.kind, self._splits(axes[0])
+        if kind is None:
+            return self(sizes, axes, "normal", std)
+        check_inputs(kind, sizes[0], splits)
+        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
+        return QuantisedMatrix(parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None)
+
+    def table(self, rows: int, width: int, axis: str, used: int) -> "nnx.Param[Array] | QuantisedTable":
+        """A table of random values; rows from `used` on are zeros."""
+
+        def padded(values: Array) -> Array:
+            return values if used == rows else jnp.where(jnp.arange(rows)[:, None] < used, values, 0)
+
+        axes = (axis, "embed")
+        if self.storage.kind is None or axis != "vocab":
+            return nnx.Param(self._layer_by_layer((rows, width), 0.02, padded), axes=axes)
+        parts = self._layer_by_layer((rows, width), 0.02, lambda values: quantise_rows(padded(values)))
+        return QuantisedTable(parts, axes, self.dtype, self._splits(axis))
+
+    def _splits(self, axis: str) -> int:
+        """The number of devices over which an axis is split."""
+        return 1 if MESH_AXES[axis] is None else self.storage.shards
 
     def _constant(self, shape: tuple[int, ...], value: float) -> Array:
         return jnp.full(shape if self.span is None else (self.span.size, *shape), value, self.dtype)
 
-    def _layer_by_layer(self, shape: tuple[int, ...], std: float) -> Array:
-        def draw(key: Array) -> Array:
-            return (std * jax.random.normal(key, shape)).astype(self.dtype)
+    def _layer_by_layer[T](self, shape: tuple[int, ...], std: float, store: Callable[[Array], T]) -> T:
+        def draw(key: Array) -> T:
+            return store((std * jax.random.normal(key, shape)).astype(self.dtype))
 
         if self.span is None:
             return draw(self.rngs.params())
         keys = jax.random.split(self.rngs.params(), self.span.num_layers)
         # A loop: the random bits of all layers at once would need several times the memory of the weights.
-        return jax.lax.map(draw, keys[self.span.start : self.span.stop])
+        stacked: T = jax.lax.map(draw, keys[self.span.start : self.span.stop])
+        return stacked
+
+
+def multiply(x: Float[Array, "T I"], kernel: Matrix) -> Float[Array, "T O"]:
+    """`x` times a matrix of any storage, with float32 sums."""
+    return kernel.product(x) if isinstance(kernel, QuantisedMatrix) else matmul(x, kernel[...])
 
 
 def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
@@ -103,19 +152,18 @@ class Linear(nnx.Module):
     def __init__(
         self, make: Maker, sizes: tuple[int, int], axes: tuple[str, str], *, bias: bool, std: float = 0.02
     ) -> None:
-        self.kernel = make(sizes, axes, "normal", std)
+        self.kernel = make.matrix(sizes, axes, std)
         self.bias = nnx.data(make(sizes[1:], axes[1:], "zeros") if bias else None)
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """Project every token; float32 out."""
-        out = matmul(x, self.kernel[...])
+        out = multiply(x, self.kernel)
         return out if self.bias is None else out + self.bias[...].astype(jnp.float32)
 
     def take_outputs(self, columns: np.ndarray) -> None:
         """Replace the outputs by those of `columns`, which may repeat."""
-        for parameter in (self.kernel, self.bias):
-            if parameter is not None:
-                parameter.set_value(parameter.get_value()[..., columns])
+        for parameter in jax.tree.leaves(nnx.state(self), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+            parameter.set_value(parameter.get_value()[..., columns])
 
 
 class Norm(nnx.Module):
@@ -159,13 +207,18 @@ class Table(nnx.Module):
         soft_cap: float | None = None,
     ) -> None:
         self.soft_cap = soft_cap
-        self.table = make((rows, width), (axis, "embed"), "normal")
-        if used is not None and used < rows:
-            values = self.table[...]
-            self.table[...] = jnp.where(jnp.arange(rows)[:, None] < used, values, jnp.zeros_like(values))
+        self.table = make.table(rows, width, axis, rows if used is None else used)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, those of padding included."""
+        table = self.table
+        return int((table.values if isinstance(table, QuantisedTable) else table).get_value().shape[0])
 
     def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Look up rows. An index out of range gets the nearest row: padding may hold any index."""
+        if isinstance(self.table, QuantisedTable):
+            return self.table.rows(index)
         return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
@@ -174,6 +227,8 @@ class Table(nnx.Module):
         return scores if cap is None else cap * jnp.tanh(scores / cap)
 
     def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
+        if isinstance(self.table, QuantisedTable):
+            return self.table.scores(hidden)
         table = self.table[...]
         if table.dtype == jnp.float32:
             return matmul(hidden, table.T)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,12 +122,16 @@ class Loading:
         """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does."""
         if self._read is None:
             return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
-        structure, shapes = abstract_decoder(self.config, self._dtype, mesh, span)
         span = span or whole(self.config)
-        of_model = shapes if span.is_whole else abstract_decoder(self.config, self._dtype, mesh)[1]
-        wanted = Wanted(shapes, of_model, span.start)
-        held = on_shards(self.config, tensor_parallel_size(mesh))
-        decoder: Decoder = nnx.merge(structure, self._read(held, wanted, progress))
+        structure, held = abstract_decoder(self.config, self._dtype, mesh, span)
+        held_of_model = held if span.is_whole else abstract_decoder(self.config, self._dtype, mesh)[1]
+        shapes, of_model = held, held_of_model
+        if self.config.quantization is not None:
+            plain = replace(self.config, quantization=None)
+            shapes, of_model = (abstract_decoder(plain, self._dtype, mesh, layers)[1] for layers in (span, None))
+        wanted = Wanted(shapes, of_model, span.start, self.config.quantization, held, held_of_model)
+        config = on_shards(self.config, tensor_parallel_size(mesh))
+        decoder: Decoder = nnx.merge(structure, self._read(config, wanted, progress))
         return decoder
 
 

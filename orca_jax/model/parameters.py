@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
+from jaxtyping import Array
 
-from orca_jax.config import ModelConfig
+from orca_jax.config import ModelConfig, Quantization
+from orca_jax.model.quantise import quantised_parts
 
 
 class Wanted(NamedTuple):
@@ -18,6 +20,21 @@ class Wanted(NamedTuple):
     shapes: nnx.State  # `ShapeDtypeStruct` with shardings, padded; values are cast to its types
     of_model: nnx.State  # the same for all stages
     first_layer: int  # of the stage
+    kind: Quantization | None  # of the decoder; if it has one, the trees above are plain, and these quantised:
+    held: nnx.State
+    held_of_model: nnx.State
+
+    def as_held(self) -> "Wanted":
+        """The same from files with quantised parameters."""
+        return self._replace(shapes=self.held, of_model=self.held_of_model)
+
+    def parts(self, path: str, array: Array) -> dict[str, Array]:
+        """The parameters in the decoder, by path, that the plain parameter `path` becomes."""
+        return quantised_parts(path, array, flat_parameters(self.held), self.kind)
+
+    def filled(self, values: Mapping[str, Array]) -> nnx.State:
+        """The decoder's parameters, from all parts by path."""
+        return with_parameters(self.held, values)
 
 
 def with_layers(state: nnx.State) -> frozenset[str]:
@@ -40,9 +57,14 @@ def with_parameters(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
     return filled
 
 
+def is_of_vocabulary(path: str) -> bool:
+    """True if the first axis of a parameter is the vocabulary."""
+    return path.startswith(("embedding.table", "head.table"))
+
+
 def stored_shape(path: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     """The shape of a parameter in checkpoints: no padding of the vocabulary, and one copy of each key/value head."""
-    if path in ("embedding.table", "head.table"):
+    if is_of_vocabulary(path):
         return (config.vocab_size, *shape[1:])
     return (*shape[:-1], shape[-1] // num_copies(path, config))
 

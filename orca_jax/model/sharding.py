@@ -24,6 +24,7 @@ MESH_AXES: Mapping[str, str | None] = {
     "mlp": TENSOR_AXIS,  # width of the MLP or of each expert
     "experts": None,
     "vocab": TENSOR_AXIS,
+    "groups": None,  # of inputs with one scale, in quantised matrices
 }
 
 

@@ -15,7 +15,9 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
+from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
+from orca_jax.model.sharding import tensor_parallel_size
 from orca_jax.model.stages import LayerSpan, of_span, whole
 
 
@@ -125,7 +127,9 @@ class Decoder(nnx.Module):
         self.num_layers = span.size
         self.of_stage = of_span(config, span)
         self.is_first = span.is_first
-        make, tied = Maker(dtype, rngs, mesh=mesh), config.tied_embeddings
+        shards = 1 if mesh is None else tensor_parallel_size(mesh)
+        make = Maker(dtype, rngs, mesh=mesh, storage=Storage(config.quantization, shards))
+        tied = config.tied_embeddings
 
         def table(rows: int, axis: str, used: int | None, *, is_read: bool) -> Table | None:
             if not is_read:

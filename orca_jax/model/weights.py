@@ -32,7 +32,6 @@ from orca_jax.model.parameters import (
     flat_parameters,
     num_copies,
     stored_shape,
-    with_parameters,
 )
 from orca_jax.model.weight_files import INDEX, SINGLE, check_safetensors
 from orca_jax.progress import Progress
@@ -99,15 +98,16 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
         if problems:
             raise CheckpointError(str(directory), problems)
         values: dict[str, Array] = {}
-        for path, leaf in leaves.items():
+        for number, (path, leaf) in enumerate(leaves.items(), start=1):
             try:
-                values[path] = _build(sources[path].of_layers(wanted.first_layer), path, leaf, files, config)
+                array = _build(sources[path].of_layers(wanted.first_layer), path, leaf, files, config)
+                values |= wanted.parts(path, array)
             except (SafetensorError, OSError) as error:
                 problems.append(f"{sources[path].keys[0]}: cannot be read: {first_line(error)}")
-            progress(len(values), len(leaves))
+            progress(number, len(leaves))
     if problems:
         raise CheckpointError(str(directory), problems)
-    return with_parameters(wanted.shapes, values)
+    return wanted.filled(values)
 
 
 def _too_many_layers(config: ModelConfig, files: Files) -> str | None:

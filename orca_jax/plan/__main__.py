@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_jax.bundled import model_directory
-from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, ModelConfig
+from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import FlagParser, human_int, program
@@ -44,7 +44,13 @@ def make_parser() -> FlagParser:
     types = get_args(DType)
     made.add_argument("--dtype", choices=("auto", *types), default="auto", help="type of weights (default: auto)")
     made.add_argument(
-        "--kv-cache-dtype", choices=("auto", *types), default="auto", help="type of the KV cache (default: --dtype)"
+        "--quantization", choices=get_args(Quantization), help="storage of the weights (default: as in config.json)"
+    )
+    made.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", *get_args(KVCacheDType)),
+        default="auto",
+        help="type of the KV cache (default: --dtype)",
     )
     made.add_argument(
         "--max-num-seqs", type=human_int, metavar="N", help="rows; default: the most up to 256 of --context tokens"
@@ -118,11 +124,12 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     dtype: DType = default if args.dtype == "auto" else args.dtype
     demand = Demand(
         dtype=dtype,
-        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else page_dtype(args.kv_cache_dtype),
         utilization=args.gpu_memory_utilization,
         context=args.context,
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
+        quantization=args.quantization,
     )
     shares = PeakShares(*(getattr(args, f"{name}_share") for name in PeakShares._fields))
     found = options(model, devices, demand, args.prompt, shares)
@@ -130,6 +137,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from orca_jax.plan.report import described, print_compiled, print_plan
 
     flags = [f"--dtype={args.dtype}"] * (args.dtype != "auto")
+    flags += [f"--quantization={args.quantization}"] * (args.quantization is not None)
     print_plan(args.model, devices, found, chosen, flags)
     compiled = compiled_memory(args.model, devices, chosen.memory, demand) if args.compile and chosen else None
     if compiled is not None and chosen is not None:

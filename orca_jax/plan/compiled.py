@@ -7,6 +7,7 @@ environment only: `python -m orca_jax.plan.compiled JSON` prints a JSON object.
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from orca_jax.build.budget import largest_launch
@@ -70,6 +71,7 @@ def compiled_memory(model: str, devices: Devices, capacity: Capacity, demand: De
         "max_model_len": capacity.max_model_len,
         "num_pages": capacity.num_pages,
         "dtype": demand.dtype,
+        "quantization": demand.quantization,
         "kv_cache_dtype": demand.kv_cache_dtype,
     }
     command = ["env", *_VARIABLES, sys.executable, "-m", "orca_jax.plan.compiled", json.dumps(job)]
@@ -92,6 +94,7 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     topology = topologies.get_topology_desc(topology_name=job["topology"], platform="tpu")
     mesh = tensor_mesh(list(topology.devices[: job["tensor"]]))
     model = read_model_config(job["model"])
+    model = replace(model, quantization=job["quantization"] or model.quantization)
     tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
     cache = CacheConfig(job["num_pages"], PAGE_SIZE, job["kv_cache_dtype"], "packed")
     config = ExecutorConfig(

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.build.budget import largest_launch
-from orca_jax.config import DType, EngineConfig, ModelConfig
+from orca_jax.config import DType, EngineConfig, ModelConfig, PageDType, PageLayout, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
 from orca_jax.model.load import abstract_decoder
@@ -24,11 +24,16 @@ class Demand:
     """The settings of the user. None is chosen: most rows, and the longest requests."""
 
     dtype: DType
-    kv_cache_dtype: DType
+    kv_cache_dtype: PageDType
     utilization: float  # share of an accelerator's memory
     context: int | None = None  # tokens of a request on average
     max_num_seqs: int | None = None
     max_model_len: int | None = None
+    quantization: Quantization | None = None  # of the weights; None: as in config.json
+
+    def quantised(self, model: ModelConfig) -> ModelConfig:
+        """The model with this kind of weights."""
+        return replace(model, quantization=self.quantization or model.quantization)
 
 
 @dataclass(frozen=True)
@@ -127,18 +132,20 @@ def _row_counts(demand: Demand) -> Sequence[int]:
 def _fit(
     model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
-    model, num_rows = on_shards(model, split.tensor), rows * split.stages
+    model, num_rows = on_shards(demand.quantised(model), split.tensor), rows * split.stages
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
     workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
     # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
     most_layers = replace(model, num_layers=max(span.size for span, _ in parts))
+    layout: PageLayout = "head_major" if kind.platform == "cpu" else "packed"
     try:
         cache = size_cache(
             most_layers,
             page_size=PAGE_SIZE,
             dtype=demand.kv_cache_dtype,
+            layout=layout,
             memory=room * split.tensor,
             num_rows=num_rows,
             max_model_len=length,
@@ -147,8 +154,8 @@ def _fit(
     except ConfigError:
         least = -(-length // PAGE_SIZE) + num_rows
         pages = 0
-        shortage = least * page_bytes(most_layers, PAGE_SIZE, demand.kv_cache_dtype) // split.tensor - room
-    layer = page_bytes(replace(model, num_layers=1), PAGE_SIZE, demand.kv_cache_dtype) // split.tensor
+        shortage = least * page_bytes(most_layers, PAGE_SIZE, demand.kv_cache_dtype, layout) // split.tensor - room
+    layer = page_bytes(replace(model, num_layers=1), PAGE_SIZE, demand.kv_cache_dtype, layout) // split.tensor
     stages = [StageMemory(span, weights, workspace, pages * span.size * layer) for span, weights in parts]
     return Capacity(split, tuple(stages), rows, length, context, pages, shortage)
 

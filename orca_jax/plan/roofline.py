@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.config import ModelConfig
+from orca_jax.model.quantise import WEIGHT_BYTES
 from orca_jax.model.sharding import on_shards, padded_vocab
 from orca_jax.plan.accelerators import Accelerator, PeakShares
 from orca_jax.plan.memory import Capacity, Demand, Split, StageMemory
@@ -67,8 +68,10 @@ def stage_seconds(
         kind.flops * shares.flops,
         kind.link * shares.link,
     )
-    span, itemsize = stage.span, np.dtype(demand.dtype).itemsize
-    table = padded_vocab(model, split.tensor) * model.embed_dim * itemsize // split.tensor
+    span, quantization = stage.span, demand.quantised(model).quantization
+    plain = np.dtype(demand.dtype).itemsize
+    itemsize, of_tables = (plain, plain) if quantization is None else (WEIGHT_BYTES[quantization], WEIGHT_BYTES["int8"])
+    table = padded_vocab(model, split.tensor) * model.embed_dim * of_tables / split.tensor
     tables = span.is_first + (span.is_last and not (span.is_first and model.tied_embeddings))
     layers = stage.weights - tables * table
     read, active = _used_weights(model, layers, span.size * itemsize / split.tensor, work.tokens)
@@ -76,11 +79,11 @@ def stage_seconds(
     slot = 2 * on_shards(model, split.tensor).num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
     scores = 4 * model.num_heads * model.head_dim
     attention = span.size / split.tensor * max(slot * work.read / bandwidth, scores * work.pairs / flops)
-    unembedding = max(table / bandwidth, 2 * work.sampled * table / itemsize / flops) if span.is_last else 0.0
+    unembedding = max(table / bandwidth, 2 * work.sampled * table / of_tables / flops) if span.is_last else 0.0
     return products + attention + unembedding + _sums(model, span.size, split.tensor, work.tokens, link)
 
 
-def _used_weights(model: ModelConfig, layers: int, each: float, tokens: float) -> tuple[float, float]:
+def _used_weights(model: ModelConfig, layers: float, each: float, tokens: float) -> tuple[float, float]:
     """Bytes of the layers' weights: those read in an iteration, and those that a token goes through.
 
     Expected are independent tokens, and experts that are equally probable.

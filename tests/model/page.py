@@ -16,7 +16,8 @@ Generated from `orca_jax/model/families` and the models in `tests/fixtures/refer
 
 A model directory has `config.json` and safetensors in the format of Hugging Face, or an Orbax checkpoint in `params/`.
 `model_type` in `config.json` selects the family. Weights are served as float32, bfloat16 or float16 (`--dtype`); files
-with quantised weights are refused.
+with quantised weights of other programs are refused. `--quantization` quantises while loading
+([quantisation.md](quantisation.md)).
 
 | `model_type` | models | class of transformers |
 |---|---|---|

@@ -75,6 +75,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "reporting",
         "sched",
         "text",
+        "kernels",
         "model",
         "exec",
         "ranker",

@@ -10,8 +10,8 @@ There are four implementations, chosen by name:
     pages    for GPUs and quantised pages: all pages at once, since a GPU waits for its host at every pass of a loop
              with a dynamic trip count
 
-A token larger than all tokens before it changes the scale of a quantised page, and with it the stored values. So
-`blocks` and `pages` write such pages whole.
+Quantised pages: a token of a head-major page has scales of its own, and is written like any other. In a packed page, a
+token larger than all before it changes the scale, and with it the stored values. So such pages are written whole.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from orca_jax.kernels.kv_pages import (
     KVPages,
     PackedPages,
     page_scales,
+    quantise_tokens,
     read_page,
     slots,
     write_page,
@@ -107,6 +108,68 @@ def _blocks(
     pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
 ) -> KVPages:
     """Write requests with one token first, a slot each; then the other requests, one page at a time."""
+    write = _head_major if isinstance(pages, HeadMajorPages) else _packed
+    written: KVPages = write(pages, k, v, page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
+    return written
+
+
+def _head_major(
+    pages: HeadMajorPages,
+    k: Array,
+    v: Array,
+    page_table: Array,
+    query_start: Array,
+    query_len: Array,
+    context_len: Array,
+) -> HeadMajorPages:
+    """Write the stored form of each token, with its scales if pages are quantised."""
+    size = pages.page_size
+    pools = [pool for pool in pages if pool is not None]  # [N, K, (D,) S]
+    new = [k.astype(pages.dtype), v.astype(pages.dtype)]  # [T, K(, D)]
+    if pages.is_quantised:
+        values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in (k, v)), strict=True)
+        new = [*values, *scales]
+
+    def increment(row: jax.Array, pools: list[Array]) -> list[Array]:
+        page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
+
+        def put(pool: Array, tokens: Array) -> Array:
+            token = lax.dynamic_index_in_dim(tokens, query_start[row])[..., None]
+            return lax.dynamic_update_slice(pool, token, (page, *([0] * (pool.ndim - 2)), slot))
+
+        return [put(pool, tokens) for pool, tokens in zip(pools, new, strict=True)]
+
+    pools = lax.fori_loop(0, jnp.sum(query_len == 1), increment, pools)
+    if k.shape[0] == 1:
+        return HeadMajorPages(*pools)
+    # The slice of tokens for a partly filled page may begin before the first token and end past the last.
+    padded = [jnp.pad(tokens, [(size, size), *[(0, 0)] * (tokens.ndim - 1)]) for tokens in new]
+
+    def chunk(row: jax.Array, pools: list[Array]) -> list[Array]:
+        first, end = context_len[row] - query_len[row], context_len[row]
+
+        def merge_page(index: jax.Array, pools: list[Array]) -> list[Array]:
+            position = index * size + jnp.arange(size, dtype=jnp.int32)
+            is_new = (position >= first) & (position < end)
+            page = page_table[row, index]
+            start = size + query_start[row] + index * size - first
+
+            def merge(pool: Array, tokens: Array) -> Array:
+                of_page = jnp.moveaxis(lax.dynamic_slice_in_dim(tokens, start, size), 0, -1)
+                old = lax.dynamic_index_in_dim(pool, page, keepdims=False)
+                return lax.dynamic_update_index_in_dim(pool, jnp.where(is_new, of_page, old), page, axis=0)
+
+            return [merge(pool, tokens) for pool, tokens in zip(pools, padded, strict=True)]
+
+        return lax.fori_loop(first // size, (end + size - 1) // size, merge_page, pools)
+
+    return HeadMajorPages(*lax.fori_loop(jnp.sum(query_len == 1), jnp.sum(query_len > 0), chunk, pools))
+
+
+def _packed(
+    pages: PackedPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
+) -> PackedPages:
+    """Write slots of packed pages; quantised ones are read and written whole."""
     size, head_dim = pages.page_size, k.shape[2]
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
@@ -117,10 +180,10 @@ def _blocks(
     # The slice of tokens for a partly filled page may begin before the first token and end past the last.
     padded = [jnp.pad(new, [(size, size), (0, 0), (0, 0)]) for new in (k, v)]
 
-    def chunk(row: jax.Array, pages: KVPages) -> KVPages:
+    def chunk(row: jax.Array, pages: PackedPages) -> PackedPages:
         first, end = context_len[row] - query_len[row], context_len[row]
 
-        def merge_page(index: jax.Array, pages: KVPages) -> KVPages:
+        def merge_page(index: jax.Array, pages: PackedPages) -> PackedPages:
             position = index * size + jnp.arange(size, dtype=jnp.int32)
             is_new = (position >= first) & (position < end)
             # Unwritten slots may hold any value, which must not influence a scale.
@@ -141,27 +204,27 @@ def _blocks(
 
 
 def _write_slots(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, context_len: Array, num_increments: Array
-) -> KVPages:
+    pages: PackedPages,
+    k: Array,
+    v: Array,
+    page_table: Array,
+    query_start: Array,
+    context_len: Array,
+    num_increments: Array,
+) -> PackedPages:
     """Write the token of each of the first rows."""
     size = pages.page_size
 
-    def increment(row: jax.Array, pages: KVPages) -> KVPages:
+    def increment(row: jax.Array, pages: PackedPages) -> PackedPages:
         page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
         token_k, token_v = (lax.dynamic_index_in_dim(new, query_start[row]) for new in (k, v))
-        if isinstance(pages, PackedPages):
-            token = slots(token_k, token_v, pages.dtype)[:, None]
-            return PackedPages(lax.dynamic_update_slice(pages.kv, token, (page, slot, 0)))
-
-        def put(old: jax.Array, token: jax.Array) -> jax.Array:
-            return lax.dynamic_update_slice(old, token.astype(old.dtype)[..., None], (page, 0, 0, slot))
-
-        return HeadMajorPages(put(pages.k, token_k), put(pages.v, token_v))
+        token = slots(token_k, token_v, pages.dtype)[:, None]
+        return PackedPages(lax.dynamic_update_slice(pages.kv, token, (page, slot, 0)))
 
     return lax.fori_loop(0, num_increments, increment, pages)
 
 
-def _scales_in_use(pages: KVPages, page: Array, has_tokens: Array) -> tuple[Array, Array] | None:
+def _scales_in_use(pages: PackedPages, page: Array, has_tokens: Array) -> tuple[Array, Array] | None:
     """The scales of a page, or zeros if it has no tokens yet; None if pages are not quantised."""
     scales = page_scales(pages, page)
     if scales is None:

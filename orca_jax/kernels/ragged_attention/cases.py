@@ -132,7 +132,10 @@ def _lay_out(
 ) -> KVPages:
     """The same pages in a layout."""
     if layout == "head_major":
-        return HeadMajorPages(k[0], v[0], k[1], v[1])  # type: ignore[arg-type]
+        scales = (
+            None if scale is None else np.repeat(scale[..., None], k[0].shape[3], axis=2) for scale in (k[1], v[1])
+        )
+        return HeadMajorPages(k[0], v[0], *scales)  # type: ignore[arg-type]
     kv = np.stack([k[0], v[0]], axis=2).transpose(0, 4, 1, 2, 3)  # [N, S, K, 2, D]
     scale = None if k[1] is None or v[1] is None else np.stack([k[1], v[1]], axis=-1).reshape(kv.shape[0], 1, -1)
     return PackedPages(kv.reshape(*kv.shape[:2], -1), scale)  # type: ignore[arg-type]

@@ -146,13 +146,17 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
 
 _IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
 _OWN_CODE = frozenset({"AutoConfig", "AutoModel", "AutoModelForCausalLM"})
+_QUANTISED = (
+    "weights quantised by other programs (GPTQ, AWQ, bitsandbytes) are not read; use the model's weights without "
+    "quantization, and give --quantization int8 or int4"
+)
 _REMEDIES: Mapping[str, str] = {
     "is_causal": "only causal decoders are supported",
-    "quantization_config": "use the model's weights without quantization",
-    "quantization": "use the model's weights without quantization",
-    "compression_config": "use the model's weights without quantization",
     "decoder_sparse_step": "all layers must have experts",
     "mlp_only_layers": "all layers must have experts",
+    "quantization_config": _QUANTISED,
+    "quantization": _QUANTISED,
+    "compression_config": _QUANTISED,
 }
 
 

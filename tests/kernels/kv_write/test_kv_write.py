@@ -1,5 +1,6 @@
 """The implementations of `write_kv`, in every layout, on the cases of attention and on small examples."""
 
+from itertools import pairwise
 from typing import Literal
 
 import jax
@@ -84,17 +85,37 @@ def test_quantised_pages_keep_old_tokens_and_take_new_ones(
             np.testing.assert_allclose(pool[positions], wanted[positions], atol=0.04, rtol=0.07)
 
 
-def test_quantised_values_keep_their_bits_until_a_larger_one_comes() -> None:
-    pages = HeadMajorPages(*(jnp.full((1, 1, 1, 4), 99, jnp.int8) for _ in range(2)), *([jnp.ones((1, 1))] * 2))
+def test_a_token_of_a_head_major_page_depends_on_nothing_else() -> None:
+    """Chunks and increments, with larger tokens before and after, store the same bits and scales."""
+    case = Case("", ((5, 5),), 2, 2, 16, 8, page_dtype="int8")
+    arrays = make_arrays(case)
+    sizes = np.array([1.0, 3.0, 0.1, 0.0, 9.0])[:, None, None]
+    k, v = (tokens * sizes for tokens in new_tokens(case, arrays))
+    page = arrays.page_table[0, 0]
+    stored = []
+    for cuts in ((0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)):
+        pages: KVPages = jax.tree.map(jnp.asarray, arrays.pages)
+        for start, end in pairwise(cuts):
+            rows = (jnp.asarray(x, jnp.int32) for x in (arrays.page_table, [0], [end - start], [end]))
+            pages = write_kv(pages, jnp.asarray(k[start:end]), jnp.asarray(v[start:end]), *rows)
+        stored.append([np.asarray(pool)[page, ..., :5] for pool in jax.tree.leaves(pages)])
+    for other in stored[1:]:
+        for one, two in zip(stored[0], other, strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert (np.abs(stored[0][0]).max(axis=1)[:, [0, 1, 2, 4]] == 127).all(), "each token uses the whole range"
+
+
+def test_packed_values_keep_their_bits_until_a_larger_one_comes() -> None:
+    pages = PackedPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2)))
     for position, value in enumerate([12.7, 1.0, 25.4]):
         token = jnp.full((1, 1, 1), value)
         rows = ([[0]], [0], [1], [position + 1])
-        pages = write_kv(pages, token, token, *(jnp.array(x, jnp.int32) for x in rows))
-        assert isinstance(pages, HeadMajorPages)
+        written = write_kv(pages, token, token, *(jnp.array(x, jnp.int32) for x in rows), implementation="blocks")
+        assert isinstance(written, PackedPages)
+        pages = written
         stored = [[127], [127, 10], [64, 5, 127]][position]
-        assert pages.k[0, 0, 0, : position + 1].tolist() == stored
-    assert pages.k_scale is not None
-    np.testing.assert_allclose(pages.k_scale, [[0.2]])
+        assert pages.kv[0, : position + 1, 0].tolist() == stored
+    np.testing.assert_allclose(pages.scale, [[[0.2, 0.2]]])
 
 
 def test_a_full_page_that_is_read_does_not_raise_its_scale() -> None:

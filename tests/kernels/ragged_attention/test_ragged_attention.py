@@ -64,7 +64,7 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
 
 def _page(pool: np.ndarray, scale: np.ndarray | None, page: int) -> np.ndarray:
     tokens = pool[page].transpose(2, 0, 1).astype(np.float64)
-    return tokens if scale is None else tokens * scale[page][:, None]
+    return tokens if scale is None else tokens * scale[page].T[..., None]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,0 +1,1 @@
+"""Quality, speed and memory of quantised weights and KV caches."""

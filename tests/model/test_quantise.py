@@ -1,0 +1,189 @@
+"""Quantised weights: their values, their products, and loading on any mesh, from plain and from quantised files."""
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from orca_jax.build.settings import quantised
+from orca_jax.config import DType, EngineConfig, Quantization
+from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.model.checkpoint import save_decoder
+from orca_jax.model.describe import QUANT_METHOD, config_from_hf, read_model_config
+from orca_jax.model.load import load_decoder, random_decoder
+from orca_jax.model.orbax_files import PARAMS
+from orca_jax.model.parameters import flat_parameters, stored_shape
+from orca_jax.model.quantise import (
+    BLOCK,
+    Quantised,
+    _at_once,
+    check_inputs,
+    group_size,
+    product,
+    quantise,
+    quantise_rows,
+)
+from orca_jax.model.transformer import Decoder
+from tests.model import eight_heads
+from tests.model.orbax import CONFIG
+from tests.model.reference import logits, mesh_of
+
+KINDS: tuple[Quantization, ...] = get_args(Quantization)
+MOSTLY_SLOW = [kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+LLAMA = "llama-8-heads-2-groups"
+# Largest difference between a weight and its stored value, relative to the largest weight of its scale.
+STEPS = {"int8": 0.5 / 127, "fp8": 1 / 16, "int4": 1 / 8}
+
+
+def weight(inputs: int = 256, outputs: int = 24) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).normal(size=(inputs, outputs)), jnp.float32)
+
+
+def numbers(stored: Quantised, kind: Quantization) -> np.ndarray:
+    """The weights that the stored values stand for, by plain arithmetic."""
+    values, scale = (np.asarray(part.astype(jnp.float32)) for part in stored)
+    if kind != "int4":
+        return values * scale
+    low = ((values.astype(np.int8) & 15) ^ 8) - 8
+    both = np.stack([low, values.astype(np.int8) >> 4], axis=1).reshape(-1, values.shape[1])
+    return both * np.repeat(scale, len(both) // len(scale), axis=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_close_to_the_weights(kind: Quantization) -> None:
+    given = weight()
+    size = group_size(256) if kind == "int4" else 256
+    largest = np.abs(np.asarray(given)).reshape(-1, size, 24).max(axis=1).repeat(size, axis=0)
+    assert (np.abs(numbers(quantise(given, kind), kind) - given) <= STEPS[kind] * largest * 1.001).all()
+
+
+def test_four_bits_use_all_sixteen_values() -> None:
+    stored = np.asarray(quantise(weight(), "int4").values)
+    assert set((stored >> 4).ravel().tolist()) == set(range(-8, 8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_stay_zeros(kind: Quantization) -> None:
+    stored = quantise(jnp.zeros((8, 2)), kind)
+    assert not numbers(stored, kind).any() and np.isfinite(np.asarray(stored.scale)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> None:
+    """Two devices with 200 inputs each: a whole block and a rest, and groups of 16 inputs on the edge of a device."""
+    given = weight(400)
+    stored, x = quantise(given, kind), weight(400, 5).T
+    wanted = np.asarray(x) @ numbers(stored, kind)
+    close = {"float32": 1e-5, "bfloat16": 2e-2}[dtype] * np.abs(wanted).max()
+    assert BLOCK < 400 // 2 and 400 // 2 % BLOCK
+    for splits in (1, 2):
+        found = product(x, stored, kind, jnp.dtype(dtype), splits)
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=close)
+    np.testing.assert_allclose(_at_once(x.astype(dtype), stored, kind), wanted, rtol=0, atol=close)
+
+
+def test_an_odd_number_of_inputs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"two inputs in a byte, and there are 3 of 6 inputs .* use int8") as caught:
+        check_inputs("int4", 6, 2)
+    assert caught.value.param == "quantization"
+    check_inputs("int8", 6, 2)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return eight_heads.make_model(LLAMA, tmp_path_factory.mktemp("models") / LLAMA)
+
+
+def load(directory: Path, kind: Quantization, devices: int) -> Decoder:
+    config = quantised(EngineConfig(quantization=kind), read_model_config(directory))
+    return load_decoder(directory, dtype="float32", mesh=mesh_of(devices), config=config)
+
+
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
+def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization) -> None:
+    """Of two key/value heads, four devices hold copies. Values are those of whole columns."""
+    ids = np.random.default_rng(1).integers(0, 300, 40)
+    whole = load(plain, kind, 1)
+    wanted, flat = logits(whole, ids), flat_parameters(nnx.state(whole))
+    unquantised = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), ids)
+    assert 0 < np.abs(wanted - unquantised).max() < 2 * np.abs(unquantised).max()
+    for devices in (2, 4):
+        decoder = load(plain, kind, devices)
+        found = logits(decoder, ids)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+        assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
+        for path, value in flat_parameters(nnx.state(decoder)).items():
+            if ".key." not in path and ".value." not in path:
+                rows = stored_shape(path, value.shape, decoder.config)[0]
+                np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_weights_are_those_of_the_plain_model(kind: Quantization) -> None:
+    config = config_from_hf(CONFIG)
+    drawn = random_decoder(config, dtype="float32", mesh=mesh_of(1))
+    held = random_decoder(replace(config, quantization=kind), dtype="float32", mesh=mesh_of(1))
+    flat = flat_parameters(nnx.state(held))
+    up = jax.jit(partial(quantise, kind=kind))(flat_parameters(nnx.state(drawn))["blocks.mlp.up.kernel"])
+    table = jax.jit(quantise_rows)(flat_parameters(nnx.state(drawn))["embedding.table"])
+    for path, parts in (("blocks.mlp.up.kernel", up), ("embedding.table", table)):
+        for name, value in parts._asdict().items():
+            np.testing.assert_array_equal(np.asarray(flat[f"{path}.{name}"]), np.asarray(value), err_msg=path)
+
+
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
+def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, tmp_path: Path) -> None:
+    decoder = load(plain, kind, 1)
+    save_decoder(decoder, tmp_path, "float32")
+    own = {"quantization_config": {"quant_method": QUANT_METHOD, "weights": kind}}
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads((plain / "config.json").read_text()), **own}))
+    assert read_model_config(tmp_path).quantization == kind
+    for devices in (1, 4):
+        read = load_decoder(tmp_path, dtype="float32", mesh=mesh_of(devices))
+        wanted = flat_parameters(nnx.state(load(plain, kind, devices)))
+        for path, value in flat_parameters(nnx.state(read)).items():
+            assert value.dtype == wanted[path].dtype and value.sharding == wanted[path].sharding
+            rows = stored_shape(path, value.shape, read.config)[0]
+            np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(wanted[path])[:rows], err_msg=path)
+    shutil.copy(plain / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=r"the parameters are quantised, and config\.json has no") as caught:
+        load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
+    assert "convert_checkpoint.py" in str(caught.value)
+
+
+def test_files_of_another_kind_are_refused(plain: Path, tmp_path: Path) -> None:
+    save_decoder(load(plain, "int8", 1), tmp_path, "float32")
+    shutil.copy(plain / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=r"up\.kernel\.values: shape \[2, 32, 64\], the model needs \[2, 16"):
+        load(tmp_path, "int4", 1)
+    with pytest.raises(CheckpointError, match=r"up\.kernel\.values: type int8 is not supported, only float8_e4m3fn"):
+        load(tmp_path, "fp8", 1)
+    assert (tmp_path / PARAMS).is_dir()
+
+
+@pytest.mark.parametrize(
+    "found", [{"weights": "int7"}, {}, {"weights": ["int8"]}, {"weights": "int8", "group_size": 32}], ids=str
+)
+def test_unknown_kinds_in_config_json_are_refused(found: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="must have weights, one of int8, int4, fp8") as caught:
+        config_from_hf({**CONFIG, "quantization_config": {"quant_method": QUANT_METHOD, **found}})
+    assert caught.value.param == "quantization_config"
+
+
+def test_a_setting_against_the_model_is_refused() -> None:
+    model = replace(config_from_hf(CONFIG), quantization="int8")
+    assert quantised(EngineConfig(), model) == quantised(EngineConfig(quantization="int8"), model) == model
+    with pytest.raises(ConfigError, match=r"int4 contradicts config\.json of the model, which has int8") as caught:
+        quantised(EngineConfig(quantization="int4"), model)
+    assert caught.value.param == "quantization"
