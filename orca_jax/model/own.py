@@ -160,7 +160,8 @@ def build_own(name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, voca
     decoder.config, decoder.span = config, whole(config)
     decoder.num_layers, decoder.is_first = config.num_layers, True
     table: Any = decoder.unembedding
-    if not isinstance(table, Table) or table.table[...].shape != (vocab_rows, config.embed_dim):
+    values = table.table if isinstance(table, Table) else None
+    if not isinstance(values, nnx.Param) or values[...].shape != (vocab_rows, config.embed_dim):
         raise _wrong(f"{name}: unembedding must be a Table of shape [{vocab_rows}, {config.embed_dim}]")
     _check_parameters(name, decoder)
     state = nnx.state(decoder)

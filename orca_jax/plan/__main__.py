@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from orca_jax.build.settings import check_quantization
 from orca_jax.bundled import model_directory
 from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.console import lasting_output
@@ -162,7 +163,8 @@ def this_machine() -> Devices:
 
 
 def _check(args: argparse.Namespace, model: ModelConfig) -> None:
-    """Refuse numbers out of range. Raises ConfigError; `param` names the flag."""
+    """Refuse wrong numbers and kinds of weights. Raises ConfigError; `param` names the flag."""
+    check_quantization(args.quantization, model)
     for name in ("max_num_seqs", "max_model_len", "context", "prompt"):
         value = getattr(args, name)
         if value is not None and value < 1:
