@@ -113,9 +113,11 @@ class EngineConfig:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
     """
 
-    model: str = "demo"  # "demo", a directory, or "preset:<name>"
-    tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
+    model: str = "demo"  # "demo", a directory, a name of the Hub such as "ORG/NAME", or "preset:<name>"
+    tokenizer: str | None = None  # directory, tokenizer.json or name of the Hub; None: that of the model
     load_format: LoadFormat = "auto"
+    revision: str | None = None  # of a model of the Hub: branch, tag or commit; None: its default branch
+    download_dir: str | None = None  # cache of models of the Hub; None: that of huggingface_hub
     dtype: DType | Literal["auto"] = "auto"
     seed: int = 0
     max_model_len: int | None = None

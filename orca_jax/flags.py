@@ -12,8 +12,10 @@ from orca_jax.checks import VALUE_ALIASES, did_you_mean
 from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig
 
 HELP: Mapping[str, str] = {
-    "model": 'model to run: "demo", a directory, or "preset:<name>"',
-    "tokenizer": 'directory, tokenizer.json, or "byte"; default: the tokenizer of the model directory',
+    "model": 'model to run: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), or "preset:<name>"',
+    "revision": "branch, tag or commit of a model of the Hub; default: its default branch",
+    "download_dir": "folder for models of the Hub; default: the cache of huggingface_hub (HF_HOME)",
+    "tokenizer": 'directory, tokenizer.json, name of the Hub, or "byte"; default: the tokenizer of the model',
     "load_format": "checkpoint format; auto: Orbax if there is params/, else safetensors; dummy: random weights",
     "dtype": "type of weights and activations",
     "seed": "seed of random weights, and of requests without a seed",
@@ -66,7 +68,7 @@ METAVARS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"),
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
-    **dict.fromkeys(("compile_cache", "generation_config"), "DIR"),
+    **dict.fromkeys(("compile_cache", "download_dir", "generation_config"), "DIR"),
     **dict.fromkeys(("root_path", "tokenizer", "uds"), "PATH"),
     "allowed_origins": "ORIGIN",
     "api_key": "KEY",

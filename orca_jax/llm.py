@@ -99,7 +99,7 @@ class LLM:
             print(output.outputs[0].text)
 
     Args:
-        model: "demo", a directory, or "preset:<name>".
+        model: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), or "preset:<name>".
         settings: any field of `EngineConfig`.
 
     Raises:

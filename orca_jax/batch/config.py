@@ -31,7 +31,16 @@ ITL_TARGET_MS = 1000.0
 
 # A resumed run must have the same values of these. All other settings may change, such as memory limits.
 _MEANING = ("order", "base_url")
-_MEANING_OF_ENGINE = ("model", "tokenizer", "load_format", "dtype", "kv_cache_dtype", "seed", "max_model_len")
+_MEANING_OF_ENGINE = (
+    "model",
+    "revision",
+    "tokenizer",
+    "load_format",
+    "dtype",
+    "kv_cache_dtype",
+    "seed",
+    "max_model_len",
+)
 _OF_REMOTE = ("api_key_file", "max_retries", "request_timeout")
 
 

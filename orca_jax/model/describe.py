@@ -50,8 +50,8 @@ def read_model_config(source: str | Path) -> ModelConfig:
     directory = Path(source)
     if not directory.is_dir():
         raise ConfigError(
-            f"{directory} is not a directory; give a model directory or preset:<name>. "
-            f"To use a model from the Hub: hf download ORG/NAME --local-dir DIR",
+            f"{directory} is not a directory; give a model directory, a name of the Hub such as ORG/NAME, or "
+            "preset:<name>",
             param="model",
         )
     if not (directory / "config.json").exists() and is_checkpoint(directory):

@@ -6,9 +6,9 @@ from pathlib import Path
 from orca_jax.bundled import is_preset
 from orca_jax.config import LoadFormat
 from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.hub import INDEX, SINGLE
 from orca_jax.model.orbax_files import PARAMS, orbax_root, read_tree
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
 _PART = re.compile(r"model-\d+-of-\d+\.safetensors")

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.parameters import (
@@ -33,7 +34,7 @@ from orca_jax.model.parameters import (
     stored_shape,
     with_parameters,
 )
-from orca_jax.model.weight_files import INDEX, SINGLE, check_safetensors
+from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
 
 MAX_INDEX_BYTES = 32 * 2**20  # the largest known ones have 15 MB
