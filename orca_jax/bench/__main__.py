@@ -16,6 +16,7 @@ from orca_jax.bench import (
     timeline_cost,
 )
 from orca_jax.bench.hosts import control
+from orca_jax.bench.loading import command as load
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
@@ -31,6 +32,7 @@ COMMANDS = {
     "control": control,
     "foresight": length_prediction,
     "host": host_time,
+    "load": load,
     "offline": offline,
     "online": online,
     "paper": paper,

@@ -99,6 +99,7 @@ class Loading:
     _dtype: DType
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
+    _reads_layers: bool = False  # True if `_read` can read separate layers
 
     def shapes(self, mesh: Mesh, span: LayerSpan | None = None) -> Decoder:
         """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
@@ -106,17 +107,35 @@ class Loading:
         return decoder
 
     def load(
-        self, mesh: Mesh, progress: Progress = lambda loaded, total: None, span: LayerSpan | None = None
+        self,
+        mesh: Mesh,
+        progress: Progress = lambda loaded, total: None,
+        span: LayerSpan | None = None,
+        arrange: Callable[[Decoder], None] = lambda decoder: None,
     ) -> Decoder:
-        """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does."""
+        """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does.
+
+        Args:
+            mesh: devices of the stage.
+            progress: called after each parameter.
+            span: layers of the stage; None for all.
+            arrange: changes the form of the layers, by `Decoder.unstack`. Files with a tensor for each layer are read
+                directly into this form; else a stacked parameter exists as a whole until it is unstacked.
+        """
         if self._read is None:
-            return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
-        structure, shapes = abstract_decoder(self.config, self._dtype, mesh, span)
+            decoder = random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
+            arrange(decoder)
+            return decoder
+        decoder = self.shapes(mesh, span)
+        if self._reads_layers:
+            arrange(decoder)
+        structure, shapes = nnx.split(decoder)
         span = span or whole(self.config)
-        of_model = shapes if span.is_whole else abstract_decoder(self.config, self._dtype, mesh)[1]
-        wanted = Wanted(shapes, of_model, span.start)
+        wanted = Wanted(shapes, abstract_decoder(self.config, self._dtype, mesh)[1], span.start)
         held = on_shards(self.config, tensor_parallel_size(mesh))
-        decoder: Decoder = nnx.merge(structure, self._read(held, wanted, progress))
+        decoder = nnx.merge(structure, self._read(held, wanted, progress))
+        if not self._reads_layers:
+            arrange(decoder)
         return decoder
 
 
@@ -141,7 +160,7 @@ def prepare_load(
     directory = Path(source)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
-    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed)
+    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed, True)
 
 
 def load_decoder(

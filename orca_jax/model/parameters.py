@@ -1,5 +1,6 @@
 """Access to the decoder's parameters by path, for the loaders."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,8 @@ import numpy as np
 from flax import nnx
 
 from orca_jax.config import ModelConfig
+
+_LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 class Wanted(NamedTuple):
@@ -23,6 +26,12 @@ class Wanted(NamedTuple):
 def is_stacked(path: str) -> bool:
     """True if the first axis of a parameter is the layer."""
     return path.startswith("blocks.")
+
+
+def split_layer(path: str) -> tuple[str, int | None]:
+    """The path of a parameter with all layers, and the layer; None if `path` is not that of a single layer."""
+    match = _LAYER.fullmatch(path)
+    return (path, None) if match is None else (f"blocks.{match[2]}", int(match[1]))
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
