@@ -148,7 +148,7 @@ def _jobs(parameters: list[_Parameter]) -> Iterator[_Job]:
 
 def _copied(jobs: Iterator[_Job], config: ModelConfig) -> Iterator[tuple[_Job, OSError | None]]:
     """Run the jobs in threads, a few ahead, and yield each in order, with its error if it failed."""
-    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    threads = _num_threads()
     running: deque[tuple[_Job, Future[None]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         for job in jobs:
@@ -157,6 +157,10 @@ def _copied(jobs: Iterator[_Job], config: ModelConfig) -> Iterator[tuple[_Job, O
             running.append((job, pool.submit(copy, job.matrix, [_place(part, config) for part in job.parts])))
         while running:
             yield _result(*running.popleft())
+
+
+def _num_threads() -> int:
+    return min(MAX_THREADS, os.cpu_count() or 1)
 
 
 def _result(job: _Job, future: Future[None]) -> tuple[_Job, OSError | None]:

@@ -107,8 +107,9 @@ class Place:
 
     def is_direct(self, source: Rows) -> bool:
         """True if the rows in the file are those in memory, byte by byte."""
-        whole = not self.is_transposed and self.columns == range(source.num_columns)
-        return whole and self.values.dtype == source.dtype and self.values.flags.c_contiguous
+        if self.is_transposed or not isinstance(self.columns, range) or self.columns != range(source.num_columns):
+            return False
+        return self.values.dtype == source.dtype and self.values.flags.c_contiguous
 
     def scratch(self) -> np.ndarray:
         """Memory for `take`: rows of this type, with padding, if they are to be transposed."""
