@@ -20,6 +20,11 @@ def is_preset(model: str) -> bool:
     return model.startswith(PRESET_PREFIX)
 
 
+def is_gguf(model: str) -> bool:
+    """Return True for the name of a GGUF file."""
+    return model.endswith(".gguf")
+
+
 def model_directory(
     model: str, revision: str | None = None, download_dir: str | None = None, *, needs_weights: bool = True
 ) -> str:
@@ -64,6 +69,22 @@ def pinned(config: EngineConfig) -> EngineConfig:
     place = HubModel(config.model, config.revision, config.download_dir)
     folder = download(place, needs_weights=config.load_format != "dummy", has_bars=config.progress)
     return replace(config, revision=folder.name)
+
+
+def texts_of(config: EngineConfig) -> str:
+    """Return the directory with the chat template and the sampling defaults; an empty string for a preset.
+
+    A GGUF file has the directory of its tokenizer.
+
+    Raises:
+        ConfigError: a GGUF file without a tokenizer; or as in `pinned`.
+    """
+    if not is_gguf(config.model):
+        return directory_of(config)
+    if config.tokenizer is None:
+        message = f"the tokenizer in {config.model} is not read; give the directory of the model's tokenizer"
+        raise ConfigError(message, param="tokenizer")
+    return config.tokenizer if Path(config.tokenizer).exists() else ""
 
 
 def directory_of(config: EngineConfig) -> str:

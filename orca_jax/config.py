@@ -113,7 +113,7 @@ class EngineConfig:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
     """
 
-    model: str = "demo"  # "demo", a directory, a name of the Hub such as "ORG/NAME", or "preset:<name>"
+    model: str = "demo"  # "demo", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
     tokenizer: str | None = None  # directory, tokenizer.json or name of the Hub; None: that of the model
     load_format: LoadFormat = "auto"
     revision: str | None = None  # of a model of the Hub: branch, tag or commit; None: its default branch

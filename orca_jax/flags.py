@@ -12,7 +12,8 @@ from orca_jax.checks import VALUE_ALIASES, did_you_mean
 from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig
 
 HELP: Mapping[str, str] = {
-    "model": 'model to run: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), or "preset:<name>"',
+    "model": 'model to run: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), a GGUF file, or '
+    '"preset:<name>"',
     "revision": "branch, tag or commit of a model of the Hub; default: its default branch",
     "download_dir": "folder for models of the Hub; default: the cache of huggingface_hub (HF_HOME)",
     "tokenizer": 'directory, tokenizer.json, name of the Hub, or "byte"; default: the tokenizer of the model',

@@ -16,7 +16,7 @@ from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_impl
 from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
-from orca_jax.bundled import directory_of, is_preset, pinned
+from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
@@ -53,7 +53,7 @@ class Built:
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
-    directory: str = ""  # of the model; empty for a preset
+    directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     @property
@@ -111,8 +111,7 @@ def _build(
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     config = pinned(config)
-    directory = directory_of(config)
-    source = directory or config.model
+    source, texts = directory_of(config) or config.model, texts_of(config)
     model = read_model_config(source)
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
@@ -153,7 +152,7 @@ def _build(
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    return replace(built, directory=directory, self_tests=self_tests)
+    return replace(built, directory=texts, self_tests=self_tests)
 
 
 def _warn_of_workers(config: EngineConfig) -> None:

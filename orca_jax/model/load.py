@@ -13,10 +13,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from orca_jax.bundled import is_preset
+from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.gguf_weights import load_gguf
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.parameters import Wanted
 from orca_jax.model.sharding import (
@@ -158,6 +159,8 @@ def prepare_load(
         return Loading(config, dtype, None, seed)
     check_weights(source, load_format)
     directory = Path(source)
+    if is_gguf(str(source)):
+        return Loading(config, dtype, partial(load_gguf, directory), seed, True)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed, True)
@@ -176,7 +179,7 @@ def load_decoder(
     """Load the model `source`, with its parameters on `mesh`.
 
     Args:
-        source: a model directory, or "preset:<name>" with random weights.
+        source: a model directory, a GGUF file, or "preset:<name>" with random weights.
         dtype: type of the parameters, independent of the type in the file.
         mesh: a mesh with the axis "tensor"; see `tensor_mesh`.
         load_format: "auto" takes Orbax if there is a params/ folder, else safetensors, else Orbax in the directory

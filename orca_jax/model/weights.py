@@ -25,7 +25,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, split_layer, stored_shape, with_parameters
 from orca_jax.model.shards import Source, fill
-from orca_jax.model.stripes import DTYPES, FileRows
+from orca_jax.model.stripes import DTYPES, FileRows, Rows
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
 
@@ -46,7 +46,7 @@ class Files:
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, FileRows] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -72,26 +72,45 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
         ConfigError: there are only pickled weights. They are refused, since loading them may run code.
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
-    family, leaves = FAMILIES[config.family], flat_parameters(wanted.shapes)
     with ExitStack() as stack:
         files = _open(directory, stack)
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
             logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
-        if not files.tensors:
-            raise CheckpointError(str(directory), files.problems or ["the files contain no tensors"])
-        if config.num_layers > len(files.tensors) + len(
-            files.unreadable
-        ):  # otherwise one line for each of a billion layers
-            problem = f"config.json: {config.num_layers} layers, but the files contain {len(files.tensors)} tensors"
-            raise CheckpointError(str(directory), [*files.problems, problem])
-        sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
-        problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
-        if problems:
-            raise CheckpointError(str(directory), problems)
-        matrices = {path: _matrices(path, leaf, sources, files, wanted.first_layer) for path, leaf in leaves.items()}
-        values: dict[str, Array] = dict(fill(leaves, matrices, config, progress, problems))
+        table = FAMILIES[config.family].weights(config)
+        return load_files(str(directory), files, table, config, wanted, progress)
+
+
+def load_files(
+    source: str, files: Files, table: tuple[Weight, ...], config: ModelConfig, wanted: Wanted, progress: Progress
+) -> nnx.State:
+    """Read all parameters from open files.
+
+    Args:
+        source: the directory or file, for errors.
+        files: the open files.
+        table: the family's table of weights, or a table of the same weights in another orientation.
+        config: see `load_safetensors`, as for the next two.
+        wanted: the parameters.
+        progress: called after each parameter.
+
+    Raises:
+        CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
+    """
+    family, leaves = FAMILIES[config.family], flat_parameters(wanted.shapes)
+    if not files.tensors:
+        raise CheckpointError(source, files.problems or ["the files contain no tensors"])
+    known = len(files.tensors) + len(files.unreadable)
+    if config.num_layers > known:  # otherwise one line for each of a billion layers
+        problem = f"config.json: {config.num_layers} layers, but the files contain {len(files.tensors)} tensors"
+        raise CheckpointError(source, [*files.problems, problem])
+    sources = {weight.path: _find(weight, family, files, config) for weight in table}
+    problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
     if problems:
-        raise CheckpointError(str(directory), problems)
+        raise CheckpointError(source, problems)
+    matrices = {path: _matrices(path, leaf, sources, files, wanted.first_layer) for path, leaf in leaves.items()}
+    values: dict[str, Array] = dict(fill(leaves, matrices, config, progress, problems))
+    if problems:
+        raise CheckpointError(source, problems)
     return with_parameters(wanted.shapes, values)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from orca_jax.bundled import directory_of, pinned
+from orca_jax.bundled import pinned, texts_of
 from orca_jax.errors import EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import Ready
@@ -157,7 +157,7 @@ def downloaded(config: ServerConfig) -> ServerConfig:
 
 def check_texts(config: ServerConfig) -> None:
     """Check the files that `set_ready` will read, before a long compilation. Raises ConfigError."""
-    source = directory_of(config.engine)
+    source = texts_of(config.engine)
     read_generation_defaults(source, config.generation_config)
     template = load_chat_template(source, config.chat_template)
     if template is not None:
