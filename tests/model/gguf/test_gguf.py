@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "qwen2-tied": "qwen2",
     "qwen3": "qwen3",
 }
+OTHERS = ("gpt2-12-heads", "phi3-window")
 OF_GPT2 = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
@@ -97,7 +98,9 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window"])
+@pytest.mark.parametrize(
+    "name", ["llama-12-heads-3-groups", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     decoder = load_decoder(write(tmp_path / "model.gguf", name), dtype="float32", mesh=mesh_of(2))
     expected = np.load(REFERENCE / name / "expected.npz")
