@@ -1,6 +1,6 @@
 """Iteration-level scheduling and selective batching for Transformer generation in JAX.
 
-`LLM` is imported on first use, so that `import orca_jax` is fast and needs no device.
+`LLM` and `AsyncLLM` are imported on first use, so that `import orca_jax` is fast and needs no device.
 """
 
 from typing import TYPE_CHECKING
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from orca_jax.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
+    from orca_jax.async_llm import AsyncLLM
     from orca_jax.llm import LLM
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> object:
         from orca_jax.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from orca_jax.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,11 @@ def is_preset(model: str) -> bool:
     return model.startswith(PRESET_PREFIX)
 
 
+def with_commit(config: EngineConfig, commit: str | None) -> EngineConfig:
+    """Return the settings of a worker for the commit of its leader. A directory of its own has no commit."""
+    return replace(config, revision=commit) if commit is not None and is_hub_name(config.model) else config
+
+
 def is_gguf(model: str) -> bool:
     """Return True for the name of a GGUF file."""
     return model.endswith(".gguf")

@@ -6,10 +6,12 @@ import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from orca_jax.checks import VALUE_ALIASES, did_you_mean
 from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig
+from orca_jax.errors import ConfigError
 
 HELP: Mapping[str, str] = {
     "model": 'model to run: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), a GGUF file, or '
@@ -83,12 +85,84 @@ METAVARS: Mapping[str, str] = {
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-class FlagParser(argparse.ArgumentParser):
-    """A parser without abbreviations. It suggests flags and values for misspelt ones."""
+COMMAND = "orca-jax"
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
+BRIEF = frozenset(
+    {
+        "model",
+        "tokenizer",
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "scheduler",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "config",
+        "host",
+        "port",
+        "api_key_file",
+        "served_model_name",
+        "chat_template",
+    }
+)
+"""The settings of an engine and a server in the short help."""
+
+
+def program(name: str) -> str:
+    """Return the name of the part `name` on the command line: of the command `orca-jax`, or of `python -m`."""
+    return f"{COMMAND} {name}" if Path(sys.argv[0]).name == COMMAND else f"python -m orca_jax.{name}"
+
+
+class _Help(argparse.Action):
+    """Prints the short help; with a value, all flags, those of a group, or those with a word in their names."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        assert isinstance(parser, FlagParser)
+        parser.print_help_of(values)
+        parser.exit()
+
+
+class FlagParser(argparse.ArgumentParser):
+    """A parser without abbreviations. It suggests flags and values for misspelt ones.
+
+    Args:
+        args: of `argparse.ArgumentParser`.
+        brief: the settings in the short help, in addition to positional arguments; None: `--help` shows all flags.
+        options: of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, *args: Any, brief: Collection[str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "add_help": brief is None, **options})
         self._words: Sequence[str] = ()
+        self._brief = brief
+        if brief is not None:
+            text = "show this help; --help=all: all flags; --help=WORD: the flags of a group, or with a word in a name"
+            self.add_argument(
+                "-h", "--help", action=_Help, nargs="?", metavar="WORD", default=argparse.SUPPRESS, help=text
+            )
+
+    def print_help_of(self, word: str | None) -> None:
+        """Print the short help, or the help of the flags that `word` selects. Ends the process if there are none."""
+        shown = [action for action in self._actions if self._is_selected(action, word)]
+        if not shown:
+            groups = ", ".join(group.title or "" for group in self._action_groups[2:])
+            self.error(f"argument --help: no flag and no group has the word {word!r}; groups: {groups}, all")
+        texts = [(action, action.help) for action in self._actions if action not in shown]
+        for action, _ in texts:
+            action.help = argparse.SUPPRESS
+        try:
+            self.print_help()
+        finally:
+            for action, text in texts:
+                action.help = text
+
+    def _is_selected(self, action: argparse.Action, word: str | None) -> bool:
+        if word == "all":
+            return True
+        if word is None:
+            return not action.option_strings or action.dest in (*(self._brief or ()), "help")
+        group = next((group.title for group in self._action_groups if action in group._group_actions), None)
+        return word == group or any(word.strip("-").replace("_", "-") in flag for flag in action.option_strings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; keep the words for the message of an error."""
@@ -188,6 +262,13 @@ def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable
 def flag_of(name: str) -> str:
     """Return the flag of a field."""
     return f"--{name.replace('_', '-')}"
+
+
+def flag_message(error: ConfigError) -> str:
+    """Return the message of an error, with the flag if the error names one."""
+    if error.param is None or error.message.startswith("--"):
+        return error.message
+    return f"{flag_of(error.param)}: {error.message}"
 
 
 def options_for(hint: Any, name: str) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
 from orca_jax.checks import did_you_mean, unknown_name
 from orca_jax.errors import RequestError
 
 MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
+MAX_CANDIDATES = 128  # texts generated for one prompt
 MAX_LOGIT_BIAS = 300  # ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -50,6 +51,7 @@ RANGES: Mapping[str, Range] = {
     "top_k": Range(-1, 2**31 - 1, is_integer=True, wording="an integer >= 1, or 0 (or -1) for all"),
     "min_p": Range(0, 1),
     "seed": Range(-(2**63), 2**63 - 1, is_integer=True, wording="a 64-bit integer"),
+    "n": Range(1, MAX_CANDIDATES, is_integer=True),
     "max_tokens": Range(1, math.inf, is_integer=True, wording="an integer >= 1"),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
@@ -138,7 +140,8 @@ class SamplingParams(_NamesChecked):
     """Rules for choosing a request's tokens and for ending it.
 
     The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields, or
-    convert them into the fields above. The engine refuses `stop` and `bad_words`, and ignores the other two.
+    convert them into the fields above. The engine refuses `stop`, `bad_words` and several candidates, and ignores the
+    other two.
 
     Raises:
         RequestError: an argument is unknown, or a value has the wrong type or is out of range; `param` names it.
@@ -168,6 +171,7 @@ class SamplingParams(_NamesChecked):
     include_stop_str_in_output: bool = False  # keep them in the text
     bad_words: tuple[str, ...] = ()  # words that must not be generated; converted into `bad_token_ids`
     skip_special_tokens: bool = True  # leave special tokens out of the text
+    n: int = 1  # candidates: texts generated for the prompt
 
     @property
     def has_penalty(self) -> bool:
@@ -214,6 +218,7 @@ class SamplingParams(_NamesChecked):
             _check("seed", self.seed)
 
     def _check_end(self) -> None:
+        _check("n", self.n)
         _check("max_tokens", self.max_tokens)
         _check_ids("stop_token_ids", self.stop_token_ids)
         holds = Range(0, self.max_tokens, is_integer=True).has(self.min_tokens)
@@ -271,6 +276,19 @@ def _check_ids(param: str, ids: Collection[int]) -> None:
 def _require(holds: bool, param: str, what: str, got: object) -> None:
     if not holds:
         raise RequestError(f"{param} must be {what}, got {got!r}", param=param)
+
+
+def of_candidate(params: SamplingParams, index: int) -> SamplingParams:
+    """Return the parameters of one candidate: with a seed of its own, and the prompt's log probabilities once."""
+    if params.n == 1:
+        return params
+    seed = None if params.seed is None else candidate_seed(params.seed, index)
+    return replace(params, n=1, seed=seed, prompt_logprobs=None if index else params.prompt_logprobs)
+
+
+def candidate_seed(seed: int, index: int) -> int:
+    """Return the seed of a candidate: the sum, within 64 bits."""
+    return (seed + index + 2**63) % 2**64 - 2**63
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from orca_jax.build.settings import adapted, is_toy
 from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.flags import FlagParser, add_engine_args, add_field_args, engine_config_from_args
+from orca_jax.flags import BRIEF, FlagParser, add_engine_args, add_field_args, engine_config_from_args, program
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema import completion_parser
 from orca_jax.openai.schema.limits import MAX_ANSWERS
@@ -136,18 +136,7 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     Raises:
         ConfigError: a value or a combination of values is wrong; `param` names the flag.
     """
-    name = "python -m orca_jax.batch"
-    usage = f"{name} -i INPUT -o OUTPUT [flags]"
-    parser = FlagParser(name, usage, description=DESCRIPTION)
-    parser.add_argument(
-        "-i", "--input", type=Path, required=True, metavar="FILE", help="input file with one request per line"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="output file with one answer per line"
-    )
-    add_field_args(parser, BatchConfig, _own_fields())
-    add_field_args(parser, ServerConfig, _model_fields())
-    add_engine_args(parser)
+    parser = make_parser()
     args = parser.parse_args(argv)
     of_model = {name: getattr(args, name) for name in _model_names()}
     of_model = {name: tuple(value) if isinstance(value, list) else value for name, value in of_model.items()}
@@ -159,6 +148,24 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     check(config)
     _check_place(config, parser.given(argv))
     return config
+
+
+def make_parser() -> FlagParser:
+    """Return the parser of the flags."""
+    name = program("batch")
+    usage = f"{name} -i INPUT -o OUTPUT [flags]"
+    brief = {*BRIEF, "input", "output", "format", "body", "order", "overwrite", "base_url"}
+    parser = FlagParser(name, usage, brief=brief, description=DESCRIPTION)
+    parser.add_argument(
+        "-i", "--input", type=Path, required=True, metavar="FILE", help="input file with one request per line"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="output file with one answer per line"
+    )
+    add_field_args(parser, BatchConfig, _own_fields())
+    add_field_args(parser, ServerConfig, _model_fields())
+    add_engine_args(parser)
+    return parser
 
 
 def for_throughput(engine: EngineConfig) -> EngineConfig:

@@ -23,7 +23,7 @@ from orca_jax.bench.peers import command as peers
 from orca_jax.bench.simulated import predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
-from orca_jax.flags import FlagParser
+from orca_jax.flags import FlagParser, program
 
 COMMANDS = {
     "batch": batch,
@@ -53,14 +53,19 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if output.is_lost and status == 0 else status
 
 
-def _main(argv: list[str] | None) -> int:
-    parser = FlagParser(prog="python -m orca_jax.bench", description="Measure the engine and the server.")
+def make_parser() -> FlagParser:
+    """Return the parser of all commands."""
+    parser = FlagParser(prog=program("bench"), description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_args(command)
         command.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _main(argv: list[str] | None) -> int:
+    args = make_parser().parse_args(argv)
     try:
         args.run(args)
     except OrcaError as error:

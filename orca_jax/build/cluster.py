@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from orca_jax.build.resolve import cache_directory
 from orca_jax.build.settings import is_toy
 from orca_jax.build.toy import toy_executor
-from orca_jax.bundled import directory_of
+from orca_jax.bundled import directory_of, with_commit
 from orca_jax.cluster.control import Lost
 from orca_jax.cluster.executor import ClusterExecutor
 from orca_jax.cluster.leader import Leader
@@ -42,7 +42,6 @@ from orca_jax.cluster.worker_link import WorkerLink
 from orca_jax.config import GPU_MEMORY_UTILIZATION, ClusterConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
-from orca_jax.hub import is_hub_name
 from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.startup import StartTimes
 from orca_jax.step import Executor
@@ -163,10 +162,8 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     job = link.expect(Build).job
     assert isinstance(job, ModelJob), "a job with a data plane is a model"
     resolved = replace(job.config, compile_cache=cache_directory(config.compile_cache))
-    if is_hub_name(config.model) and job.revision is not None:  # the commit of the leader
-        config = replace(config, revision=job.revision)
     placed = place_model(
-        directory_of(config) or config.model,
+        directory_of(with_commit(config, job.revision)) or config.model,
         job.model,
         dtype=resolved.dtype,
         load_format=job.load_format,

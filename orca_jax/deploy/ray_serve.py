@@ -21,12 +21,13 @@ from orca_jax.console import lasting_output
 from orca_jax.deploy.gang import actor_options
 from orca_jax.deploy.replica import EngineReplica
 from orca_jax.errors import ConfigError
-from orca_jax.flags import add_field_args
+from orca_jax.flags import add_field_args, flag_message
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import check_texts, downloaded
+from orca_jax.serve.__main__ import EXIT_CONFIG
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import flags_of, make_parser, read_flags
-from orca_jax.serve.server import EXIT_CONFIG, EXIT_ENGINE_DIED, flag_message
+from orca_jax.serve.server import EXIT_ENGINE_DIED
 from orca_jax.server_config import ServerConfig
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
 from orca_jax.openai.schema.limits import MAX_ALL_STOPS
 from orca_jax.openai.schema.sampling import UNLIMITED, SamplingFields
-from orca_jax.request import SamplingParams, Urgency
+from orca_jax.request import SamplingParams, Urgency, candidate_seed
 from orca_jax.text.bad_words import bad_word_ids
 
 # Fields of a call with the name of a field in `SamplingParams`, but another form or another way there.
-_CONVERTED = frozenset({"max_tokens", "logprobs", "prompt_logprobs", "stop", "bad_words", "cache_salt"}) | {
+_CONVERTED = frozenset({"n", "max_tokens", "logprobs", "prompt_logprobs", "stop", "bad_words", "cache_salt"}) | {
     "include_stop_str_in_output",
     "skip_special_tokens",
 }
@@ -132,7 +132,7 @@ def _params(fields: Mapping[str, Any], max_tokens: int, choice: int) -> Sampling
     """The parameters of one candidate. The types of all values were checked when the body was parsed."""
     seed = fields.get("seed")
     if choice and isinstance(seed, int):
-        fields = {**fields, "seed": (seed + choice + 2**63) % 2**64 - 2**63}
+        fields = {**fields, "seed": candidate_seed(seed, choice)}
     return SamplingParams(max_tokens=max_tokens, **fields)
 
 

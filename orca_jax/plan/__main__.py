@@ -18,10 +18,9 @@ from orca_jax.bundled import model_directory
 from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, ModelConfig
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.flags import HELP, FlagParser, flag_of, human_int
+from orca_jax.flags import HELP, FlagParser, flag_of, human_int, program
 from orca_jax.model.describe import read_model_config
-from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, parse_devices
-from orca_jax.plan.roofline import PeakShares
+from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, PeakShares, parse_devices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if output.is_lost and status == 0 else status
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """Return the parser of the command line."""
-    made = FlagParser(
-        prog="python -m orca_jax.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = FlagParser(prog=program("plan"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = ", ".join(ACCELERATORS)
     made.add_argument(
         "--model", required=True, metavar="MODEL", help="directory with a config.json, ORG/NAME, or preset:<name>"
@@ -95,7 +92,7 @@ def parser() -> FlagParser:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    args = parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         report, has_fit = _plan(args)
     except OrcaError as error:

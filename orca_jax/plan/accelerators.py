@@ -36,6 +36,14 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 }
 
 
+class PeakShares(NamedTuple):
+    """Shares of the peak rates that an engine reaches."""
+
+    bandwidth: float = 0.8
+    flops: float = 0.6
+    link: float = 0.7
+
+
 class Devices(NamedTuple):
     """A number of equal devices."""
 

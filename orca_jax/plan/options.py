@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.sharding import can_share
-from orca_jax.plan.accelerators import Devices
+from orca_jax.plan.accelerators import Devices, PeakShares
 from orca_jax.plan.memory import Capacity, Demand, Split, fit
-from orca_jax.plan.roofline import PeakShares, Times, expected_times
+from orca_jax.plan.roofline import Times, expected_times
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,11 @@ import numpy as np
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.sharding import on_shards, padded_vocab
-from orca_jax.plan.accelerators import Accelerator
+from orca_jax.plan.accelerators import Accelerator, PeakShares
 from orca_jax.plan.memory import Capacity, Demand, Split, StageMemory
 
 ALL_REDUCE_SECONDS = 10e-6  # to start one, assumed
 _SUM_BYTES = 4  # of a number in a sum over devices: float32
-
-
-class PeakShares(NamedTuple):
-    """Shares of the peak rates that an engine reaches."""
-
-    bandwidth: float = 0.8
-    flops: float = 0.6
-    link: float = 0.7
 
 
 class IterationWork(NamedTuple):

@@ -62,6 +62,9 @@ def check_params(params: SamplingParams, constraint: Constraint | None, vocab_si
         _refuse("stop", "use stop_token_ids; LLM and the server search the text for stop strings")
     if params.bad_words:
         _refuse("bad_words", "use bad_token_ids; LLM and the server convert words to ids")
+    if params.n > 1:
+        message = f"n must be 1 for the engine, got {params.n}; LLM and the server add a request for each candidate"
+        raise RequestError(message, param="n")
     if params.structured is not None and constraint is None:
         _refuse("structured", "give its constraint along with the request; LLM and the server compile it")
 

@@ -11,7 +11,15 @@ import yaml
 
 from orca_jax.checks import did_you_mean
 from orca_jax.errors import ConfigError
-from orca_jax.flags import FlagParser, add_engine_args, add_field_args, engine_config_from_args, flag_of
+from orca_jax.flags import (
+    BRIEF,
+    FlagParser,
+    add_engine_args,
+    add_field_args,
+    engine_config_from_args,
+    flag_of,
+    program,
+)
 from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig, endpoint_fault
 
@@ -29,7 +37,7 @@ def parse_args(argv: Sequence[str] | None = None) -> ServerConfig:
     Raises:
         ConfigError: the file, a value, or a combination of values is wrong; `param` names the flag.
     """
-    return read_flags(make_parser("python -m orca_jax.serve", DESCRIPTION), argv)[0]
+    return read_flags(make_parser(), argv)[0]
 
 
 def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerConfig, Namespace]:
@@ -151,9 +159,10 @@ def _default(name: str) -> Any:
     return next(field.default for field in _FIELDS if field.name == name)
 
 
-def make_parser(name: str, description: str) -> FlagParser:
+def make_parser(name: str | None = None, description: str = DESCRIPTION) -> FlagParser:
     """Return a parser with all flags of the server for the program `name`, for `read_flags`."""
-    parser = FlagParser(name, f"{name} [flags]", description=description)
+    name = name or program("serve")
+    parser = FlagParser(name, f"{name} [flags]", brief=BRIEF, description=description)
     config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line overrides it"
     parser.add_argument("--config", metavar="FILE", help=config_help)
     add_engine_args(parser)

@@ -7,14 +7,12 @@ import signal
 import socket
 import ssl
 import sys
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 
 import uvicorn
 
-from orca_jax.console import lasting_output
-from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
+from orca_jax.errors import ClusterLostError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
@@ -24,7 +22,6 @@ from orca_jax.openai.model import Service, check_texts, downloaded
 from orca_jax.serve.accept import Acceptor, connection_limit
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.app import create_app
-from orca_jax.serve.args import parse_args
 from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connection_class
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.serve.root_path import RootPath
@@ -33,7 +30,6 @@ from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing
 
 EXIT_ENGINE_DIED = 1
-EXIT_CONFIG = 2
 EXIT_CLUSTER_LOST = 3
 DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
@@ -43,42 +39,32 @@ DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health r
 RARE_COLLECTIONS = (100_000, 20, 20)
 
 
-def main(argv: Sequence[str] | None = None, begun: float | None = None) -> int:
+def serve(config: ServerConfig, begun: float) -> int:
     """Serve until a signal or the engine's end.
 
     Args:
-        argv: the flags; None for those of this process.
-        begun: begin of the start in seconds of `time.monotonic`, for the reported times; None for now.
+        config: the settings.
+        begun: begin of the start in seconds of `time.monotonic`, for the reported times.
 
     Returns:
-        0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong, 3 if a process on another host
-        was lost. A process with a `node_rank` other than 0 has the statuses of docs/hosts.md.
+        The exit status, as `__main__.main`.
+
+    Raises:
+        ConfigError: a setting is wrong.
     """
-    with lasting_output():
-        return _main(argv, time.monotonic() if begun is None else begun)
+    if config.node_rank > 0:
+        from orca_jax.link.worker import run_worker
 
-
-def _main(argv: Sequence[str] | None, begun: float) -> int:
-    try:
-        config = parse_args(argv)
-        if config.node_rank > 0:
-            from orca_jax.link.worker import run_worker
-
-            run_worker(config)
-        configure_logging(config)
-        context = tls_context(config)
-        config = downloaded(config)
-        check_texts(config)
-        raise_file_limit()
-        connection_limit()  # raises if it is too low
-        with listening(config) as listener:
-            gc.set_threshold(*RARE_COLLECTIONS)
-            return asyncio.run(_serve(config, listener, context, begun))
-    except ConfigError as error:
-        print(f"error: {flag_message(error)}", file=sys.stderr)
-        return EXIT_CONFIG
-    except KeyboardInterrupt:  # before the handlers below were in place
-        return 0
+        run_worker(config)
+    configure_logging(config)
+    context = tls_context(config)
+    config = downloaded(config)
+    check_texts(config)
+    raise_file_limit()
+    connection_limit()  # raises if it is too low
+    with listening(config) as listener:
+        gc.set_threshold(*RARE_COLLECTIONS)
+        return asyncio.run(_serve(config, listener, context, begun))
 
 
 class _Signals:
@@ -242,10 +228,3 @@ class _ServerRun:
         )
         made.load()
         return made
-
-
-def flag_message(error: ConfigError) -> str:
-    """The message, with the flag if the error names one."""
-    if error.param is None or error.message.startswith("--"):
-        return error.message
-    return f"--{error.param.replace('_', '-')}: {error.message}"

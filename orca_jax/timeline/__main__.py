@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError
-from orca_jax.flags import FlagParser
+from orca_jax.flags import FlagParser, program
 from orca_jax.reporting import print_table
 from orca_jax.timeline.read import figures, load_timeline
 from orca_jax.timeline.views import add_file_args, write_views
@@ -23,10 +23,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if output.is_lost and status == 0 else status
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    parser = FlagParser(prog="python -m orca_jax.timeline", description=__doc__)
+def make_parser() -> FlagParser:
+    """Return the parser of the command line."""
+    parser = FlagParser(prog=program("timeline"), description=__doc__)
     add_file_args(parser)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    args = make_parser().parse_args(argv)
     try:
         timeline = load_timeline(args.file)
         shown = figures(timeline)

@@ -16,7 +16,7 @@ from huggingface_hub import constants, file_download
 
 from orca_jax.build.engine import build_engine
 from orca_jax.build.settings import check_settings
-from orca_jax.bundled import model_directory, pinned
+from orca_jax.bundled import directory_of, model_directory, pinned, with_commit
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.hub import HubModel, download, is_hub_name
@@ -212,6 +212,15 @@ def test_a_directory_of_the_same_name_has_precedence(tmp_path: Path, monkeypatch
     Path(NAME).mkdir(parents=True)
     assert not is_hub_name(NAME) and model_directory(NAME) == NAME
     assert not any(is_hub_name(name) for name in ("demo", "preset:gpt2", "/a/b", "./a", "../a", "a/b/c", "gpt2", "a/"))
+
+
+def test_a_worker_loads_the_commit_of_the_leader(hub: FakeHub) -> None:
+    """Its own branch may have moved since; a model in a directory has no commit."""
+    hub.commits["main"] = hub.commits["2" * 40] = "2" * 40
+    worker = EngineConfig(NAME, progress=False)
+    assert Path(directory_of(with_commit(worker, COMMIT))).name == COMMIT
+    assert Path(directory_of(with_commit(worker, None))).name == "2" * 40
+    assert with_commit(EngineConfig("demo"), COMMIT) == EngineConfig("demo")
 
 
 @pytest.mark.slow

@@ -19,10 +19,10 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import Loading, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.plan.__main__ import main
-from orca_jax.plan.accelerators import ACCELERATORS, GIB, Accelerator, Devices, parse_devices
+from orca_jax.plan.accelerators import ACCELERATORS, GIB, Accelerator, Devices, PeakShares, parse_devices
 from orca_jax.plan.memory import Demand, Split, fit, stage_weights
 from orca_jax.plan.options import Option, choose, options, splits
-from orca_jax.plan.roofline import ALL_REDUCE_SECONDS, PeakShares, expected_times
+from orca_jax.plan.roofline import ALL_REDUCE_SECONDS, expected_times
 
 TINY = read_model_config("preset:gpt2-tiny")  # 2 layers of 64, 2 heads of 32, MLP 256, 512 ids, 1,024 positions
 # Norms, queries with keys and values, their projection back, and both layers of the MLP.

@@ -28,7 +28,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "console": frozenset(),
     "progress": frozenset({"console"}),
     "processor": frozenset(),
-    "reporting": frozenset({"processor"}),
+    "reporting": FACTS | {"processor"},
     "server_config": FACTS,
     "sched": FACTS,
     "kernels": FACTS | {"processor"},
@@ -57,7 +57,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
     }
     | {"hub", "timeline"},
-    "llm": FACTS | {"progress", "build", "engine", "text"},
+    "llm": FACTS | {"bundled", "progress", "build", "engine", "text"},
     "link": FACTS | {"bundled", "console", "progress", "server_config", "logs", "cluster", "engine", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
@@ -86,7 +86,9 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
-    "__init__": FACTS | {"llm"},
+    "async_llm": FACTS | {"server_config", "text", "link", "llm"},
+    "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
+    "__init__": FACTS | {"llm", "async_llm"},
 }
 MAX_MODULES = 20  # of a folder, `__init__` included
 MAX_ARROWS_OF_SERVE = 40  # imports between modules of the folder; more of them, and it is two folders

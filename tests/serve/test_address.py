@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from orca_jax.errors import ConfigError
+from orca_jax.serve.__main__ import main
 from orca_jax.serve.listen import listening, tls_context
-from orca_jax.serve.server import main
 from orca_jax.server_config import ServerConfig
 from tests.serve.running import running
 

@@ -9,8 +9,8 @@ import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
+from orca_jax.serve.__main__ import main
 from orca_jax.serve.args import parse_args
-from orca_jax.serve.server import main
 from orca_jax.server_config import KvEvents, ServerConfig
 
 
@@ -20,12 +20,37 @@ def test_every_field_has_a_flag_and_the_same_default() -> None:
 
 def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse_args(["--help"])
+        parse_args(["--help=all"])
     assert caught.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(ServerConfig):
         if field.name != "engine":
             assert f"--{field.name.replace('_', '-')}" in shown and field.metadata["help"] in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "shown", "hidden"),
+    [
+        ("--help", {"--model", "--port", "--config", "--help"}, {"--page-size", "--ssl-keyfile"}),
+        ("--help=access", {"--api-key", "--api-key-file"}, {"--model", "--port"}),
+        ("--help=ssl", {"--ssl-keyfile", "--ssl-certfile"}, {"--model", "--api-key"}),
+        ("--help=max_num", {"--max-num-seqs", "--max-num-batched-tokens"}, {"--port"}),
+    ],
+)
+def test_help_of_some_flags(word: str, shown: set[str], hidden: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args([word])
+    assert caught.value.code == 0
+    flags = {line.strip(" ,").split(" ")[0].rstrip(",") for line in capsys.readouterr().out.splitlines()}
+    flags |= {"--help"} if "-h" in flags else set()
+    assert shown <= flags and not hidden & flags
+
+
+def test_help_of_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--help=xyz"])
+    assert caught.value.code == 2
+    assert "no flag and no group has the word 'xyz'; groups: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

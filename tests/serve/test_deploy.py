@@ -14,7 +14,7 @@ import yaml
 from orca_jax.build.settings import ORDERINGS
 from orca_jax.config import EngineConfig
 from orca_jax.link.open_files import MAX_OPEN_FILES
-from orca_jax.plan.__main__ import parser as plan_parser
+from orca_jax.plan.__main__ import make_parser as plan_parser
 from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP

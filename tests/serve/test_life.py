@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from orca_jax.bundled import demo_directory
-from orca_jax.serve.server import main
+from orca_jax.serve.__main__ import main
 from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server, engine_of, engines_of, parse_events, running, spawn, wait_until
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orca_jax.serve.server import main
+from orca_jax.serve.__main__ import main
 from tests.serve.running import MODEL, Server, running, wait_until
 
 KEY, OTHER_KEY = "sk-operated-1", "sk-operated-2"

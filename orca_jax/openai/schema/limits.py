@@ -1,7 +1,9 @@
 """Limits of single fields, shared by the tables of fields, the documents and the checks."""
 
+from orca_jax.request import MAX_CANDIDATES
+
 MAX_PROMPTS = 1024  # in one call
-MAX_CHOICES = 128  # for n and best_of
+MAX_CHOICES = MAX_CANDIDATES  # for n and best_of
 MAX_ANSWERS = 1024  # prompts times candidates: engine requests of one call
 MAX_STOP_STRINGS = 32  # OpenAI's is 4; front ends for stories and characters send more
 MAX_STOP_CHARACTERS = 1024

@@ -6,9 +6,7 @@ import itertools
 import logging
 import signal
 import threading
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 from orca_jax import progress
@@ -17,77 +15,17 @@ from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.request import (
-    DEFAULT_URGENCY,
-    CompletionOutput,
-    RequestOutput,
-    RequestUpdate,
-    SamplingParams,
-    TokenLogprobs,
-    Urgency,
-)
+from orca_jax.llm.arguments import PromptInput, as_list, naming, one_for_each
+from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
+from orca_jax.request import DEFAULT_URGENCY, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer, check_characters
 
-PromptInput = str | Sequence[int]
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _OfflineCall:
-    """The requests of one call: the number of open ones, and the outputs that its caller has not taken yet."""
-
-    num_open: int = 0
-    done: deque[RequestOutput] = field(default_factory=deque)
-
-
-@dataclass(eq=False)
-class _OpenRequest:
-    """An open request with its output so far."""
-
-    call: _OfflineCall
-    prompt: str | None
-    prompt_ids: tuple[int, ...]
-    stream: OutputStream
-    wants_logprobs: bool
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-
-    def take(self, update: RequestUpdate) -> None:
-        """Append the text, ids and log probabilities of an iteration."""
-        self.text += self.stream.push(update.new_ids, update.finish_reason)
-        self.ids += update.new_ids
-        self.logprobs += update.logprobs
-        if update.prompt_logprobs is not None:
-            self.prompt_logprobs = update.prompt_logprobs
-
-    def output(self, update: RequestUpdate) -> RequestOutput:
-        """Return the whole output of the finished request, without the tokens after a stop string."""
-        stream, used = self.stream, self.stream.num_tokens
-        logprobs = tuple(self.logprobs[:used]) if self.wants_logprobs else None
-        completion = CompletionOutput(
-            index=0,
-            text=self.text,
-            token_ids=tuple(self.ids[:used]),
-            finish_reason=stream.finish_reason,
-            stop_reason=stream.stop_reason,
-            logprobs=logprobs,
-            cumulative_logprob=None if logprobs is None else sum(token.logprob for token in logprobs),
-        )
-        return RequestOutput(
-            request_id=update.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_ids,
-            outputs=(completion,),
-            metrics=update.metrics,
-            prompt_logprobs=self.prompt_logprobs,
-        )
 
 
 class LLM:
@@ -117,11 +55,13 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
+        self.directory: str = built.directory  # of the chat template and the sampling defaults; empty for a preset
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._threads = EncodingThreads()
+        self._conversations = Conversations(built.directory)
         self._numbers = itertools.count()
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: dict[str, OpenCandidate] = {}
         self._abandoned: list[str] = []
         self._stepping = False
         self._unusable: str | None = None  # the reason
@@ -145,14 +85,67 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` names it. No prompt was run.
         """
-        call, ids = self._add(_as_list(prompts), sampling_params, priority)
+        return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations, and return the outputs in their order.
+
+        Args:
+            messages: one conversation in OpenAI's format, or a list of them.
+            sampling_params: as in `generate`.
+            use_tqdm: show a progress bar on standard error.
+            chat_template: a file with another chat template; None for that of the model.
+            add_generation_prompt: end the prompt with the beginning of an answer.
+            continue_final_message: end the prompt within the last message, so that the model continues it.
+            tools: tools in OpenAI's format for the chat template. Calls in an answer are left as text.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            ConfigError: the chat template is wrong.
+            RequestError: a message or a parameter is wrong; `param` names it. No conversation was answered.
+        """
+        self._check_usable()
+        texts = [
+            self._conversations.render(
+                conversation,
+                template_file=chat_template,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                kwargs=chat_template_kwargs,
+            )
+            for conversation in as_conversations(messages)
+        ]
+        return self._run(texts, sampling_params, use_tqdm, None, has_special_tokens=True)
+
+    def _run(
+        self,
+        prompts: Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+        *,
+        has_special_tokens: bool = False,
+    ) -> list[RequestOutput]:
+        """Run all prompts with a progress bar. The arguments are those of `generate` and `_add`."""
+        call, ids = self._add(prompts, sampling_params, priority, has_special_tokens)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
         options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
         with progress.bar(total=len(ids), **options) as bar:
-            for output in self._drain(call, ids):
+            for output in self._drain(call):
                 outputs[output.request_id] = output
-                num_tokens += len(output.outputs[0].token_ids)
+                num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
                 bar.update()
         return [outputs[request_id] for request_id in ids]
@@ -168,7 +161,7 @@ class LLM:
         The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
         Arguments and errors are as in `generate`.
         """
-        return self._drain(*self._add(_as_list(prompts), sampling_params, priority))
+        return self._drain(self._add(as_list(prompts), sampling_params, priority)[0])
 
     def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
@@ -176,7 +169,22 @@ class LLM:
         Raises:
             RequestError: the prompt or its parameters are wrong; `param` names it.
         """
-        call, (request_id,) = self._add([prompt], sampling_params, None)
+        return self._pieces(prompt, sampling_params)
+
+    def stream_chat(
+        self, messages: Conversation, sampling_params: SamplingParams | None = None, chat_template: str | None = None
+    ) -> Iterator[str]:
+        """Yield the answer to one conversation in pieces, as `stream_text` does. Arguments and errors as in `chat`."""
+        (conversation,) = as_conversations(messages)
+        text = self._conversations.render(conversation, template_file=chat_template)
+        return self._pieces(text, sampling_params, has_special_tokens=True)
+
+    def _pieces(
+        self, prompt: PromptInput, params: SamplingParams | None, *, has_special_tokens: bool = False
+    ) -> Iterator[str]:
+        if params is not None and params.n > 1:
+            raise RequestError(f"n must be 1 for a stream of text, got {params.n}; use generate", param="n")
+        call, (request_id,) = self._add([prompt], params, None, has_special_tokens)
         request = self._open[request_id]
 
         def pieces() -> Generator[str]:
@@ -201,6 +209,7 @@ class LLM:
         """Free the memory of the device. The LLM cannot be used afterwards."""
         if self._unusable != "it was closed":
             self._unusable = "it was closed"
+            self._conversations.close()
             self._built.close()
 
     def __enter__(self) -> Self:
@@ -214,22 +223,27 @@ class LLM:
         prompts: Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
-    ) -> tuple[_OfflineCall, list[str]]:
-        """Add all prompts to the engine, or none of them."""
+        has_special_tokens: bool = False,
+    ) -> tuple[OfflineCall, list[str]]:
+        """Add all prompts to the engine, or none of them. Return the ids of the prompts.
+
+        `has_special_tokens` is True for texts of a chat template: it has written the special tokens into them.
+        """
         self._check_usable()
         self._reap()
-        params = _one_for_each(sampling_params, len(prompts))
+        params = one_for_each(sampling_params, len(prompts))
         urgencies = self._urgencies(priority, len(prompts))
-        call = _OfflineCall()
-        added: list[str] = []
+        call = OfflineCall()
+        ids: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
-                with _naming(index):
-                    added.append(self._add_one(call, prompt, params[index], urgencies[index]))
+                with naming(index):
+                    encoded = self._encoded(prompt, params[index], has_special_tokens)
+                    ids.append(self._add_one(call, prompt, params[index], encoded, urgencies[index]))
         except BaseException:
-            self._abandon(added)
+            self._abandon(call.candidates)
             raise
-        return call, added
+        return call, ids
 
     def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
         if priority is None:
@@ -243,37 +257,48 @@ class LLM:
             raise RequestError(message, param="priority")
         return [Urgency(one) for one in priority]
 
-    def _add_one(self, call: _OfflineCall, prompt: PromptInput, params: SamplingParams, urgency: Urgency) -> str:
+    def _add_one(
+        self,
+        call: OfflineCall,
+        prompt: PromptInput,
+        params: SamplingParams,
+        encoded: tuple[list[int], SamplingParams],
+        urgency: Urgency,
+    ) -> str:
+        """Add the candidates of one prompt. Return its id."""
+        ids, in_ids = encoded
+        request_id = str(next(self._numbers))
+        text = prompt if isinstance(prompt, str) else None
+        of = OpenPrompt(request_id, call, text, tuple(ids))
+        for index in range(params.n):
+            candidate_id = f"{request_id}.{index}" if index else request_id
+            constraint = None if params.structured is None else self._grammars.compile(params.structured)
+            self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency)
+            stream = OutputStream.for_params(self.tokenizer, params)
+            self._open[candidate_id] = of.add(stream, params.logprobs is not None)
+            call.candidates.append(candidate_id)
+        call.num_open += 1
+        return request_id
+
+    def _encoded(
+        self, prompt: PromptInput, params: SamplingParams, has_special_tokens: bool
+    ) -> tuple[list[int], SamplingParams]:
+        """The ids of a prompt, and the parameters for the engine."""
         if not isinstance(prompt, str | list | tuple):
             raise RequestError(
                 f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
             )
-        ids, in_ids = self._in_ids(prompt, params)
-        request_id = str(next(self._numbers))
-        constraint = None if params.structured is None else self._grammars.compile(params.structured)
-        self.engine.add(request_id, ids, in_ids, constraint, urgency)
-        self._open[request_id] = _OpenRequest(
-            call,
-            prompt if isinstance(prompt, str) else None,
-            tuple(ids),
-            OutputStream.for_params(self.tokenizer, params),
-            params.logprobs is not None,
-        )
-        call.num_open += 1
-        return request_id
-
-    def _in_ids(self, prompt: PromptInput, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-        """The prompt, and the parameters for the engine, with all texts encoded."""
 
         def convert() -> tuple[list[int], SamplingParams]:
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            return ids, engine_params(params, self.tokenizer)
+            if isinstance(prompt, str):
+                return self.tokenizer.encode(prompt, not has_special_tokens), engine_params(params, self.tokenizer)
+            return list(prompt), engine_params(params, self.tokenizer)
 
         if isinstance(prompt, str):
             check_characters(prompt, self.max_model_len, self.tokenizer)
         return self._threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
 
-    def _drain(self, call: _OfflineCall, ids: list[str]) -> Iterator[RequestOutput]:
+    def _drain(self, call: OfflineCall) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""
 
         def outputs() -> Generator[RequestOutput | None]:
@@ -286,7 +311,7 @@ class LLM:
                         continue
                     yield call.done.popleft()
             finally:
-                self._abandon([request_id for request_id in ids if request_id in self._open])
+                self._abandon([candidate for candidate in call.candidates if candidate in self._open])
 
         generator = outputs()
         next(generator)
@@ -314,8 +339,7 @@ class LLM:
         request = self._open.get(update.request_id)
         if request is None:
             return  # abandoned
-        request.take(update)
-        if request.stream.finish_reason is None:
+        if not request.take(update):
             return
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)
@@ -323,8 +347,7 @@ class LLM:
             self._abandoned.append(update.request_id)
         else:
             del self._open[update.request_id]
-        request.call.num_open -= 1
-        request.call.done.append(request.output(update))
+        request.finish(update.metrics)
 
     def _abandon(self, request_ids: Sequence[str]) -> None:
         """Abort these requests; during a step, after it. The garbage collector may call this at any time."""
@@ -346,40 +369,6 @@ class LLM:
     def _check_usable(self) -> None:
         if self._unusable is not None:
             raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
-
-
-def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts must be a string, a list of token ids, or a list of these, not {type(prompts).__name__}"
-        )
-    if prompts and all(isinstance(part, int) for part in prompts):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[PromptInput], prompts))
-
-
-def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    given: object = params
-    if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
-        message = f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}"
-        raise RequestError(message, param="sampling_params")
-    if len(params) != count:
-        message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
-        raise RequestError(message, param="sampling_params")
-    return params
-
-
-@contextlib.contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Add the index of the prompt to an error."""
-    try:
-        yield
-    except RequestError as error:
-        raise RequestError(f"prompts[{index}]: {error.message}", param=f"prompts[{index}]") from error
 
 
 @contextlib.contextmanager

@@ -1,0 +1,201 @@
+"""`AsyncLLM`: an engine process for a service with an event loop of its own, with the interface of vLLM."""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from orca_jax.checks import unknown_name
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from orca_jax.link.client import EngineClient
+from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
+from orca_jax.link.supervisor import Supervisor
+from orca_jax.link.wire import Ready, Rejected, Submit
+from orca_jax.llm.arguments import PromptInput
+from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
+from orca_jax.request import RequestOutput, SamplingParams, Urgency, of_candidate
+from orca_jax.server_config import ServerConfig
+from orca_jax.text.bad_words import engine_params
+from orca_jax.text.encoding_threads import EncodingThreads
+from orca_jax.text.stream import OutputStream
+from orca_jax.text.tokenizer import Tokenizer, check_characters, load_tokenizer
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The parts of a served model that handle texts."""
+
+    tokenizer: Tokenizer
+    conversations: Conversations
+    most_tokens: int  # of a prompt
+
+
+class AsyncLLM:
+    """An engine in a process of its own. All methods belong to one event loop.
+
+    Calls of many tasks run in the same iterations. An async context manager: entering it waits until the engine
+    serves, and leaving it ends the engine and all open calls.
+
+    Example:
+        async with AsyncLLM(model="demo") as llm:
+            async for output in llm.generate("The sea was", SamplingParams(max_tokens=32)):
+                print(output.outputs[0].text)
+
+    Args:
+        model: "demo", a directory, or "preset:<name>".
+        settings: any field of `EngineConfig`.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong; `param` names it.
+    """
+
+    def __init__(self, model: str = "demo", **settings: Any) -> None:
+        known = [field.name for field in dataclasses.fields(EngineConfig)]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(unknown_name("AsyncLLM", name, known), param=name)
+        self._config = ServerConfig(engine=EngineConfig(model=model, **settings))
+        self._threads = EncodingThreads()
+        self._numbers = itertools.count()
+        self._client: EngineClient | None = None
+        self._engine: asyncio.Task[None] | None = None
+        self._texts: _Texts | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the engine, and wait until it serves.
+
+        Raises:
+            ConfigError: a setting, a model directory or a checkpoint is wrong.
+            EngineDeadError: the engine ended while it was loading.
+        """
+        client = self._client = EngineClient(self._config)
+        self._engine = asyncio.create_task(Supervisor(self._config, client, self._set_ready).run())
+        try:
+            await asyncio.wait((self._engine, client.ready), return_when="FIRST_COMPLETED")
+            if self._engine.done():
+                self._engine.result()
+            ready = await client.ready
+        except BaseException:
+            await self.__aexit__()
+            raise
+        self.max_model_len: int = ready.max_model_len
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._client is not None and self._engine is not None:
+            self._client.stop()
+            self._engine.cancel()
+            await asyncio.gather(self._engine, return_exceptions=True)
+            self._engine = None
+        if self._texts is not None:
+            self._texts.conversations.close()
+            self._texts = None
+
+    async def generate(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield the output so far after each iteration that changes it; the last one is `finished`.
+
+        Closing the iterator aborts the request.
+
+        Args:
+            prompt: a text or token ids.
+            sampling_params: None for the defaults.
+            priority: a lower one runs sooner. It needs `scheduling_policy="priority"`.
+
+        Raises:
+            RequestError: the prompt or its parameters are wrong, or the queue is full; `param` names the field.
+            EngineError: the engine has ended, or does not respond.
+        """
+        async for output in self._outputs(prompt, sampling_params or SamplingParams(), priority, True):
+            yield output
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield the answer to one conversation, as `generate` does. The arguments are those of `LLM.chat`."""
+        _, texts = self._parts()
+        (conversation,) = as_conversations(messages)
+        text = await asyncio.to_thread(
+            partial(
+                texts.conversations.render,
+                conversation,
+                template_file=chat_template,
+                tools=tools,
+                kwargs=chat_template_kwargs,
+            )
+        )
+        async for output in self._outputs(text, sampling_params or SamplingParams(), priority, False):
+            yield output
+
+    async def _outputs(
+        self, prompt: PromptInput, params: SamplingParams, priority: int, add_special_tokens: bool
+    ) -> AsyncGenerator[RequestOutput]:
+        client, texts = self._parts()
+        if priority and self._config.engine.scheduling_policy != "priority":
+            message = 'priority must be 0, since this engine was not started with scheduling_policy="priority"'
+            raise RequestError(message, param="priority")
+        ids, in_ids = await self._threads.run_async(partial(_encoded, texts, prompt, params, add_special_tokens))
+        text = prompt if isinstance(prompt, str) else None
+        of = OpenPrompt(str(next(self._numbers)), OfflineCall(num_open=1), text, tuple(ids))
+        candidates: dict[str, OpenCandidate] = {}
+        submits: list[Submit] = []
+        for index in range(params.n):
+            stream = OutputStream.for_params(texts.tokenizer, params)
+            candidates[client.new_request_id()] = of.add(stream, params.logprobs is not None)
+            submits.append(Submit(list(candidates)[-1], ids, of_candidate(in_ids, index), Urgency(priority)))
+        try:
+            async with client.open(submits) as call:
+                while of.num_open:
+                    for update in await call.receive():
+                        if isinstance(update, Rejected):
+                            raise RequestError(update.message, param=update.param)
+                        candidate = candidates[update.request_id]
+                        if candidate.stream.finish_reason is not None:
+                            continue  # after a stop string
+                        if not candidate.take(update):
+                            continue
+                        if update.finish_reason is None:
+                            call.abort(update.request_id)  # ended by a stop string
+                        candidate.finish(update.metrics)
+                    yield of.output()
+        except (Overloaded, CallTooLarge) as error:
+            raise RequestError(error.message, param="prompt") from None
+        except LinkError as error:
+            raise EngineDeadError(error.message) from None
+
+    async def _set_ready(self, ready: Ready) -> None:
+        tokenizer = await asyncio.to_thread(load_tokenizer, ready.tokenizer)
+        self._texts = _Texts(tokenizer, Conversations(ready.source), min(ready.max_model_len, ready.n_slots))
+
+    def _parts(self) -> tuple[EngineClient, _Texts]:
+        """The client and the tokenizer of the engine. Raises EngineError before the start and after the end."""
+        if self._client is None or self._texts is None:
+            raise EngineError("this AsyncLLM is not open: use it as `async with AsyncLLM(...) as llm:`")
+        return self._client, self._texts
+
+
+def _encoded(
+    texts: _Texts, prompt: PromptInput, params: SamplingParams, add_special_tokens: bool
+) -> tuple[list[int], SamplingParams]:
+    """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
+    if isinstance(prompt, str):
+        check_characters(prompt, texts.most_tokens, texts.tokenizer)
+        ids = texts.tokenizer.encode(prompt, add_special_tokens)
+    elif all(type(token) is int for token in prompt):
+        ids = list(prompt)
+    else:
+        raise RequestError("a prompt must be a string or a list of token ids", param="prompt")
+    return ids, engine_params(params, texts.tokenizer)

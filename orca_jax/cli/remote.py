@@ -1,0 +1,116 @@
+"""A model behind an OpenAI-compatible server."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.request import SamplingParams
+
+_DONE = "[DONE]"
+_CONNECT_SECONDS = 5.0
+
+
+class RemoteModel:
+    """The model of a server.
+
+    Args:
+        base_url: of the server, with or without `/v1`.
+        name: of the model; None for the first one of the server.
+        key_file: file with the API key; None: no key.
+
+    Raises:
+        ConfigError: the URL or the file is wrong.
+        EngineError: the server does not answer.
+    """
+
+    defaults: Mapping[str, Any] = {}  # the server applies those of the model
+
+    def __init__(self, base_url: str, name: str | None, key_file: str | None) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"must begin with http:// or https://, got {base_url!r}", param="base_url")
+        headers = {} if key_file is None else {"authorization": f"Bearer {_read_key(key_file)}"}
+        self._base = base_url.rstrip("/").removesuffix("/v1")
+        timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
+        self._http = httpx.Client(headers=headers, timeout=timeout)
+        self.name = name or self._first_model()
+
+    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+        """Stream the text after a prompt."""
+        for choice in self._stream("completions", {"prompt": prompt}, params):
+            yield choice.get("text") or ""
+
+    def answer(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Iterator[str]:
+        """Stream the answer to a conversation."""
+        for choice in self._stream("chat/completions", {"messages": list(messages)}, params):
+            yield choice.get("delta", {}).get("content") or ""
+
+    def _stream(self, route: str, fields: dict[str, Any], params: SamplingParams) -> Iterator[dict[str, Any]]:
+        body = {"model": self.name, "stream": True, **fields, **_given(params)}
+        try:
+            with self._http.stream("POST", f"{self._base}/v1/{route}", json=body) as response:
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, response.read())
+                for line in response.iter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if line.startswith("data:") and data != _DONE:
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise EngineError(_message(event))
+                        yield from event.get("choices", ())
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self._base} does not answer: {error}") from None
+
+    def _first_model(self) -> str:
+        try:
+            response = self._http.get(f"{self._base}/v1/models", timeout=_CONNECT_SECONDS)
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self._base} does not answer: {error}; is the server running?") from None
+        if response.status_code != 200:
+            raise _refusal(response.status_code, response.content)
+        try:
+            name: str = response.json()["data"][0]["id"]
+        except (ValueError, LookupError, TypeError):
+            raise EngineError(f"{self._base}/v1/models lists no models; name one with --model") from None
+        return name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
+
+
+def _given(params: SamplingParams) -> dict[str, Any]:
+    """The fields of a call that differ from the defaults, so that the server applies those of its model."""
+    plain = SamplingParams(max_tokens=params.max_tokens)
+    names = ("temperature", "top_p", "seed")
+    fields = {name: getattr(params, name) for name in names if getattr(params, name) != getattr(plain, name)}
+    return {"max_tokens": params.max_tokens, **fields, **({"stop": list(params.stop)} if params.stop else {})}
+
+
+def _refusal(status: int, content: bytes) -> RequestError | EngineError:
+    try:
+        message = _message(json.loads(content))
+    except ValueError:
+        message = content[:200].decode(errors="replace")
+    kind = RequestError if status < 500 and status != 429 else EngineError
+    return kind(f"the server answered {status}: {message}")
+
+
+def _message(answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else answer)
+
+
+def _read_key(path: str) -> str:
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
+    if not key or len(key.split()) > 1:
+        raise ConfigError(f"{path} must hold one API key", param="api_key_file")
+    return key

@@ -1,0 +1,62 @@
+"""A model that streams text: `LocalModel`, an engine in this process. `remote.RemoteModel` is a server."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+from orca_jax.config import EngineConfig
+from orca_jax.request import SamplingParams
+
+PlainMessage = Mapping[str, Any]
+
+
+@runtime_checkable
+class TextSource(Protocol):
+    """A model that continues texts and answers conversations. Both streams may be closed early."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Sampling defaults of the model, by field of `SamplingParams`."""
+
+    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+        """Stream the text after a prompt. Raises RequestError and EngineError."""
+
+    def answer(self, messages: Sequence[PlainMessage], params: SamplingParams) -> Iterator[str]:
+        """Stream the answer to a conversation. Raises RequestError and EngineError."""
+
+
+class LocalModel:
+    """An engine in this process.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        # Flags are checked before the engine is imported, so that help and errors come at once.
+        from dataclasses import asdict
+
+        from orca_jax.llm import LLM
+        from orca_jax.text.generation_config import read_generation_defaults
+
+        settings = asdict(config)
+        self.name: str = settings.pop("model")
+        self._llm = LLM(model=self.name, **settings)
+        self.defaults = read_generation_defaults(self._llm.directory, "auto")
+
+    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+        """Stream the text after a prompt."""
+        return self._llm.stream_text(prompt, params)
+
+    def answer(self, messages: Sequence[PlainMessage], params: SamplingParams) -> Iterator[str]:
+        """Stream the answer to a conversation."""
+        return self._llm.stream_chat(messages, params)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._llm.close()

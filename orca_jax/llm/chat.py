@@ -1,0 +1,79 @@
+"""Conversations of `LLM.chat`, rendered by the chat template of the model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orca_jax.errors import RequestError
+from orca_jax.text.template import ChatTemplate, load_chat_template
+
+Conversation = Sequence[Mapping[str, Any]]
+ROLES_NEEDED = "each message must be a mapping with a role, such as {'role': 'user', 'content': 'Hello'}"
+
+
+class Conversations:
+    """Renders conversations to prompts. Its process for the template starts with the first conversation.
+
+    Args:
+        source: the model directory; empty for a preset.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._templates: dict[str | None, ChatTemplate] = {}  # by the file that replaces the model's template
+
+    def render(self, messages: Conversation, *, template_file: str | None, **options: Any) -> str:
+        """Return the prompt of a conversation.
+
+        Args:
+            messages: in OpenAI's format, with a text or text parts as content.
+            template_file: a file with another chat template; None for that of the model.
+            options: of `ChatTemplate.render`.
+
+        Raises:
+            ConfigError: the template is wrong; `param` is "chat_template".
+            RequestError: the model has no template, a message is wrong, or the template rejects the conversation.
+        """
+        if template_file not in self._templates:
+            found = load_chat_template(self._source, template_file)
+            if found is None:
+                message = "this model has no chat template: give chat_template a file with one, or use generate"
+                raise RequestError(message, param="chat_template")
+            self._templates[template_file] = found
+        return self._templates[template_file].render([_plain(message) for message in messages], **options)
+
+    def close(self) -> None:
+        """End the processes of the templates."""
+        while self._templates:
+            self._templates.popitem()[1].close()
+
+
+def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Return a list of conversations; one alone counts as a list of one. Raises RequestError."""
+    given: object = messages
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise RequestError("messages must be a list of messages, or a list of such lists", param="messages")
+    is_one = isinstance(given[0], Mapping)
+    conversations: list[Any] = [given] if is_one else list(given)
+    if not all(map(_is_conversation, conversations)):
+        raise RequestError(ROLES_NEEDED, param="messages")
+    return conversations
+
+
+def _is_conversation(given: object) -> bool:
+    """True for a list of messages with roles."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        return False
+    return all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in given)
+
+
+def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its text parts joined by line breaks, as on the server. Raises RequestError."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, Sequence):
+        raise RequestError(f"the content of a message must be text, got {type(content).__name__}", param="messages")
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("the parts of a message must have the type text; others are not supported", param="messages")
+    return {**message, "content": "\n".join(map(str, texts))}

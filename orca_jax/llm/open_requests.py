@@ -1,0 +1,107 @@
+"""Open requests of `LLM`: the calls, their prompts, and the candidates generated for each prompt."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from orca_jax.request import CompletionOutput, RequestMetrics, RequestOutput, RequestUpdate, TokenLogprobs
+from orca_jax.text.stream import OutputStream
+
+
+@dataclass(eq=False)
+class OfflineCall:
+    """The prompts of one call: the number of open ones, and the outputs that its caller has not taken yet."""
+
+    num_open: int = 0
+    done: deque[RequestOutput] = field(default_factory=deque)
+    candidates: list[str] = field(default_factory=list)  # ids of the engine's requests
+
+
+@dataclass(eq=False)
+class OpenPrompt:
+    """A prompt of a call with its candidates, of which `num_open` have not ended."""
+
+    request_id: str
+    call: OfflineCall
+    prompt: str | None
+    prompt_ids: tuple[int, ...]
+    candidates: list["OpenCandidate"] = field(default_factory=list)
+    num_open: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def add(self, stream: OutputStream, wants_logprobs: bool) -> "OpenCandidate":
+        """Add a candidate."""
+        candidate = OpenCandidate(self, len(self.candidates), stream, wants_logprobs)
+        self.candidates.append(candidate)
+        self.num_open += 1
+        return candidate
+
+    def output(self) -> RequestOutput:
+        """Return the output so far."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            outputs=tuple(candidate.completion() for candidate in self.candidates),
+            finished=not self.num_open,
+            metrics=_joined([candidate.metrics for candidate in self.candidates]),
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+@dataclass(eq=False)
+class OpenCandidate:
+    """One request of the engine with its output so far."""
+
+    of: OpenPrompt
+    index: int
+    stream: OutputStream
+    wants_logprobs: bool
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    metrics: RequestMetrics | None = None  # None before the end, and if an error or a stop string was the end
+
+    def take(self, update: RequestUpdate) -> bool:
+        """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
+        self.text += self.stream.push(update.new_ids, update.finish_reason)
+        self.ids += update.new_ids
+        self.logprobs += update.logprobs
+        if update.prompt_logprobs is not None:
+            self.of.prompt_logprobs = update.prompt_logprobs
+        return self.stream.finish_reason is not None
+
+    def finish(self, metrics: RequestMetrics | None) -> None:
+        """End the candidate. With the last one of its prompt, the output of the prompt is done."""
+        self.metrics = metrics
+        self.of.num_open -= 1
+        if not self.of.num_open:
+            self.of.call.num_open -= 1
+            self.of.call.done.append(self.of.output())
+
+    def completion(self) -> CompletionOutput:
+        """Return the text so far, without the tokens after a stop string."""
+        stream, used = self.stream, self.stream.num_tokens
+        is_done = stream.finish_reason is not None
+        ids, logprobs = (self.ids[:used], self.logprobs[:used]) if is_done else (self.ids, self.logprobs)
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=tuple(ids),
+            finish_reason=stream.finish_reason,
+            stop_reason=stream.stop_reason,
+            logprobs=tuple(logprobs) if self.wants_logprobs else None,
+            cumulative_logprob=sum(token.logprob for token in logprobs) if self.wants_logprobs else None,
+        )
+
+
+def _joined(metrics: list[RequestMetrics | None]) -> RequestMetrics | None:
+    """The times of all candidates: the first ones of the beginning, and the last one of the end."""
+    known = [times for times in metrics if times is not None]
+    if len(known) < len(metrics):
+        return None
+    return RequestMetrics(
+        arrival=min(times.arrival for times in known),
+        first_scheduled=min(times.first_scheduled for times in known),
+        first_token=min(times.first_token for times in known),
+        finished=max(times.finished for times in known),
+    )

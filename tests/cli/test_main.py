@@ -1,0 +1,130 @@
+"""The command `orca-jax`: its subcommands, their help, and errors of one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orca_jax.cli import main as command
+from orca_jax.cli.completion import whole_parser
+from orca_jax.cli.main import GROUPS, SUBCOMMANDS, main
+from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.flags import program
+
+ENGINE = ("jax", "numpy", "flax", "tokenizers", "uvicorn", "starlette")
+
+
+def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown and found.help in shown for name, found in SUBCOMMANDS.items())
+    assert all(f"{title}:" in shown for title in GROUPS)
+    assert main([]) == 2
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_a_short_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: ") and len(shown.splitlines()) < 90
+
+
+@pytest.mark.parametrize("name", ["serve", "generate", "chat", "plan", "timeline"])
+def test_help_imports_no_engine(name: str) -> None:
+    code = (
+        "import sys\nfrom orca_jax.cli.main import main\n"
+        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit:\n    pass\n"
+        f"found = sorted(set({ENGINE!r}) & set(sys.modules))\nassert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sreve"], "there is no subcommand 'sreve'; did you mean serve?"),
+        (["xyz"], f"there is no subcommand 'xyz'; the subcommands are {', '.join(SUBCOMMANDS)}"),
+        (["--model", "demo"], f"unknown flag --model; a subcommand comes first: {', '.join(SUBCOMMANDS)}"),
+    ],
+)
+def test_unknown_subcommands(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ConfigError("must be above 0", param="max_num_seqs"), 2, "--max-num-seqs: must be above 0"),
+        (RequestError("n must be 1", param="n"), 2, "n must be 1"),
+        (EngineError("the engine is gone"), 1, "the engine is gone"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 1, "x: No such file or directory"),
+        (KeyError("a\nb"), 1, "unexpected KeyError: 'a\\nb'; orca-jax --debug serve ... prints the traceback"),
+    ],
+)
+def test_an_error_is_one_line_unless_debug(
+    error: Exception, status: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(command.importlib, "import_module", lambda name: SimpleNamespace(main=fail))
+    assert main(["serve"]) == status
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert main(["--debug", "serve"]) == status
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_has_its_own_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.importlib, "import_module", lambda name: SimpleNamespace(main=interrupted))
+    assert main(["bench"]) == 130
+
+
+def test_the_words_of_a_subcommand_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        command.importlib, "import_module", lambda name: SimpleNamespace(main=lambda words: seen.append(words) or 7)
+    )
+    assert main(["batch", "-i", "a", "--debug"]) == 7 and seen == [["-i", "a", "--debug"]]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_subcommands_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    flag = "max-num-batched-tokens"
+    assert all(name in script for name in SUBCOMMANDS) and flag in script
+
+
+def test_the_bash_completion_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion", "bash"])
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = f"source {script}; COMP_WORDS=(orca-jax serve --max-mo); COMP_CWORD=2; COMP_LINE='orca-jax serve --max-mo';"
+    asked = subprocess.run(
+        ["bash", "-c", ask + '$(complete -p orca-jax | sed "s/.*-F \\([^ ]*\\).*/\\1/"); echo "${COMPREPLY[@]}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout.split() == ["--max-model-len"], asked.stderr
+
+
+def test_every_parser_is_in_the_completion() -> None:
+    (subparsers,) = (action for action in whole_parser()._actions if action.choices and "serve" in action.choices)
+    assert list(subparsers.choices or ()) == list(SUBCOMMANDS)
+
+
+def test_the_program_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/orca-jax", "serve"])
+    assert program("serve") == "orca-jax serve"
+    monkeypatch.setattr(sys, "argv", ["/x/orca_jax/serve/__main__.py"])
+    assert program("serve") == "python -m orca_jax.serve"

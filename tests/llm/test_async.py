@@ -1,0 +1,109 @@
+"""`AsyncLLM` on the toy model: streams of several tasks in one engine process, aborts, errors and the end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from orca_jax import AsyncLLM, SamplingParams
+from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.request import RequestOutput
+from orca_jax.sim.toy import toy_generate
+
+SETTINGS: dict[str, Any] = {"model": "preset:toy", "max_num_seqs": 4, "max_model_len": 4096, "page_size": 16}
+
+
+def oracle(prompt: str, params: SamplingParams) -> tuple[int, ...]:
+    return tuple(toy_generate(list(prompt.encode()), params, vocab_size=257, eos_token_ids=(256,)))
+
+
+async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+    found = [output async for output in outputs]
+    assert [output.finished for output in found] == [False] * (len(found) - 1) + [True]
+    return found[-1]
+
+
+async def all_of(*outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
+    return await asyncio.gather(*(last(one) for one in outputs))
+
+
+def test_tasks_share_the_engine() -> None:
+    async def run() -> None:
+        greedy = SamplingParams(max_tokens=30, temperature=0)
+        async with AsyncLLM(**SETTINGS) as llm:
+            texts = ["a", "bb", "ccc", "d" * 50]
+            outputs = await all_of(*(llm.generate(text, greedy) for text in texts))
+            assert [output.outputs[0].token_ids for output in outputs] == [oracle(text, greedy) for text in texts]
+            assert [output.prompt for output in outputs] == texts
+
+            pair = SamplingParams(max_tokens=12, n=2, seed=5, logprobs=0)
+            (output,) = await all_of(llm.generate(list(b"abc"), pair))
+            alone = [SamplingParams(max_tokens=12, seed=5 + index, logprobs=0) for index in (0, 1)]
+            assert [one.token_ids for one in output.outputs] == [oracle("abc", params) for params in alone]
+            assert all(one.logprobs is not None and len(one.logprobs) == 12 for one in output.outputs)
+
+            whole = outputs[0].outputs[0].text
+            cut = SamplingParams(max_tokens=30, temperature=0, stop=(whole[4],))
+            (output,) = await all_of(llm.generate("a", cut))
+            assert (
+                output.outputs[0].text == whole[: whole.index(whole[4])] and output.outputs[0].finish_reason == "stop"
+            )
+
+            (output,) = await all_of(llm.chat([{"role": "user", "content": "Hello"}], greedy))
+            assert output.prompt is not None and "Hello" in output.prompt
+            assert output.outputs[0].token_ids == oracle(output.prompt, greedy)
+
+    asyncio.run(run())
+
+
+def test_a_closed_stream_is_aborted_and_errors_disturb_nothing() -> None:
+    async def run() -> None:
+        async with AsyncLLM(**SETTINGS) as llm:
+            endless = SamplingParams(max_tokens=4000, ignore_eos=True)
+            async with contextlib.aclosing(llm.generate("a", endless)) as outputs:
+                first = await anext(outputs)
+                assert not first.finished and first.outputs[0].finish_reason is None
+                for prompt, fields, param in (
+                    ([1, 999], {}, "prompt"),
+                    (["x"], {}, "prompt"),
+                    ("a", {"stop_token_ids": [999]}, "stop_token_ids"),
+                    ("a", {"bad_words": [""]}, "bad_words"),
+                ):
+                    with pytest.raises(RequestError) as caught:
+                        await last(llm.generate(prompt, SamplingParams(**fields)))  # type: ignore[arg-type]
+                    assert caught.value.param is not None and param in caught.value.param
+                with pytest.raises(RequestError, match="priority must be 0"):
+                    await last(llm.generate("a", priority=1))
+                assert not (await anext(outputs)).finished
+            client = llm._client
+            assert client is not None
+            await client.idle.wait()
+            for _ in range(200):
+                await last(llm.generate("b", SamplingParams(max_tokens=1)))
+                if not client.running:
+                    break
+            assert (client.running, client.num_calls) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_settings_and_states_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"AsyncLLM.*did you mean max_num_seqs"):
+        AsyncLLM(max_num_seq=3)
+
+    async def run() -> None:
+        llm = AsyncLLM(**SETTINGS)
+        with pytest.raises(EngineError, match="not open: use it as"):
+            await last(llm.generate("a"))
+        async with llm:
+            outputs = llm.generate("a", SamplingParams(max_tokens=4000, ignore_eos=True))
+            await anext(outputs)
+        with pytest.raises(EngineError):
+            await last(outputs)
+        with pytest.raises(ConfigError, match="/nowhere is not a directory"):
+            async with AsyncLLM(model="/nowhere"):
+                pass
+
+    asyncio.run(run())
