@@ -25,7 +25,7 @@ _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 
 @dataclass(frozen=True, eq=False)
-class GgufRows:
+class GgufMatrix:
     """A vector or matrix of a GGUF file as float32.
 
     `permutation` has the stored row of each row, or in a vector the stored column of each column.
@@ -69,7 +69,7 @@ class GgufRows:
         found = dequantize(data[rows], self.tensor.tensor_type)
         values[:] = found if self.permutation is None or len(self.shape) > 1 else found[:, self.permutation]
 
-    def get_slice(self, key: str) -> "GgufRows":
+    def get_slice(self, key: str) -> "GgufMatrix":
         """This tensor, as a file of safetensors returns it."""
         return self
 
@@ -103,10 +103,10 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
             permutation = None
             if architecture.is_permuted and theirs.endswith(_PERMUTED):
                 permutation = permuted_rows(int(stored[theirs].shape[-1]), config.head_dim)
-            rows = GgufRows(key, stored.pop(theirs), permutation)
+            rows = GgufMatrix(key, stored.pop(theirs), permutation)
             files.tensors[key] = files.rows[key] = rows
     for theirs, tensor in stored.items():
-        files.tensors[theirs] = GgufRows(theirs, tensor)
+        files.tensors[theirs] = GgufMatrix(theirs, tensor)
     return load_files(str(path), files, table, config, wanted, progress)
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
 from orca_jax.model.parameters import copied_columns, first_line, num_copies, stored_shape
-from orca_jax.model.stripes import Place, Rows, aligned_empty, as_range, copy
+from orca_jax.model.stripes import CopyTarget, Matrix, aligned_empty, as_range, copy
 from orca_jax.progress import Progress
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
@@ -36,7 +36,7 @@ class Source(NamedTuple):
     """
 
     weight: Weight
-    matrices: tuple[Rows, ...]
+    matrices: tuple[Matrix, ...]
     is_stack: bool
 
 
@@ -73,17 +73,17 @@ class _Parameter:
         return joined
 
 
-class _Part(NamedTuple):
+class _Filling(NamedTuple):
     parameter: _Parameter
     slab: _Slab
     number: int  # of the matrix in the parameter
 
 
-class _Job(NamedTuple):
+class _MatrixCopy(NamedTuple):
     """A matrix, and all that is filled from it."""
 
-    matrix: Rows
-    parts: list[_Part]
+    matrix: Matrix
+    parts: list[_Filling]
 
 
 def fill(
@@ -130,26 +130,26 @@ def _parameter(path: str, leaf: jax.ShapeDtypeStruct, source: Source) -> _Parame
     return _Parameter(path, leaf, source, slabs)
 
 
-def _jobs(parameters: list[_Parameter]) -> Iterator[_Job]:
+def _jobs(parameters: list[_Parameter]) -> Iterator[_MatrixCopy]:
     """Yield the jobs in the order of the files, and then those of shards for which the host has little room."""
-    jobs: dict[str, _Job] = {}
+    jobs: dict[str, _MatrixCopy] = {}
     for parameter in parameters:
         if not parameter.is_by_shard:
             for number, matrix in enumerate(parameter.source.matrices):
-                parts = jobs.setdefault(matrix.key, _Job(matrix, [])).parts
-                parts += [_Part(parameter, slab, number) for slab in parameter.slabs]
+                parts = jobs.setdefault(matrix.key, _MatrixCopy(matrix, [])).parts
+                parts += [_Filling(parameter, slab, number) for slab in parameter.slabs]
     yield from sorted(jobs.values(), key=lambda job: job.matrix.order)
     for parameter in parameters:
         if parameter.is_by_shard:
             for slab in parameter.slabs:
                 for number, matrix in enumerate(parameter.source.matrices):
-                    yield _Job(matrix, [_Part(parameter, slab, number)])
+                    yield _MatrixCopy(matrix, [_Filling(parameter, slab, number)])
 
 
-def _copied(jobs: Iterator[_Job], config: ModelConfig) -> Iterator[tuple[_Job, OSError | None]]:
+def _copied(jobs: Iterator[_MatrixCopy], config: ModelConfig) -> Iterator[tuple[_MatrixCopy, OSError | None]]:
     """Run the jobs in threads, a few ahead, and yield each in order, with its error if it failed."""
     threads = _num_threads()
-    running: deque[tuple[_Job, Future[None]]] = deque()
+    running: deque[tuple[_MatrixCopy, Future[None]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         for job in jobs:
             if len(running) > threads:
@@ -163,7 +163,7 @@ def _num_threads() -> int:
     return min(MAX_THREADS, os.cpu_count() or 1)
 
 
-def _result(job: _Job, future: Future[None]) -> tuple[_Job, OSError | None]:
+def _result(job: _MatrixCopy, future: Future[None]) -> tuple[_MatrixCopy, OSError | None]:
     try:
         future.result()
     except OSError as error:
@@ -171,7 +171,7 @@ def _result(job: _Job, future: Future[None]) -> tuple[_Job, OSError | None]:
     return job, None
 
 
-def _place(part: _Part, config: ModelConfig) -> Place:
+def _place(part: _Filling, config: ModelConfig) -> CopyTarget:
     """The memory that a matrix fills, and its rows and columns. Rows beyond the stored ones are zeros."""
     parameter, slab, weight = part.parameter, part.slab, part.parameter.source.weight
     if slab.values is None:
@@ -181,12 +181,12 @@ def _place(part: _Part, config: ModelConfig) -> Place:
         values, bounds, shape = values[part.number - bounds[0].start], bounds[1:], shape[1:]
     columns = _columns(weight, bounds[-1], config)
     if len(bounds) == 1:
-        return Place(values[None], range(1), columns, is_transposed=False)
+        return CopyTarget(values[None], range(1), columns, is_transposed=False)
     stored = stored_shape(weight.path, shape, config)[0]
     start, stop = min(bounds[0].start, stored), min(bounds[0].stop, stored)
     values[stop - start :] = 0
     rows = range(start + weight.first_row, stop + weight.first_row)
-    return Place(values[: stop - start], rows, columns, is_transposed=weight.transpose)
+    return CopyTarget(values[: stop - start], rows, columns, is_transposed=weight.transpose)
 
 
 def _columns(weight: Weight, wanted: range, config: ModelConfig) -> range | np.ndarray:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 STRIPE_BYTES = 2**19
@@ -17,17 +17,17 @@ _TRANSPOSED_ROWS = 64  # at once, so that each row of the result gets whole cach
 _PADDING = 64  # bytes between rows that are transposed: a distance of a power of two would use few lines of a cache
 _ALIGNMENT = 64  # bytes; JAX uses such memory of a host as it is
 
-DTYPES = {
+DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "BF16": np.dtype(jnp.bfloat16),
 }
 """Types of tensors in files, by their names in safetensors."""
 
 
 @runtime_checkable
-class Rows(Protocol):
+class Matrix(Protocol):
     """A matrix in a file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class FileRows:
+class FileMatrix:
     """A matrix stored row by row from a byte of an open file on."""
 
     key: str
@@ -87,7 +87,7 @@ class FileRows:
 
 
 @dataclass(frozen=True)
-class Place:
+class CopyTarget:
     """The place of a part of a file's matrix in memory.
 
     `values` is a matrix, or a part of one, filled from the rows `rows` and the columns `columns` of the file's matrix;
@@ -105,7 +105,7 @@ class Place:
         needed = self.columns if self.is_transposed else self.rows
         return needed if isinstance(needed, range) else range(int(needed.min()), int(needed.max()) + 1)
 
-    def is_direct(self, source: Rows) -> bool:
+    def is_direct(self, source: Matrix) -> bool:
         """True if the rows in the file are those in memory, byte by byte."""
         if self.is_transposed or not isinstance(self.columns, range) or self.columns != range(source.num_columns):
             return False
@@ -138,7 +138,7 @@ class Place:
             self.values[:, wanted] = part.T
 
 
-def copy(source: Rows, places: Sequence[Place]) -> None:
+def copy(source: Matrix, places: Sequence[CopyTarget]) -> None:
     """Fill all places from one matrix; each of its rows that is needed is read once. Raises OSError."""
     places = [place for place in places if place.values.size]
     if not places:

@@ -25,7 +25,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, split_layer, stored_shape, with_parameters
 from orca_jax.model.shards import Source, fill
-from orca_jax.model.stripes import DTYPES, FileRows, Rows
+from orca_jax.model.stripes import DTYPES, FileMatrix, Matrix
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
 
@@ -46,7 +46,7 @@ class Files:
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, Rows] = field(default_factory=dict)
+    rows: dict[str, Matrix] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -195,7 +195,7 @@ def _header_bytes(path: Path) -> int:
         return int.from_bytes(file.read(8), "little")
 
 
-def _rows(path: Path, stack: ExitStack) -> dict[str, FileRows]:
+def _rows(path: Path, stack: ExitStack) -> dict[str, FileMatrix]:
     """The vectors and matrices of a file with a header that the library has checked."""
     descriptor = os.open(path, os.O_RDONLY)
     stack.callback(os.close, descriptor)
@@ -205,7 +205,7 @@ def _rows(path: Path, stack: ExitStack) -> dict[str, FileRows]:
         if key != "__metadata__" and entry["dtype"] in DTYPES and len(entry["shape"]) in (1, 2):
             *rows, columns = entry["shape"]
             begin = 8 + size + entry["data_offsets"][0]
-            found[key] = FileRows(key, math.prod(rows), columns, DTYPES[entry["dtype"]], descriptor, begin)
+            found[key] = FileMatrix(key, math.prod(rows), columns, DTYPES[entry["dtype"]], descriptor, begin)
     return found
 
 

@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, *, is_head: bool) -> None:
         hub, (_, rest) = self.state, self.path.split("/resolve/", 1)
-        name = rest.split("/", 1)[1]
+        revision, name = rest.split("/", 1)
         if hub.is_gated and self.headers.get("authorization") != f"Bearer {hub.token}":
             return self._refuse(401, "GatedRepo")
         content = hub.files[name]
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
                 begin = int(wanted.removeprefix("bytes=").split("-")[0])
         self.send_response(206 if begin else 200)
         self.send_header("ETag", f'"{_etag(content)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", hub.commits[revision])
         self.send_header("Content-Length", str(len(content) - begin))
         if begin:
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from orca_jax.model import shards, stripes
 from orca_jax.model.load import prepare_load
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.stripes import FileRows, Place, aligned_empty, as_range, copy
+from orca_jax.model.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
 from orca_jax.model.transformer import Decoder
 from tests.model.reference import REFERENCE, mesh_of
 
@@ -24,13 +24,14 @@ MODELS = {  # with joined tensors, joined tensors in groups, copies of heads, ro
     "olmo2": 4,
     "opt": 2,
 }
+SLOW = ("gpt2-12-heads", "opt")
 
 
-def a_file(folder: Path, values: np.ndarray, begin: int = 24) -> FileRows:
+def a_file(folder: Path, values: np.ndarray, begin: int = 24) -> FileMatrix:
     path = folder / "values"
     path.write_bytes(b"\xff" * begin + values.tobytes())
     rows, columns = values.shape
-    return FileRows("a", rows, columns, values.dtype, os.open(path, os.O_RDONLY), begin)
+    return FileMatrix("a", rows, columns, values.dtype, os.open(path, os.O_RDONLY), begin)
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
@@ -44,13 +45,13 @@ def test_parts_of_a_matrix(
     source = a_file(tmp_path, values)
     chosen = np.array([3, 4, 90, 1, 149])
     places = [
-        Place(aligned_empty((150, 70), np.dtype(kept)), range(150), range(70), False),
-        Place(aligned_empty((70, 150), np.dtype(kept)), range(70), range(150), True),
-        Place(aligned_empty((20, 30), np.dtype(kept)), range(40, 60), range(7, 37), False),
-        Place(aligned_empty((20, 99), np.dtype(kept)), range(40, 60), range(50, 149), True),
-        Place(aligned_empty((20, 5), np.dtype(kept)), range(40, 60), chosen, True),
-        Place(aligned_empty((150, 3), np.dtype(kept)), range(150), np.array([5, 5, 2]), False),
-        Place(aligned_empty((0, 70), np.dtype(kept)), range(9, 9), range(70), False),
+        CopyTarget(aligned_empty((150, 70), np.dtype(kept)), range(150), range(70), False),
+        CopyTarget(aligned_empty((70, 150), np.dtype(kept)), range(70), range(150), True),
+        CopyTarget(aligned_empty((20, 30), np.dtype(kept)), range(40, 60), range(7, 37), False),
+        CopyTarget(aligned_empty((20, 99), np.dtype(kept)), range(40, 60), range(50, 149), True),
+        CopyTarget(aligned_empty((20, 5), np.dtype(kept)), range(40, 60), chosen, True),
+        CopyTarget(aligned_empty((150, 3), np.dtype(kept)), range(150), np.array([5, 5, 2]), False),
+        CopyTarget(aligned_empty((0, 70), np.dtype(kept)), range(9, 9), range(70), False),
     ]
     copy(source, places)
     expected = values.astype(kept)
@@ -67,7 +68,7 @@ def test_a_file_that_ends_within_a_matrix(tmp_path: Path) -> None:
     source = a_file(tmp_path, np.zeros((4, 8), np.float32))
     os.truncate(tmp_path / "values", 60)
     with pytest.raises(OSError, match="ends within"):
-        copy(source, [Place(np.empty((4, 8), np.float32), range(4), range(8), False)])
+        copy(source, [CopyTarget(np.empty((4, 8), np.float32), range(4), range(8), False)])
     os.close(source.descriptor)
 
 
@@ -86,19 +87,22 @@ def values_of(decoder: Decoder) -> dict[str, jax.Array]:
     return flat_parameters(nnx.state(decoder))
 
 
-@pytest.mark.parametrize(("name", "devices"), MODELS.items())
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [pytest.param(*each, marks=[pytest.mark.slow] if each[0] in SLOW else []) for each in MODELS.items()],
+)
 def test_layers_are_read_as_they_are_unstacked(monkeypatch: pytest.MonkeyPatch, name: str, devices: int) -> None:
     """The values and shardings are those of a stack that was taken apart, and no row of a file is read twice."""
     read = Counter[tuple[str, int]]()
-    plain = FileRows.read_into
+    plain = FileMatrix.read_into
 
-    def counted(self: FileRows, start: int, values: np.ndarray) -> None:
+    def counted(self: FileMatrix, start: int, values: np.ndarray) -> None:
         read.update((self.key, row) for row in range(start, start + len(values)))
         plain(self, start, values)
 
     stack = prepare_load(REFERENCE / name, dtype="float32", load_format="safetensors").load(mesh_of(devices))
     stack.unstack()
-    monkeypatch.setattr(FileRows, "read_into", counted)
+    monkeypatch.setattr(FileMatrix, "read_into", counted)
     ours, expected = values_of(unstacked(name, devices)), values_of(stack)
     assert ours.keys() == expected.keys() and max(read.values()) == 1
     for path, array in ours.items():
@@ -131,7 +135,7 @@ def test_stacks_for_an_accelerator_are_filled_shard_by_shard(
     made: list[shards._Slab] = []
     plain = shards._place
 
-    def watched(part: shards._Part, config: object) -> Place:
+    def watched(part: shards._Filling, config: object) -> CopyTarget:
         made.append(part.slab)
         if part.parameter.is_by_shard:
             held.append(len({id(slab) for slab in made if slab.values is not None}))

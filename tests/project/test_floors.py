@@ -68,6 +68,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "bench": FACTS
     | {
         "bundled",
+        "hub",
         "console",
         "flags",
         "processor",

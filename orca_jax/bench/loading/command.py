@@ -17,7 +17,6 @@ from orca_jax.bench.loading.random_model import write_random_model
 from orca_jax.bundled import model_directory
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError
-from orca_jax.progress import progress_bar
 from orca_jax.reporting import hardware, print_table
 
 HELP = "time and memory of loading a model's weights, against a plain read of its files"
@@ -87,8 +86,7 @@ def measure_load(directory: Path, dtype: DType) -> dict[str, float]:
     before = peak_bytes()
     begun, begun_cpu = time.perf_counter(), time.process_time()
     loading = prepare_load(directory, dtype=dtype, load_format="safetensors")
-    mesh, bar = tensor_mesh([device]), progress_bar("Loading", True)
-    decoder = loading.load(mesh, bar, arrange=lambda made: arrange(device.platform, made))
+    decoder = loading.load(tensor_mesh([device]), arrange=lambda made: arrange(device.platform, made))
     leaves = jax.block_until_ready(jax.tree.leaves(nnx.state(decoder)))
     seconds, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu
     size = sum(leaf.nbytes for leaf in leaves)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from orca_jax.bench.peers.inputs import checkpoint_shapes
@@ -27,13 +26,16 @@ def write_random_model(preset: str, folder: Path, seed: int = 0) -> None:
         raise ConfigError(f"{folder} exists; give a new directory, or leave --random out to measure it", param="model")
     shapes = checkpoint_shapes(read_model_config(preset))
     folder.mkdir(parents=True)
-    noise = np.random.default_rng(seed).standard_normal(_NOISE, np.float32) * _STANDARD_DEVIATION
+    from orca_jax.model.stripes import DTYPES
+
+    noise = np.random.default_rng(seed).standard_normal(_NOISE, np.float32) * np.float32(_STANDARD_DEVIATION)
+    noise = noise.astype(DTYPES["BF16"])
     files = list(_split(shapes))
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors"
         weight_map |= dict.fromkeys(names, name)
-        _write_file(folder / name, {name: shapes[name] for name in names}, noise.astype(ml_dtypes.bfloat16))
+        _write_file(folder / name, {name: shapes[name] for name in names}, noise)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(preset_values(preset), indent=2), encoding="utf-8")
 

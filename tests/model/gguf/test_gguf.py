@@ -108,7 +108,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("name", ["llama-biases-sharded", "olmo2", "qwen2-tied", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases-sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", "qwen2-tied"))]
+)
 def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "model.gguf", name)
     ours, theirs = (load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (path, REFERENCE / name))
@@ -118,7 +120,9 @@ def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     assert ours.config == dataclasses.replace(theirs.config, eos_token_ids=(5,))
 
 
-@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0])
+@pytest.mark.parametrize(
+    "kind", [Kind.BF16, Kind.Q4_0, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.F16, Kind.Q8_0))]
+)
 def test_types_are_dequantised_by_the_library(tmp_path: Path, kind: Kind) -> None:
     name = "qwen3"
     path = write(tmp_path / "model.gguf", name, kind)
