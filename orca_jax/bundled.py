@@ -1,11 +1,14 @@
-"""Files of the package: directories of models and rankers, with a demo of each, and a digest of the source."""
+"""Directories of models and rankers, those of the package among them, and a digest of its source."""
 
 import hashlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from orca_jax.checks import did_you_mean
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
+from orca_jax.hub import HubModel, download, is_hub_name
 
 DEMO = "demo"
 DEMO_RANKER = "demo_length_ranker"
@@ -17,15 +20,82 @@ def is_preset(model: str) -> bool:
     return model.startswith(PRESET_PREFIX)
 
 
-def model_directory(model: str) -> str:
+def with_commit(config: EngineConfig, commit: str | None) -> EngineConfig:
+    """Return the settings of a worker for the commit of its leader. A directory of its own has no commit."""
+    return replace(config, revision=commit) if commit is not None and is_hub_name(config.model) else config
+
+
+def is_gguf(model: str) -> bool:
+    """Return True for the name of a GGUF file."""
+    return model.endswith(".gguf")
+
+
+def model_directory(
+    model: str, revision: str | None = None, download_dir: str | None = None, *, needs_weights: bool = True
+) -> str:
     """Return the directory of a model, or an empty string for a preset.
 
+    A model of the Hub is downloaded, as far as it is not in the cache.
+
+    Args:
+        model: "demo", a directory, a name of the Hub, or "preset:<name>".
+        revision: of a model of the Hub: a branch, a tag or a commit; None for the default branch.
+        download_dir: folder of the cache of the Hub; None for its default.
+        needs_weights: False for the settings and the tokenizer of a model of the Hub alone.
+
     Raises:
-        ConfigError: it is the demo model, and this installation does not contain it.
+        ConfigError: it is the demo model, and this installation does not contain it; or the download failed.
     """
     if model == DEMO:
         return str(demo_directory())
+    if is_hub_name(model):
+        return str(download(HubModel(model, revision, download_dir), needs_weights=needs_weights))
     return "" if is_preset(model) else model
+
+
+def pinned(config: EngineConfig) -> EngineConfig:
+    """Return the settings with the commit of a model of the Hub, after its download.
+
+    All processes that get these settings read the same files, without a question to the Hub. A tokenizer of the Hub
+    becomes its directory.
+
+    Raises:
+        ConfigError: the download failed, or the model has no weights in this format.
+    """
+    if config.tokenizer is not None and is_hub_name(config.tokenizer):
+        place = HubModel(config.tokenizer, None, config.download_dir)
+        folder = download(place, needs_weights=False, param="tokenizer", has_bars=config.progress)
+        config = replace(config, tokenizer=str(folder))
+    if not is_hub_name(config.model):
+        return config
+    if config.load_format == "orbax":
+        message = "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out"
+        raise ConfigError(message, param="load_format")
+    place = HubModel(config.model, config.revision, config.download_dir)
+    folder = download(place, needs_weights=config.load_format != "dummy", has_bars=config.progress)
+    return replace(config, revision=folder.name)
+
+
+def texts_of(config: EngineConfig) -> str:
+    """Return the directory with the chat template and the sampling defaults; an empty string for a preset.
+
+    A GGUF file has the directory of its tokenizer.
+
+    Raises:
+        ConfigError: a GGUF file without a tokenizer; or as in `pinned`.
+    """
+    if not is_gguf(config.model):
+        return directory_of(config)
+    if config.tokenizer is None:
+        message = f"the tokenizer in {config.model} is not read; give the directory of the model's tokenizer"
+        raise ConfigError(message, param="tokenizer")
+    return config.tokenizer if Path(config.tokenizer).exists() else ""
+
+
+def directory_of(config: EngineConfig) -> str:
+    """Return the directory of the model of these settings, or an empty string for a preset. Errors as in `pinned`."""
+    needs_weights = config.load_format != "dummy"
+    return model_directory(config.model, config.revision, config.download_dir, needs_weights=needs_weights)
 
 
 def demo_directory() -> Path:

@@ -167,10 +167,12 @@ class EngineConfig:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
     """
 
-    model: str = "demo"  # "demo", a directory, or "preset:<name>"
-    tokenizer: str | None = None  # directory or tokenizer.json; None: that of the model
+    model: str = "demo"  # "demo", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
+    tokenizer: str | None = None  # directory, tokenizer.json or name of the Hub; None: that of the model
     decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"
+    revision: str | None = None  # of a model of the Hub: branch, tag or commit; None: its default branch
+    download_dir: str | None = None  # cache of models of the Hub; None: that of huggingface_hub
     dtype: DType | Literal["auto"] = "auto"
     quantization: Quantization | None = None  # of the weights while loading; None: as in config.json
     seed: int = 0

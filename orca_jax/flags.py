@@ -14,8 +14,11 @@ from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig
 from orca_jax.errors import ConfigError
 
 HELP: Mapping[str, str] = {
-    "model": 'model to run: "demo", a directory, or "preset:<name>"',
-    "tokenizer": 'directory, tokenizer.json, or "byte"; default: the tokenizer of the model directory',
+    "model": 'model to run: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), a GGUF file, or '
+    '"preset:<name>"',
+    "revision": "branch, tag or commit of a model of the Hub; default: its default branch",
+    "download_dir": "folder for models of the Hub; default: the cache of huggingface_hub (HF_HOME)",
+    "tokenizer": 'directory, tokenizer.json, name of the Hub, or "byte"; default: the tokenizer of the model',
     "decoder": "class of your own decoder, MODULE:CLASS or FILE.py:CLASS; its code is run (docs/own_models.md)",
     "load_format": "checkpoint format; auto: Orbax if there is params/, else safetensors; dummy: random weights",
     "dtype": "type of weights and activations",
@@ -70,7 +73,7 @@ METAVARS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"),
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
-    **dict.fromkeys(("compile_cache", "generation_config"), "DIR"),
+    **dict.fromkeys(("compile_cache", "download_dir", "generation_config"), "DIR"),
     **dict.fromkeys(("root_path", "tokenizer", "uds"), "PATH"),
     "allowed_origins": "ORIGIN",
     "api_key": "KEY",

@@ -19,6 +19,7 @@ from typing import get_args
 import jax
 
 from orca_jax.build.settings import quantised
+from orca_jax.bundled import model_directory
 from orca_jax.config import DType, EngineConfig, Quantization
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import FlagParser
@@ -36,8 +37,9 @@ INCOMPLETE = "incomplete"
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; returns 2 if the source cannot be read or the destination already has a checkpoint."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="directory with config.json and weights")
+    parser.add_argument("source", help="directory with config.json and weights, or a name of the Hub (ORG/NAME)")
     parser.add_argument("destination", type=Path, help="model directory to write")
+    parser.add_argument("--revision", help="branch, tag or commit of a model of the Hub")
     parser.add_argument(
         "--dtype", choices=get_args(DType), help="type of the written weights (default: as in config.json)"
     )
@@ -46,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     try:
-        convert(args.source, args.destination, args.dtype, args.quantization)
+        source = Path(model_directory(args.source, args.revision))
+        convert(source, args.destination, args.dtype, args.quantization)
     except (OrcaError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingface_hub reads it
+
 import jax
 import pytest
 from jaxtyping import install_import_hook

@@ -33,6 +33,7 @@ ITL_TARGET_MS = 1000.0
 _MEANING = ("order", "base_url")
 _MEANING_OF_ENGINE = (
     "model",
+    "revision",
     "tokenizer",
     "decoder",
     "load_format",

@@ -70,7 +70,7 @@ class LocalEngine:
         observer = ServerObserver(self._config)
         client = EngineClient(self._config)
         self._service = Service(client, self._config, observer)
-        ready = ready_message(self._built, self._config.engine.model)
+        ready = ready_message(self._built)
         await self._service.set_ready(ready)
         self._before = self._totals()
         self._thread = EngineThread(self._built, client)

@@ -23,7 +23,7 @@ from orca_jax.batch.summary import Summary
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.link.open_files import file_limit, free_files, raise_file_limit
-from orca_jax.openai.model import check_texts
+from orca_jax.openai.model import check_texts, downloaded
 from orca_jax.progress import progress_bar
 
 MAX_HELD = 32 * 2**20  # bytes of answers waiting for an earlier row or for the disk; above it no row is read
@@ -99,10 +99,11 @@ def _opened(config: BatchConfig, built: Built | None, summary: Summary) -> Itera
         yield LocalEngine(built, config.server)
         return
     with summary.timed("load_s"):
-        check_texts(config.server)
-        built = build_engine(config.server.engine)
+        server = downloaded(config.server)
+        check_texts(server)
+        built = build_engine(server.engine)
     with built:
-        yield LocalEngine(built, config.server)
+        yield LocalEngine(built, server)
 
 
 def _check_files(num_connections: int) -> None:

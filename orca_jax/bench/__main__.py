@@ -16,6 +16,7 @@ from orca_jax.bench import (
     timeline_cost,
 )
 from orca_jax.bench.hosts import control
+from orca_jax.bench.loading import command as load
 from orca_jax.bench.online import command as online
 from orca_jax.bench.paper import command as paper
 from orca_jax.bench.peers import command as peers
@@ -34,6 +35,7 @@ COMMANDS = {
     "foresight": length_prediction,
     "host": host_time,
     "held_out": held_out,
+    "load": load,
     "offline": offline,
     "online": online,
     "paper": paper,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from orca_jax.build.resolve import cache_directory
 from orca_jax.build.settings import is_toy
 from orca_jax.build.toy import toy_executor
-from orca_jax.bundled import model_directory
+from orca_jax.bundled import directory_of, with_commit
 from orca_jax.cluster.control import Lost
 from orca_jax.cluster.executor import ClusterExecutor
 from orca_jax.cluster.leader import Leader
@@ -163,7 +163,7 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     assert isinstance(job, ModelJob), "a job with a data plane is a model"
     resolved = replace(job.config, compile_cache=cache_directory(config.compile_cache))
     placed = place_model(
-        model_directory(config.model) or config.model,
+        directory_of(with_commit(config, job.revision)) or config.model,
         job.model,
         dtype=resolved.dtype,
         load_format=job.load_format,

@@ -16,7 +16,7 @@ from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_impl
 from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
-from orca_jax.bundled import is_preset, model_directory
+from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
 from orca_jax.engine import Engine
@@ -54,6 +54,7 @@ class Built:
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
+    directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     @property
@@ -110,7 +111,8 @@ def _build(
     _warn_of_workers(config)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
-    source = model_directory(config.model) or config.model
+    config = pinned(config)
+    source, texts = directory_of(config) or config.model, texts_of(config)
     if cluster is not None and config.decoder is not None:
         raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
     model = quantised(config, read_model_config(source, config.decoder))
@@ -142,7 +144,7 @@ def _build(
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     attention = explain(placed.config, resolved, placed.mesh)
     if cluster is not None:
-        cluster.share(ModelJob(model, resolved, config.load_format, config.seed))
+        cluster.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
     meet = None if cluster is None else cluster.meet
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
@@ -152,7 +154,8 @@ def _build(
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
-    return replace(_built(engine, tokenizer, model, header, summary, resolved), self_tests=self_tests)
+    built = _built(engine, tokenizer, model, header, summary, resolved)
+    return replace(built, directory=texts, self_tests=self_tests)
 
 
 def _warn_of_workers(config: EngineConfig) -> None:

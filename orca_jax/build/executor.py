@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -98,7 +99,9 @@ def place_model(
     stages = []
     for index, span in enumerate(spans(weights.config, num_stages)):
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
-        stages.append(PlacedStage(mesh, _unstacked(weights.shapes(mesh, span), devices[0].platform)))
+        shapes = weights.shapes(mesh, span)
+        arrange(devices[0].platform, shapes)
+        stages.append(PlacedStage(mesh, shapes))
     return PlacedModel(weights, tuple(stages))
 
 
@@ -142,13 +145,12 @@ def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -
         return StageModel(None, stage.mesh)
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
-    decoder = weights.load(stage.mesh, progress_bar(name, has_bars), span)
-    return StageModel(_unstacked(decoder, platform), stage.mesh)
+    decoder = weights.load(stage.mesh, progress_bar(name, has_bars), span, partial(arrange, platform))
+    return StageModel(decoder, stage.mesh)
 
 
-def _unstacked(decoder: Decoder, platform: str) -> Decoder:
-    """The same decoder in the form that suits the platform."""
+def arrange(platform: str, decoder: Decoder) -> None:
+    """Change the layers of a decoder to the form that suits the platform."""
     # On CPUs and GPUs a scan over layers copies the weights of every layer, on TPUs only those of experts.
     if platform != "tpu" or decoder.config.experts is not None:
         decoder.unstack(switched=platform == "cpu")
-    return decoder

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from orca_jax.config import EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
+from orca_jax.hub import is_hub_name
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
@@ -95,6 +96,18 @@ def _able(has_trait: Callable[[Traits], bool]) -> str:
 
 
 NEEDS: tuple[Need, ...] = (
+    Need(
+        "revision",
+        (None,),
+        lambda config: is_hub_name(config.model),
+        lambda config: f"revision has no effect on {config.model}, which is not a name of the Hub; leave it out",
+    ),
+    Need(
+        "download_dir",
+        (None,),
+        lambda config: any(is_hub_name(name) for name in (config.model, config.tokenizer or "")),
+        lambda config: f"download_dir has no effect on {config.model}, which is not a name of the Hub; leave it out",
+    ),
     _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
     Need(
         "n_workers",

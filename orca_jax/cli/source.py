@@ -39,14 +39,13 @@ class LocalModel:
         # Flags are checked before the engine is imported, so that help and errors come at once.
         from dataclasses import asdict
 
-        from orca_jax.bundled import model_directory
         from orca_jax.llm import LLM
         from orca_jax.text.generation_config import read_generation_defaults
 
         settings = asdict(config)
         self.name: str = settings.pop("model")
         self._llm = LLM(model=self.name, **settings)
-        self.defaults = read_generation_defaults(model_directory(self.name), "auto")
+        self.defaults = read_generation_defaults(self._llm.directory, "auto")
 
     def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
         """Stream the text after a prompt."""

@@ -13,7 +13,7 @@ from orca_jax.config import ExecutorConfig, LoadFormat, ModelConfig
 from orca_jax.request import TokenSet
 from orca_jax.step import StepPlan
 
-PROTOCOL = 1  # raise it with every change of a message
+PROTOCOL = 2  # raise it with every change of a message
 
 
 class ClusterMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -81,6 +81,7 @@ class ModelJob(ClusterMessage, frozen=True):
     config: ExecutorConfig
     load_format: LoadFormat
     seed: int
+    revision: str | None = None  # the commit of a model of the Hub
 
 
 class Build(ClusterMessage, frozen=True):

@@ -23,7 +23,7 @@ from orca_jax.deploy.replica import EngineReplica
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_field_args, flag_message
 from orca_jax.logs import configure_logging
-from orca_jax.openai.model import check_texts
+from orca_jax.openai.model import check_texts, downloaded
 from orca_jax.serve.__main__ import EXIT_CONFIG
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import flags_of, make_parser, read_flags
@@ -189,11 +189,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             config, settings = read_settings(argv)
             configure_logging(config)
-            check_texts(config)
+            config = _checked(config)
             return _run(config, settings)
         except ConfigError as error:
             print(f"error: {flag_message(error)}", file=sys.stderr)
             return EXIT_CONFIG
+
+
+def _checked(config: ServerConfig) -> ServerConfig:
+    """The settings with the commit of a model of the Hub. Replicas may run on other hosts, with caches of their own."""
+    found = downloaded(config)
+    check_texts(found)
+    engine = dataclasses.replace(config.engine, revision=found.engine.revision)
+    return dataclasses.replace(config, engine=engine)
 
 
 def _run(config: ServerConfig, settings: RayConfig) -> int:

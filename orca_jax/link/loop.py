@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orca_jax.build.engine import Built
-from orca_jax.bundled import model_directory
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
@@ -121,11 +120,11 @@ class EngineStatus:
         return Heartbeat(self._phase, busy, self._engine, self._executor, limit, place)
 
 
-def ready_message(built: Built, model: str) -> Ready:
-    """Describe the engine to a front end; `model` is the setting it was built from."""
+def ready_message(built: Built) -> Ready:
+    """Describe the engine to a front end."""
     kv = built.engine.pool.kv
     return Ready(
-        source=model_directory(model),
+        source=built.directory,
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,

@@ -126,7 +126,7 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile, live)
     status.enter("serving")
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
-    send(ready_message(built, start.config.model))
+    send(ready_message(built))
     loop.run()
     built.engine.observer.flush()
 

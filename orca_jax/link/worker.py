@@ -10,6 +10,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
+from orca_jax.bundled import pinned
 from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.cluster.messages import Serving, WorkerFailed
 from orca_jax.cluster.worker import Follower, Stillness, WorkerStatus
@@ -42,13 +43,14 @@ def run_worker(config: ServerConfig) -> NoReturn:
     from orca_jax.build.cluster import build_worker, hello_of
 
     times = StartTimes()
+    engine = pinned(config.engine)
     status = WorkerStatus()
     link = WorkerLink(cluster, hello_of(cluster, config.engine.model), status.beat, _end)
     welcome = link.join()
     signals.is_needed = True
     logger.info("joined the cluster as worker %d of %d", cluster.node_rank, cluster.nnodes)
     try:
-        executor = build_worker(link, welcome, config.engine, times)
+        executor = build_worker(link, welcome, engine, times)
         plans = link.plan_socket(welcome)
         follower = Follower(executor, plans, link, status)
         status.stillness = _stillness(executor, cluster)

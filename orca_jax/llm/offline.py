@@ -11,7 +11,6 @@ from typing import Any, Self, cast
 
 from orca_jax import progress
 from orca_jax.build.engine import build_engine
-from orca_jax.bundled import model_directory
 from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -38,7 +37,7 @@ class LLM:
             print(output.outputs[0].text)
 
     Args:
-        model: "demo", a directory, or "preset:<name>".
+        model: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), or "preset:<name>".
         settings: any field of `EngineConfig`. `decoder` may be the class itself.
 
     Raises:
@@ -57,10 +56,11 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
+        self.directory: str = built.directory  # of the chat template and the sampling defaults; empty for a preset
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._threads = EncodingThreads()
-        self._conversations = Conversations(model_directory(model))
+        self._conversations = Conversations(built.directory)
         self._numbers = itertools.count()
         self._open: dict[str, OpenCandidate] = {}
         self._abandoned: list[str] = []

@@ -7,13 +7,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_jax.bundled import PRESET_PREFIX, is_preset
+from orca_jax.bundled import PRESET_PREFIX, is_gguf, is_preset
 from orca_jax.checks import short
 from orca_jax.config import ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import token_ids
+from orca_jax.model.gguf_config import hf_config_of
 from orca_jax.model.orbax_files import is_checkpoint
 
 QUANT_METHOD = "orca-jax"  # in `quantization_config` of config.json
@@ -37,7 +38,9 @@ def preset_values(model: str) -> dict[str, Any]:
 
 
 def read_model_config(source: str | Path, decoder: str | None = None) -> ModelConfig:
-    """The configuration of `source`, a model directory or "preset:<name>". `decoder` is that of `EngineConfig`.
+    """The configuration of `source`, a model directory, a GGUF file or "preset:<name>".
+
+    `decoder` is that of `EngineConfig`.
 
     End tokens of generation_config.json join those named in config.json, since models rely on both. If neither file
     names one, there is none, as in transformers.
@@ -49,10 +52,14 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
     if is_preset(str(source)):
         return _config_of(preset_values(str(source)), decoder)
     directory = Path(source)
+    if is_gguf(str(source)):
+        if decoder is not None:
+            raise ConfigError(f"decoder cannot be combined with the GGUF file {source}; give a directory", "decoder")
+        return config_from_hf(hf_config_of(source))
     if not directory.is_dir():
         raise ConfigError(
-            f"{directory} is not a directory; give a model directory or preset:<name>. "
-            f"To use a model from the Hub: hf download ORG/NAME --local-dir DIR",
+            f"{directory} is not a directory; give a model directory, a name of the Hub such as ORG/NAME, a "
+            "GGUF file, or preset:<name>",
             param="model",
         )
     if not (directory / "config.json").exists() and is_checkpoint(directory):

@@ -13,11 +13,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from orca_jax.bundled import is_preset
+from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.gguf_weights import load_gguf
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
@@ -29,7 +30,7 @@ from orca_jax.model.sharding import (
     param_shardings,
     tensor_parallel_size,
 )
-from orca_jax.model.stages import LayerSpan, whole
+from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
 from orca_jax.model.weights import load_safetensors, with_true_head
@@ -110,6 +111,7 @@ class Loading:
     _dtype: DType
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
+    _reads_layers: bool = False  # True if `_read` can read separate layers
 
     def shapes(self, mesh: Mesh, span: LayerSpan | None = None) -> Decoder:
         """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
@@ -117,21 +119,47 @@ class Loading:
         return decoder
 
     def load(
-        self, mesh: Mesh, progress: Progress = lambda loaded, total: None, span: LayerSpan | None = None
+        self,
+        mesh: Mesh,
+        progress: Progress = lambda loaded, total: None,
+        span: LayerSpan | None = None,
+        arrange: Callable[[Decoder], None] = lambda decoder: None,
     ) -> Decoder:
-        """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does."""
+        """Read the weights, or those of one stage. Raises ConfigError and CheckpointError, as `load_decoder` does.
+
+        Args:
+            mesh: devices of the stage.
+            progress: called after each parameter.
+            span: layers of the stage; None for all.
+            arrange: changes the form of the layers, by `Decoder.unstack`. Files with a tensor for each layer are read
+                directly into this form; else a stacked parameter exists as a whole until it is unstacked.
+        """
         if self._read is None:
-            return random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
-        span = span or whole(self.config)
-        structure, held = abstract_decoder(self.config, self._dtype, mesh, span)
-        held_of_model = held if span.is_whole else abstract_decoder(self.config, self._dtype, mesh)[1]
-        shapes, of_model = held, held_of_model
-        if self.config.quantization is not None:
+            decoder = random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
+            arrange(decoder)
+            return decoder
+        structure, held = nnx.split(self._arranged(self.config, mesh, span, arrange))
+        shapes, held_of_model = held, abstract_decoder(self.config, self._dtype, mesh)[1]
+        of_model, kind = held_of_model, self.config.quantization
+        if kind is not None:
             plain = replace(self.config, quantization=None)
-            shapes, of_model = (abstract_decoder(plain, self._dtype, mesh, layers)[1] for layers in (span, None))
-        wanted = Wanted(shapes, of_model, span.start, self.config.quantization, held, held_of_model)
+            shapes = nnx.state(self._arranged(plain, mesh, span, arrange))
+            of_model = abstract_decoder(plain, self._dtype, mesh)[1]
+        first = 0 if span is None else span.start
+        wanted = Wanted(shapes, of_model, first, kind, held, held_of_model)
         config = on_shards(self.config, tensor_parallel_size(mesh))
-        decoder: Decoder = nnx.merge(structure, self._read(config, wanted, progress))
+        decoder = nnx.merge(structure, self._read(config, wanted, progress))
+        if not self._reads_layers:
+            arrange(decoder)
+        return decoder
+
+    def _arranged(
+        self, config: ModelConfig, mesh: Mesh, span: LayerSpan | None, arrange: Callable[[Decoder], None]
+    ) -> Decoder:
+        """The decoder with shapes in place of parameters, in the form of the files' reader."""
+        decoder: Decoder = nnx.merge(*abstract_decoder(config, self._dtype, mesh, span))
+        if self._reads_layers:
+            arrange(decoder)
         return decoder
 
 
@@ -154,6 +182,8 @@ def prepare_load(
         return Loading(config, dtype, None, seed)
     check_weights(source, load_format)
     directory = Path(source)
+    if is_gguf(str(source)):
+        return Loading(config, dtype, partial(load_gguf, directory), seed, True)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     if config.decoder is not None:
@@ -162,7 +192,7 @@ def prepare_load(
             f"orbax.checkpoint to {PARAMS}/ (docs/own_models.md)"
         )
         raise ConfigError(message, param="decoder")
-    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed)
+    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed, True)
 
 
 def load_decoder(
@@ -178,7 +208,7 @@ def load_decoder(
     """Load the model `source`, with its parameters on `mesh`.
 
     Args:
-        source: a model directory, or "preset:<name>" with random weights.
+        source: a model directory, a GGUF file, or "preset:<name>" with random weights.
         dtype: type of the parameters, independent of the type in the file.
         mesh: a mesh with the axis "tensor"; see `tensor_mesh`.
         load_format: "auto" takes Orbax if there is a params/ folder, else safetensors, else Orbax in the directory

@@ -1,5 +1,6 @@
 """Access to the decoder's parameters by path, for the loaders."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ from jaxtyping import Array
 
 from orca_jax.config import ModelConfig, Quantization
 from orca_jax.model.quantise import quantised_parts
+
+_LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 class Wanted(NamedTuple):
@@ -43,6 +46,12 @@ def with_layers(state: nnx.State) -> frozenset[str]:
     return frozenset(
         ".".join(map(str, path)) for path, variable in flat if variable.get_metadata("axes", ())[:1] == ("layers",)
     )
+
+
+def split_layer(path: str) -> tuple[str, int | None]:
+    """The path of a parameter with all layers, and the layer; None if `path` is not that of a single layer."""
+    match = _LAYER.fullmatch(path)
+    return (path, None) if match is None else (f"blocks.{match[2]}", int(match[1]))
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from orca_jax.bundled import is_preset
+from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.config import LoadFormat
 from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.hub import INDEX, SINGLE
 from orca_jax.model.orbax_files import PARAMS, orbax_root, read_tree
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
 _PART = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -30,6 +30,10 @@ def check_weights(source: str | Path, load_format: LoadFormat) -> None:
         message = f"{source} has no weights in the format {load_format}; use auto or dummy"
         raise ConfigError(message, param="load_format")
     directory = Path(source)
+    if is_gguf(str(source)):
+        if load_format != "auto":
+            raise ConfigError(f"{source} has no weights in the format {load_format}; use auto or dummy", "load_format")
+        return
     if load_format == "orbax":
         if orbax_root(directory) is None:
             read_tree(directory / PARAMS)  # raises the error of a missing checkpoint
@@ -81,5 +85,5 @@ def _other_weights(directory: Path) -> str:
     if any(_PART.fullmatch(name) for name in names):
         return f"It has parts of the weights without their list: download {INDEX} too"
     if any(name.endswith(".gguf") for name in names):
-        return "It has GGUF weights, which are not supported: download the model with safetensors"
+        return "It has GGUF weights: give the path of the file as the model"
     return "To download the weights: hf download ORG/NAME --include '*.safetensors*' --local-dir DIR"

@@ -1,11 +1,9 @@
-"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays.
-
-Each device's shard of a parameter is read from the files separately, so host memory never holds more than one shard.
-Stacked parameters are assembled from the tensors of their layers.
-"""
+"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`shards.py`)."""
 
 import json
 import logging
+import math
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -23,24 +21,19 @@ from safetensors import SafetensorError, safe_open
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.parameters import (
-    Wanted,
-    copied_columns,
-    first_line,
-    flat_parameters,
-    num_copies,
-    stored_shape,
-)
-from orca_jax.model.weight_files import INDEX, SINGLE, check_safetensors
+from orca_jax.model.parameters import Wanted, first_line, flat_parameters, split_layer, stored_shape
+from orca_jax.model.shards import Source, fill
+from orca_jax.model.stripes import DTYPES, FileMatrix, Matrix
+from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
 
 MAX_INDEX_BYTES = 32 * 2**20  # the largest known ones have 15 MB
 MAX_HEADER_BYTES = 32 * 2**20  # of all files together
 MAX_TENSORS = 500_000  # of a checkpoint; the largest known ones have 150,000
 MAX_FILES = 4_000
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _COMPARED = 2**22  # numbers of a table in memory at once
 
 logger = logging.getLogger(__name__)
@@ -48,9 +41,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Files:
-    """Open files of a checkpoint. `tensors` maps each key to its file; `unreadable` holds the keys in broken files."""
+    """Open files of a checkpoint. `tensors` maps each key to its file; `unreadable` holds the keys in broken files.
+
+    `rows` has the vectors and matrices of numbers.
+    """
 
     tensors: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, Matrix] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -66,10 +63,6 @@ class ParameterSource:
     keys: tuple[str, ...]
     experts: int = 1
 
-    def of_layers(self, first: int) -> "ParameterSource":
-        """The source for the layers from `first` on."""
-        return replace(self, keys=self.keys[first * self.experts :]) if self.weight.stacked else self
-
 
 def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
     """Read a Hugging Face directory, each device its own shards.
@@ -84,29 +77,45 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
         ConfigError: there are only pickled weights. They are refused, since loading them may run code.
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
-    family, leaves = FAMILIES[config.family], flat_parameters(wanted.shapes)
     with ExitStack() as stack:
         files = _open(directory, stack)
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
             logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
-        if not files.tensors:
-            raise CheckpointError(str(directory), files.problems or ["the files contain no tensors"])
-        if problem := _too_many_layers(config, files):
-            raise CheckpointError(str(directory), [*files.problems, problem])
-        sources = {weight.path: _find(weight, family, files, config) for weight in family.weights(config)}
-        problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
-        if problems:
-            raise CheckpointError(str(directory), problems)
-        values: dict[str, Array] = {}
-        for number, (path, leaf) in enumerate(leaves.items(), start=1):
-            try:
-                array = _build(sources[path].of_layers(wanted.first_layer), path, leaf, files, config)
-                values |= wanted.parts(path, array)
-            except (SafetensorError, OSError) as error:
-                problems.append(f"{sources[path].keys[0]}: cannot be read: {first_line(error)}")
-            progress(number, len(leaves))
+        table = FAMILIES[config.family].weights(config)
+        return load_files(str(directory), files, table, config, wanted, progress)
+
+
+def load_files(
+    source: str, files: Files, table: tuple[Weight, ...], config: ModelConfig, wanted: Wanted, progress: Progress
+) -> nnx.State:
+    """Read all parameters from open files.
+
+    Args:
+        source: the directory or file, for errors.
+        files: the open files.
+        table: the family's table of weights, or a table of the same weights in another orientation.
+        config: see `load_safetensors`, as for the next two.
+        wanted: the parameters.
+        progress: called after each parameter.
+
+    Raises:
+        CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
+    """
+    family, leaves = FAMILIES[config.family], flat_parameters(wanted.shapes)
+    if not files.tensors:
+        raise CheckpointError(source, files.problems or ["the files contain no tensors"])
+    if problem := _too_many_layers(config, files):
+        raise CheckpointError(source, [*files.problems, problem])
+    sources = {weight.path: _find(weight, family, files, config) for weight in table}
+    problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
     if problems:
-        raise CheckpointError(str(directory), problems)
+        raise CheckpointError(source, problems)
+    matrices = {path: _matrices(path, leaf, sources, files, wanted.first_layer) for path, leaf in leaves.items()}
+    values: dict[str, Array] = {}
+    for path, array in fill(leaves, matrices, config, progress, problems):
+        values |= wanted.parts(path, array)
+    if problems:
+        raise CheckpointError(source, problems)
     return wanted.filled(values)
 
 
@@ -163,7 +172,7 @@ def _head_names(family: Family, config: ModelConfig) -> tuple[str, ...]:
 def _is_equal(one: Any, other: Any, dtype: DType) -> bool:
     """Compare two tables in `dtype`, a part of the rows at a time."""
     shape = one.get_shape()
-    if len(shape) != 2 or other.get_shape() != shape or {one.get_dtype(), other.get_dtype()} - set(_FLOATS):
+    if len(shape) != 2 or other.get_shape() != shape or {one.get_dtype(), other.get_dtype()} - DTYPES.keys():
         return False  # what is wrong is reported with the other problems of the files
     step = max(1, _COMPARED // max(1, shape[1]))
     for start in range(0, shape[0], step):
@@ -183,6 +192,7 @@ def _open(directory: Path, stack: ExitStack) -> Files:
             if room < 0:
                 raise OSError(f"the headers have more than {MAX_HEADER_BYTES} bytes")
             opened = stack.enter_context(safe_open(directory / name, framework="numpy"))
+            files.rows |= _rows(directory / name, stack)
         except (SafetensorError, OSError) as error:
             files.problems.append(f"{name}: cannot be read: {first_line(error)}")
             files.unreadable |= keys
@@ -201,6 +211,20 @@ def _header_bytes(path: Path) -> int:
         raise OSError("it is missing or not a regular file")
     with path.open("rb") as file:
         return int.from_bytes(file.read(8), "little")
+
+
+def _rows(path: Path, stack: ExitStack) -> dict[str, FileMatrix]:
+    """The vectors and matrices of a file with a header that the library has checked."""
+    descriptor = os.open(path, os.O_RDONLY)
+    stack.callback(os.close, descriptor)
+    size = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    found = {}
+    for key, entry in json.loads(os.pread(descriptor, size, 8)).items():
+        if key != "__metadata__" and entry["dtype"] in DTYPES and len(entry["shape"]) in (1, 2):
+            *rows, columns = entry["shape"]
+            begin = 8 + size + entry["data_offsets"][0]
+            found[key] = FileMatrix(key, math.prod(rows), columns, DTYPES[entry["dtype"]], descriptor, begin)
+    return found
 
 
 def _file_names(directory: Path) -> Mapping[str, set[str]]:
@@ -249,6 +273,19 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
     return ParameterSource(weight, tuple(keys), len(experts))
 
 
+def _matrices(
+    path: str, leaf: jax.ShapeDtypeStruct, sources: Mapping[str, ParameterSource], files: Files, first: int
+) -> Source:
+    """The matrices of a parameter of a stage with the layers from `first` on."""
+    path, layer = split_layer(path)
+    weight, keys, each = sources[path].weight, sources[path].keys, sources[path].experts
+    is_stack = weight.stacked and layer is None
+    if weight.stacked:
+        begin, layers = (first, leaf.shape[0]) if layer is None else (first + layer, 1)
+        keys = keys[begin * each : (begin + layers) * each]
+    return Source(weight, tuple(files.rows[key] for key in keys), is_stack + weight.is_of_experts)
+
+
 def _compare(
     sources: Mapping[str, ParameterSource], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
 ) -> list[str]:
@@ -264,8 +301,8 @@ def _compare(
             tensor = files.tensors[key].get_slice(key)
             if tuple(tensor.get_shape()) != shape:
                 problems[f"{key}: shape {tensor.get_shape()}, the model needs {list(shape)}"] = None
-            if tensor.get_dtype() not in _FLOATS:
-                problems[f"{key}: type {tensor.get_dtype()} is not supported, only {', '.join(_FLOATS)}"] = None
+            if tensor.get_dtype() not in DTYPES:
+                problems[f"{key}: type {tensor.get_dtype()} is not supported, only {', '.join(DTYPES)}"] = None
     used = {key for source in sources.values() for key in source.keys}
     if config.tied_embeddings:
         used.update(_head_names(family, config))  # some files repeat the embedding
@@ -282,62 +319,3 @@ def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
         rest[0] += weight.first_row
     whole = (*rest, last if weight.part is None else weight.part.num_columns)
     return whole[::-1] if weight.transpose else whole
-
-
-def _build(source: ParameterSource, path: str, leaf: jax.ShapeDtypeStruct, files: Files, config: ModelConfig) -> Array:
-    """Read one parameter, shard by shard."""
-    stored, copies = stored_shape(path, leaf.shape, config), num_copies(path, config)
-
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None, "every parameter has at least one axis"
-        bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
-        if copies == 1:
-            return _read(source, bounds, stored, files, leaf.dtype)
-        columns = copied_columns(bounds[-1], copies, config.head_dim)
-        bounds[-1] = range(columns[0], columns[-1] + 1)
-        return _read(source, bounds, stored, files, leaf.dtype)[..., columns - columns[0]]
-
-    array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
-    return array
-
-
-def _read(
-    source: ParameterSource, bounds: list[range], stored: tuple[int, ...], files: Files, dtype: jnp.dtype
-) -> np.ndarray:
-    """Read the slice `bounds` of a parameter of shape `stored`. Rows beyond the stored ones are zeros."""
-    if source.weight.stacked:
-        stack = np.empty([len(bound) for bound in bounds], dtype)
-        for place, layer in enumerate(bounds[0]):
-            stack[place] = _layer(source, layer, bounds[1:], files, dtype)
-        return stack
-    rows = range(min(bounds[0].start, stored[0]), min(bounds[0].stop, stored[0]))
-    values = _cut(source, 0, [rows, *bounds[1:]], files, dtype)
-    padding = len(bounds[0]) - len(values)
-    return np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)]) if padding else values
-
-
-def _layer(source: ParameterSource, layer: int, bounds: list[range], files: Files, dtype: jnp.dtype) -> np.ndarray:
-    """Read the slice `bounds` of one layer's parameter, with the experts on its first axis if it has experts."""
-    if not source.weight.is_of_experts:
-        return _cut(source, layer, bounds, files, dtype)
-    stack = np.empty([len(bound) for bound in bounds], dtype)
-    for place, expert in enumerate(bounds[0]):
-        stack[place] = _cut(source, layer * source.experts + expert, bounds[1:], files, dtype)
-    return stack
-
-
-def _cut(source: ParameterSource, number: int, bounds: list[range], files: Files, dtype: jnp.dtype) -> np.ndarray:
-    """Read the slice `bounds` of one layer's or expert's parameter, in its orientation."""
-    weight, key = source.weight, source.keys[number]
-    if any(len(bound) == 0 for bound in bounds):
-        return np.zeros([len(bound) for bound in bounds], dtype)
-    cut = [slice(bound.start, bound.stop) for bound in bounds]
-    if weight.first_row:
-        cut[0] = slice(cut[0].start + weight.first_row, cut[0].stop + weight.first_row)
-    columns = None
-    if weight.part is not None:
-        columns = np.array([weight.part.column(number) for number in bounds[-1]])
-        cut[-1] = slice(columns[0], columns[-1] + 1)
-    tensor = files.tensors[key].get_slice(key)
-    piece = np.asarray(tensor[tuple(cut[::-1])].T if weight.transpose else tensor[tuple(cut)]).astype(dtype)
-    return piece if columns is None or len(columns) == piece.shape[-1] else piece[..., columns - columns[0]]

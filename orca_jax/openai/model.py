@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from orca_jax.bundled import model_directory
+from orca_jax.bundled import pinned, texts_of
 from orca_jax.errors import EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import Ready
@@ -150,9 +150,14 @@ class Service:
             raise ApiError(503, str(error), code="template_unavailable", headers={"retry-after": "5"}) from None
 
 
+def downloaded(config: ServerConfig) -> ServerConfig:
+    """The settings with the commit of a model of the Hub, after its download. Raises ConfigError."""
+    return replace(config, engine=pinned(config.engine))
+
+
 def check_texts(config: ServerConfig) -> None:
     """Check the files that `set_ready` will read, before a long compilation. Raises ConfigError."""
-    source = model_directory(config.engine.model)
+    source = texts_of(config.engine)
     read_generation_defaults(source, config.generation_config)
     template = load_chat_template(source, config.chat_template)
     if template is not None:

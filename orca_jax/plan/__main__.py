@@ -19,7 +19,7 @@ from orca_jax.bundled import model_directory
 from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.flags import FlagParser, human_int, program
+from orca_jax.flags import HELP, FlagParser, flag_of, human_int, program
 from orca_jax.model.describe import read_model_config
 from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, PeakShares, parse_devices
 
@@ -35,7 +35,11 @@ def make_parser() -> FlagParser:
     """Return the parser of the command line."""
     made = FlagParser(prog=program("plan"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = ", ".join(ACCELERATORS)
-    made.add_argument("--model", required=True, metavar="MODEL", help="directory with a config.json, or preset:<name>")
+    made.add_argument(
+        "--model", required=True, metavar="MODEL", help="directory with a config.json, ORG/NAME, or preset:<name>"
+    )
+    for name in ("revision", "download_dir"):
+        made.add_argument(flag_of(name), help=HELP[name])
     made.add_argument(
         "--devices",
         required=True,
@@ -111,7 +115,8 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     source = Path(args.model)
     if source.name == "config.json" and source.is_file():
         args.model = str(source.parent)
-    model = read_model_config(model_directory(args.model) or args.model)
+    directory = model_directory(args.model, args.revision, args.download_dir, needs_weights=False) or args.model
+    model = read_model_config(directory)
     _check(args, model)
     devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
     # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
@@ -140,7 +145,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     flags = [f"--dtype={args.dtype}"] * (args.dtype != "auto")
     flags += [f"--quantization={args.quantization}"] * (args.quantization is not None)
     print_plan(args.model, devices, found, chosen, flags)
-    compiled = compiled_memory(args.model, devices, chosen.memory, demand) if args.compile and chosen else None
+    compiled = compiled_memory(directory, devices, chosen.memory, demand) if args.compile and chosen else None
     if compiled is not None and chosen is not None:
         print_compiled(compiled, chosen)
     report = {

@@ -18,7 +18,7 @@ from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
-from orca_jax.openai.model import Service, check_texts
+from orca_jax.openai.model import Service, check_texts, downloaded
 from orca_jax.serve.accept import Acceptor, connection_limit
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.app import create_app
@@ -58,6 +58,7 @@ def serve(config: ServerConfig, begun: float) -> int:
         run_worker(config)
     configure_logging(config)
     context = tls_context(config)
+    config = downloaded(config)
     check_texts(config)
     raise_file_limit()
     connection_limit()  # raises if it is too low

@@ -212,7 +212,7 @@ def test_an_index_is_read_without_a_single_file(tmp_path: Path, caplog: pytest.L
             "rename model.fp16.safetensors.index.json to model.safetensors.index.json",
         ),
         ("model-00001-of-00002.safetensors", f"download {INDEX} too"),
-        ("model.Q4_K_M.gguf", "GGUF weights, which are not supported"),
+        ("model.Q4_K_M.gguf", "GGUF weights: give the path of the file"),
         ("README.md", "hf download ORG/NAME"),
     ],
 )

@@ -21,7 +21,8 @@ FLOORS: dict[str, frozenset[str]] = {
     "request": frozenset({"checks", "errors"}),
     "step": frozenset({"request"}),
     "startup": frozenset(),
-    "bundled": frozenset({"checks", "errors"}),
+    "hub": FACTS | {"console", "progress"},
+    "bundled": FACTS | {"hub"},
     "flags": FACTS,
     "logs": FACTS | {"server_config"},
     "console": frozenset(),
@@ -32,7 +33,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "sched": FACTS,
     "kernels": FACTS | {"processor"},
     "text": FACTS | {"bundled"},
-    "model": FACTS | {"bundled", "progress", "kernels"},
+    "model": FACTS | {"bundled", "hub", "progress", "kernels"},
     "exec": FACTS | {"bundled", "processor", "progress", "model", "kernels"},
     "ranker": FACTS | {"bundled"},
     "sim": FACTS,
@@ -55,7 +56,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "cluster",
         "engine",
     }
-    | {"timeline"},
+    | {"hub", "timeline"},
     "llm": FACTS | {"bundled", "progress", "build", "engine", "text"},
     "link": FACTS
     | {"bundled", "console", "progress", "server_config", "logs", "cluster", "observer", "engine", "timeline", "build"},
@@ -69,6 +70,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "bench": FACTS
     | {
         "bundled",
+        "hub",
         "console",
         "flags",
         "processor",
@@ -96,6 +98,7 @@ MAX_MODULES = 20  # of a folder, `__init__` included
 MAX_ARROWS_OF_SERVE = 40  # imports between modules of the folder; more of them, and it is two folders
 STANDARD_LIBRARY_ONLY = FACTS | {"bundled", "sched", "observer", "engine"}
 NO_JAX = STANDARD_LIBRARY_ONLY | {
+    "hub",
     "text",
     "sim",
     "console",

@@ -65,7 +65,7 @@ def test_each_block_is_a_program_whose_names_and_flags_exist(block: tuple[str, s
 def test_extras_that_it_installs_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     named = set(re.findall(r"(?:\.|orca-jax)\[(\w+)\]", PAGE))
-    assert named == {"cuda", "tpu", "plot"} and named <= set(extras)
+    assert named == {"cuda", "tpu", "plot", "gguf"} and named <= set(extras)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def only_orbax(model: Path) -> Path:
 
 
 WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete model, by the message they cause
-    "is not a directory": lambda model: EngineConfig("HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "is not a directory": lambda model: EngineConfig("smollm2"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
     "config.json: unknown for": lambda model: EngineConfig(str(edited(model, logit_scale=0.5))),
@@ -139,6 +139,7 @@ def test_all_errors_of_the_page_are_tested() -> None:
     elsewhere = {"needs Python 3.12 or newer", "plot needs matplotlib"}  # test_scripts.py, trace/test_plot.py
     elsewhere |= {"is not supported, only float64", "the parameters are under"}  # model/test_orbax_files.py
     elsewhere |= {"For another tree than this decoder's"}  # model/test_orbax_files.py
+    elsewhere |= {"is neither a directory nor a model at", "is gated", "and HF_HUB_OFFLINE is set"}  # hub/test_hub.py
     assert set(ERRORS) == set(WRONG) | elsewhere | {"port 8000 on 127.0.0.1 is already in use"}
 
 

@@ -1,0 +1,1 @@
+"""Benchmark of the loading of weights."""

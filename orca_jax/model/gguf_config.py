@@ -1,0 +1,178 @@
+"""The configuration of a model in a GGUF file, from its metadata, with the names of a Hugging Face config.json.
+
+The library `gguf` (the extra `gguf`) reads the file. A key of the architecture that is not known here may change the
+results, so it is refused by name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orca_jax.checks import short
+from orca_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+_LLAMA = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+_GPT2 = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "vocab_size": "vocab_size",
+}
+_WITHOUT_EFFECT: Mapping[str, Callable[[object, Mapping[str, Any]], bool]] = {
+    "attention.value_length": lambda value, hf: value == _head_dim(hf),
+    "expert_count": lambda value, hf: value == 0,
+    "expert_used_count": lambda value, hf: value == 0,
+    "rope.dimension_count": lambda value, hf: value == _head_dim(hf),
+    "rope.scaling.type": lambda value, hf: value == "none",
+}
+"""Other keys, each with a test of values without effect."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of GGUF.
+
+    Attributes:
+        model_type: of the same models in a config.json.
+        keys: from metadata to config.json.
+        constants: other keys of the config.json.
+        is_permuted: True if the rows of queries and keys are stored in another order.
+        transposed: ends of the names of matrices that are stored the other way round than in safetensors.
+        biases: keys of the config.json, each True if this tensor is in the file.
+    """
+
+    model_type: str
+    keys: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    is_permuted: bool = False
+    transposed: tuple[str, ...] = ()
+    biases: Mapping[str, str] = field(default_factory=dict)
+
+
+ARCHITECTURES = {
+    "gpt2": Architecture(
+        "gpt2", _GPT2, transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+    ),
+    "llama": Architecture(
+        "llama",
+        constants={"hidden_act": "silu"},
+        is_permuted=True,
+        biases={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    ),
+    "olmo2": Architecture("olmo2", constants={"hidden_act": "silu"}),
+    "phi3": Architecture(
+        "phi3",
+        {
+            **_LLAMA,
+            "attention.sliding_window": "sliding_window",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+        {"hidden_act": "silu"},
+    ),
+    "qwen2": Architecture("qwen2", constants={"hidden_act": "silu", "use_sliding_window": False}),
+    "qwen3": Architecture("qwen3", constants={"hidden_act": "silu", "use_sliding_window": False}),
+}
+
+
+def open_gguf(path: str | Path) -> "GGUFReader":
+    """Return the reader of a file. It is kept while the file stays the same, since long vocabularies take seconds.
+
+    Raises:
+        ConfigError: the library is not installed, or the file cannot be read.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file; give a GGUF file, a model directory or ORG/NAME", param="model")
+    state = path.stat()
+    return _open(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1)
+def _open(path: Path, changed: int, size: int) -> "GGUFReader":
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        message = f"{path}: GGUF files need the library gguf ({error}); run: pip install 'orca-jax[gguf]'"
+        raise ConfigError(message, param="model") from None
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # the library raises errors of many classes for damaged files
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} cannot be read as GGUF ({reason[:200]})", param="model") from None
+
+
+def architecture_of(reader: "GGUFReader", path: str | Path) -> tuple[str, Architecture]:
+    """The architecture of a file, with its name. Raises ConfigError if it is not supported."""
+    name = _value(reader, "general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ConfigError(f"{path}: architecture {short(name)} is not supported, only {known}", param="model")
+    return name, ARCHITECTURES[name]
+
+
+def hf_config_of(path: str | Path) -> dict[str, Any]:
+    """The metadata of a file with the names of a config.json.
+
+    Raises:
+        ConfigError: the file cannot be read, is one of several parts, or has an architecture or a key that is not
+            supported. The message names it.
+    """
+    reader = open_gguf(path)
+    name, architecture = architecture_of(reader, path)
+    if (_value(reader, "split.count") or 1) > 1:
+        raise ConfigError(f"{path} is one of several parts; merge them with llama-gguf-split --merge", param="model")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    values = {key.removeprefix(f"{name}."): _value(reader, key) for key in reader.fields if key.startswith(f"{name}.")}
+    found = {architecture.keys[key]: value for key, value in values.items() if key in architecture.keys}
+    hf = {"model_type": architecture.model_type, **architecture.constants, **found}
+    if "token_embd.weight" in tensors:  # the shape has the columns first
+        hf.setdefault("vocab_size", int(tensors["token_embd.weight"].shape[-1]))
+    hf["tie_word_embeddings"] = "output.weight" not in tensors
+    hf |= {key: tensor in tensors for key, tensor in architecture.biases.items()}
+    for key in ("bos", "eos"):
+        hf[f"{key}_token_id"] = _value(reader, f"tokenizer.ggml.{key}_token_id")
+    others = values.keys() - architecture.keys.keys()
+    if architecture.model_type == "phi3" and "rope.dimension_count" in others:
+        hf["partial_rotary_factor"] = values["rope.dimension_count"] / _head_dim(hf)
+        others -= {"rope.dimension_count"}
+    for key in sorted(others):
+        if key not in _WITHOUT_EFFECT or not _WITHOUT_EFFECT[key](values[key], hf):
+            message = f"{path}: {name}.{key} = {short(values[key])} is not supported from GGUF; use safetensors"
+            raise ConfigError(message, param="model")
+    return hf
+
+
+def _head_dim(hf: Mapping[str, Any]) -> int:
+    heads, embed = hf.get("num_attention_heads"), hf.get("hidden_size")
+    head_dim = hf.get("head_dim")
+    if isinstance(head_dim, int):
+        return head_dim
+    return embed // heads if isinstance(heads, int) and isinstance(embed, int) and heads > 0 else 0
+
+
+def _value(reader: "GGUFReader", key: str) -> Any:
+    """The value of a key, or None."""
+    found = reader.get_field(key)
+    value = None if found is None else found.contents()
+    return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not the nearest float32

@@ -1,0 +1,207 @@
+"""Fill the parameters of a decoder from the matrices of files, each device its own shards.
+
+Each matrix is read once, in the order of the files, by a few threads. With a parameter for each layer, the host holds
+only the matrices being copied, beside the result on a CPU. A parameter with the layers stacked is filled shard by shard
+for an accelerator, so that the host holds one shard and perhaps the begin of the next; on a CPU the shards are the
+result.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.families.base import Weight
+from orca_jax.model.parameters import copied_columns, first_line, num_copies, stored_shape
+from orca_jax.model.stripes import CopyTarget, Matrix, aligned_empty, as_range, copy
+from orca_jax.progress import Progress
+
+MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
+
+
+class Source(NamedTuple):
+    """The matrices of a parameter.
+
+    Attributes:
+        weight: the row of the family's table.
+        matrices: of the layers and experts in the parameter, in order; or a single one.
+        num_stacked: first axes of the parameter that number the matrices, such as 2 for layers and experts.
+    """
+
+    weight: Weight
+    matrices: tuple[Matrix, ...]
+    num_stacked: int
+
+
+@dataclass(eq=False)
+class _Slab:
+    """A shard of a parameter, in the memory of the host while it is filled."""
+
+    bounds: tuple[range, ...]
+    devices: list[jax.Device]
+    left: int  # matrices to copy
+    values: np.ndarray | None = None
+    arrays: list[Array] = field(default_factory=list)  # on the devices, when it is filled
+
+
+@dataclass(eq=False)
+class _Parameter:
+    path: str
+    leaf: jax.ShapeDtypeStruct
+    source: Source
+    slabs: list[_Slab]
+
+    @property
+    def is_by_shard(self) -> bool:
+        """True if the host may not have room for all shards at once."""
+        return self.source.num_stacked > 0 and self.slabs[0].devices[0].platform != "cpu"
+
+    @property
+    def is_filled(self) -> bool:
+        return all(slab.arrays for slab in self.slabs)
+
+    def array(self) -> Array:
+        arrays = [array for slab in self.slabs for array in slab.arrays]
+        joined: Array = jax.make_array_from_single_device_arrays(self.leaf.shape, self.leaf.sharding, arrays)
+        return joined
+
+
+class _Filling(NamedTuple):
+    parameter: _Parameter
+    slab: _Slab
+    number: int  # of the matrix in the parameter
+
+
+class _MatrixCopy(NamedTuple):
+    """A matrix, and all that is filled from it."""
+
+    matrix: Matrix
+    parts: list[_Filling]
+
+
+def fill(
+    leaves: Mapping[str, jax.ShapeDtypeStruct],
+    sources: Mapping[str, Source],
+    config: ModelConfig,
+    progress: Progress,
+    problems: list[str],
+) -> Iterator[tuple[str, Array]]:
+    """Yield each parameter with its path as soon as it is filled.
+
+    Args:
+        leaves: shapes and shardings, by path.
+        sources: of each of these parameters.
+        config: as the mesh holds the model.
+        progress: called after each parameter.
+        problems: takes a line for each matrix that cannot be read.
+    """
+    parameters = [_parameter(path, leaf, sources[path]) for path, leaf in leaves.items()]
+    done = 0
+    for job, error in _copied(_jobs(parameters), config):
+        if error is not None:
+            problems.append(f"{job.matrix.key}: cannot be read: {first_line(error)}")
+            continue
+        for part in job.parts:
+            part.slab.left -= 1
+            if part.slab.left:
+                continue
+            _move(part.slab)
+            if part.parameter.is_filled:
+                done += 1
+                progress(done, len(parameters))
+                yield part.parameter.path, part.parameter.array()
+
+
+def _parameter(path: str, leaf: jax.ShapeDtypeStruct, source: Source) -> _Parameter:
+    assert leaf.sharding is not None
+    devices: dict[tuple[range, ...], list[jax.Device]] = {}
+    for device, index in leaf.sharding.addressable_devices_indices_map(leaf.shape).items():
+        assert index is not None, "every parameter has at least one axis"
+        bounds = tuple(range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True))
+        devices.setdefault(bounds, []).append(device)
+    slabs = [_Slab(bounds, sharing, len(source.matrices)) for bounds, sharing in devices.items()]
+    return _Parameter(path, leaf, source, slabs)
+
+
+def _jobs(parameters: list[_Parameter]) -> Iterator[_MatrixCopy]:
+    """Yield the jobs in the order of the files, and then those of shards for which the host has little room."""
+    jobs: dict[str, _MatrixCopy] = {}
+    for parameter in parameters:
+        if not parameter.is_by_shard:
+            for number, matrix in enumerate(parameter.source.matrices):
+                parts = jobs.setdefault(matrix.key, _MatrixCopy(matrix, [])).parts
+                parts += [_Filling(parameter, slab, number) for slab in parameter.slabs]
+    yield from sorted(jobs.values(), key=lambda job: job.matrix.order)
+    for parameter in parameters:
+        if parameter.is_by_shard:
+            for slab in parameter.slabs:
+                for number, matrix in enumerate(parameter.source.matrices):
+                    yield _MatrixCopy(matrix, [_Filling(parameter, slab, number)])
+
+
+def _copied(jobs: Iterator[_MatrixCopy], config: ModelConfig) -> Iterator[tuple[_MatrixCopy, OSError | None]]:
+    """Run the jobs in threads, a few ahead, and yield each in order, with its error if it failed."""
+    threads = _num_threads()
+    running: deque[tuple[_MatrixCopy, Future[None]]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+        for job in jobs:
+            if len(running) > threads:
+                yield _result(*running.popleft())
+            running.append((job, pool.submit(copy, job.matrix, [_place(part, config) for part in job.parts])))
+        while running:
+            yield _result(*running.popleft())
+
+
+def _num_threads() -> int:
+    return min(MAX_THREADS, os.cpu_count() or 1)
+
+
+def _result(job: _MatrixCopy, future: Future[None]) -> tuple[_MatrixCopy, OSError | None]:
+    try:
+        future.result()
+    except OSError as error:
+        return job, error
+    return job, None
+
+
+def _place(part: _Filling, config: ModelConfig) -> CopyTarget:
+    """The memory that a matrix fills, and its rows and columns. Rows beyond the stored ones are zeros."""
+    parameter, slab, weight = part.parameter, part.slab, part.parameter.source.weight
+    if slab.values is None:
+        slab.values = aligned_empty(tuple(map(len, slab.bounds)), np.dtype(parameter.leaf.dtype))
+    values, bounds, shape = slab.values, slab.bounds, parameter.leaf.shape
+    for axis in np.unravel_index(part.number, shape[: parameter.source.num_stacked]):
+        values, bounds, shape = values[int(axis) - bounds[0].start], bounds[1:], shape[1:]
+    columns = _columns(weight, bounds[-1], config)
+    if len(bounds) == 1:
+        return CopyTarget(values[None], range(1), columns, is_transposed=False)
+    stored = stored_shape(weight.path, shape, config)[0]
+    start, stop = min(bounds[0].start, stored), min(bounds[0].stop, stored)
+    values[stop - start :] = 0
+    rows = range(start + weight.first_row, stop + weight.first_row)
+    return CopyTarget(values[: stop - start], rows, columns, is_transposed=weight.transpose)
+
+
+def _columns(weight: Weight, wanted: range, config: ModelConfig) -> range | np.ndarray:
+    """The columns of the matrix, after a transposition, that the columns `wanted` of a parameter come from."""
+    copies = num_copies(weight.path, config)
+    if copies == 1 and weight.part is None:
+        return wanted
+    columns = np.arange(wanted.start, wanted.stop)
+    columns = columns if copies == 1 else copied_columns(wanted, copies, config.head_dim)
+    return as_range(columns if weight.part is None else weight.part.column(columns))
+
+
+def _move(slab: _Slab) -> None:
+    """Put a filled shard on its devices. On a CPU its memory becomes the array."""
+    slab.arrays = [jax.device_put(slab.values, device) for device in slab.devices]
+    if slab.devices[0].platform != "cpu":
+        jax.block_until_ready(slab.arrays)
+    slab.values = None

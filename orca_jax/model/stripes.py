@@ -1,0 +1,175 @@
+"""Copy matrices from files into arrays in memory, a stripe of rows at a time.
+
+A stripe fits into the caches of a processor, so that a transposition or a change of type costs no further pass over
+memory. Beside the result, a copy holds a stripe or two. Vectors are matrices of one row.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax.numpy as jnp
+import numpy as np
+
+STRIPE_BYTES = 2**19
+_TRANSPOSED_ROWS = 64  # at once, so that each row of the result gets whole cache lines
+_PADDING = 64  # bytes between rows that are transposed: a distance of a power of two would use few lines of a cache
+_ALIGNMENT = 64  # bytes; JAX uses such memory of a host as it is
+
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+}
+"""Types of tensors in files, by their names in safetensors."""
+
+
+@runtime_checkable
+class Matrix(Protocol):
+    """A matrix in a file.
+
+    Attributes:
+        key: name of the tensor.
+        num_rows: rows of the matrix.
+        num_columns: columns of the matrix.
+        dtype: of its values.
+        row_bytes: bytes of a row in the file.
+        order: sorts matrices by their places in the files.
+    """
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_columns(self) -> int: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def order(self) -> tuple[int, int]: ...
+
+    def read_into(self, start: int, values: np.ndarray) -> None:
+        """Read the rows from `start` on into a contiguous matrix of this type. Raises OSError."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileMatrix:
+    """A matrix stored row by row from a byte of an open file on."""
+
+    key: str
+    num_rows: int
+    num_columns: int
+    dtype: np.dtype
+    descriptor: int
+    begin: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.num_columns * self.dtype.itemsize
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.descriptor, self.begin
+
+    def read_into(self, start: int, values: np.ndarray) -> None:
+        """Read the rows from `start` on into a contiguous matrix."""
+        left, place = memoryview(values.view(np.uint8).reshape(-1)), self.begin + start * self.row_bytes
+        while left.nbytes:
+            count = os.preadv(self.descriptor, [left], place)
+            if count == 0:
+                raise OSError("the file ends within the tensor")
+            left, place = left[count:], place + count
+
+
+@dataclass(frozen=True)
+class CopyTarget:
+    """The place of a part of a file's matrix in memory.
+
+    `values` is a matrix, or a part of one, filled from the rows `rows` and the columns `columns` of the file's matrix;
+    if `is_transposed`, from the rows `columns` and the columns `rows`.
+    """
+
+    values: np.ndarray
+    rows: range
+    columns: range | np.ndarray
+    is_transposed: bool
+
+    @property
+    def file_rows(self) -> range:
+        """Rows of the file that hold all that is needed; perhaps with others in between."""
+        needed = self.columns if self.is_transposed else self.rows
+        return needed if isinstance(needed, range) else range(int(needed.min()), int(needed.max()) + 1)
+
+    def is_direct(self, source: Matrix) -> bool:
+        """True if the rows in the file are those in memory, byte by byte."""
+        if self.is_transposed or not isinstance(self.columns, range) or self.columns != range(source.num_columns):
+            return False
+        return self.values.dtype == source.dtype and self.values.flags.c_contiguous
+
+    def scratch(self) -> np.ndarray:
+        """Memory for `take`: rows of this type, with padding, if they are to be transposed."""
+        width = len(self.rows) + _PADDING // self.values.itemsize
+        return np.empty((_TRANSPOSED_ROWS if self.is_transposed else 0, width), self.values.dtype)
+
+    def take(self, start: int, stripe: np.ndarray, scratch: np.ndarray) -> None:
+        """Copy what is needed of the rows from `start` on."""
+        stop = start + len(stripe)
+        if not self.is_transposed:
+            first, last = max(start, self.rows.start), min(stop, self.rows.stop)
+            if first < last:
+                part = stripe[first - start : last - start, _index(self.columns)]
+                self.values[first - self.rows.start : last - self.rows.start] = part
+        elif isinstance(self.columns, range):
+            first, last = max(start, self.columns.start), min(stop, self.columns.stop)
+            part = stripe[first - start : max(first, last) - start, self.rows.start : self.rows.stop]
+            target = self.values[:, first - self.columns.start :]
+            for row in range(0, len(part), _TRANSPOSED_ROWS):
+                block = scratch[: min(_TRANSPOSED_ROWS, len(part) - row), : len(self.rows)]
+                block[:] = part[row : row + len(block)]
+                target[:, row : row + len(block)] = block.T
+        else:
+            wanted = np.flatnonzero((self.columns >= start) & (self.columns < stop))
+            part = stripe[self.columns[wanted] - start, self.rows.start : self.rows.stop]
+            self.values[:, wanted] = part.T
+
+
+def copy(source: Matrix, places: Sequence[CopyTarget]) -> None:
+    """Fill all places from one matrix; each of its rows that is needed is read once. Raises OSError."""
+    places = [place for place in places if place.values.size]
+    if not places:
+        return
+    if len(places) == 1 and places[0].is_direct(source):
+        return source.read_into(places[0].rows.start, places[0].values)
+    start = min(place.file_rows.start for place in places)
+    stop = max(place.file_rows.stop for place in places)
+    step = max(1, STRIPE_BYTES // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS
+    memory = np.empty((min(step, stop - start), source.num_columns), source.dtype)
+    scratch = [place.scratch() for place in places]
+    for row in range(start, stop, step):
+        stripe = memory[: stop - row]
+        source.read_into(row, stripe)
+        for place, own in zip(places, scratch, strict=True):
+            place.take(row, stripe, own)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array without values in memory that JAX can use as it is on a CPU."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def as_range(numbers: np.ndarray) -> range | np.ndarray:
+    """The same numbers as a range if each is the one before plus 1."""
+    is_plain = len(numbers) > 0 and numbers[-1] - numbers[0] + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
+    return range(int(numbers[0]), int(numbers[-1]) + 1) if is_plain else numbers
+
+
+def _index(numbers: range | np.ndarray) -> slice | np.ndarray:
+    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else numbers

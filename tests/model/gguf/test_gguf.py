@@ -1,0 +1,192 @@
+"""GGUF files, written by the library from reference models: the same logits, and refusals by name."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from flax import nnx
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from safetensors.numpy import load_file
+
+from orca_jax.build.engine import build_engine
+from orca_jax.bundled import texts_of
+from orca_jax.config import EngineConfig
+from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.model import gguf_config
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder
+from orca_jax.model.parameters import flat_parameters
+from orca_jax.model.weight_files import check_weights
+from tests.model.reference import REFERENCE, logits, mesh_of
+
+ARCHITECTURES = {
+    "gpt2-12-heads": "gpt2",
+    "llama-12-heads-3-groups": "llama",
+    "llama-biases-sharded": "llama",
+    "olmo2": "olmo2",
+    "phi3-window": "phi3",
+    "qwen2-tied": "qwen2",
+    "qwen3": "qwen3",
+}
+OTHERS = ("gpt2-12-heads", "phi3-window")
+OF_GPT2 = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+def tensors_of(name: str) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for file in sorted((REFERENCE / name).glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """As `LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
+    shape = (num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
+    return values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
+
+
+def write(path: Path, name: str, kind: Kind = Kind.F32, **changes: Any) -> Path:
+    """Write a reference model as llama.cpp's converter does. `changes` are further keys of the architecture."""
+    architecture = ARCHITECTURES[name]
+    config = read_model_config(REFERENCE / name)
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.embed_dim)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.mlp_dim)
+    writer.add_head_count(config.num_heads)
+    writer.add_file_type(0)
+    if architecture == "gpt2":
+        writer.add_layer_norm_eps(config.norm_eps)
+    else:
+        assert config.rope is not None
+        writer.add_head_count_kv(config.num_kv_heads)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_rope_freq_base(config.rope.theta)
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_rope_dimension_count(config.rope.rotated_dim or config.head_dim)
+        if architecture != "phi3":
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
+        if config.sliding_window is not None:
+            writer.add_sliding_window(config.sliding_window)
+    for key, value in changes.items():
+        writer.add_key_value(f"{architecture}.{key}", value, gguf.GGUFValueType.get_type(value))
+    writer.add_eos_token_id(5)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers)
+    for key, values in tensors_of(name).items():
+        if key.endswith(OF_GPT2):
+            values = values.T
+        if architecture == "llama" and ("q_proj" in key or "k_proj" in key):
+            values = permuted(values, config.num_heads if "q_proj" in key else config.num_kv_heads)
+        theirs = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if theirs is None:
+            continue
+        values = np.ascontiguousarray(values, np.float32)
+        if kind != Kind.F32 and values.shape[-1] % 32 == 0 and values.ndim > 1:
+            writer.add_tensor(theirs, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(theirs, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-12-heads-3-groups", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    decoder = load_decoder(write(tmp_path / "model.gguf", name), dtype="float32", mesh=mesh_of(2))
+    expected = np.load(REFERENCE / name / "expected.npz")
+    ours, theirs = logits(decoder, expected["ids_1"]), expected["logits_1"]
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-biases-sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", "qwen2-tied"))]
+)
+def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "model.gguf", name)
+    ours, theirs = (load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (path, REFERENCE / name))
+    found, expected = (flat_parameters(nnx.state(decoder)) for decoder in (ours, theirs))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(value, expected[key]) for key, value in found.items())
+    assert ours.config == dataclasses.replace(theirs.config, eos_token_ids=(5,))
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.BF16, Kind.Q4_0, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.F16, Kind.Q8_0))]
+)
+def test_types_are_dequantised_by_the_library(tmp_path: Path, kind: Kind) -> None:
+    name = "qwen3"
+    path = write(tmp_path / "model.gguf", name, kind)
+    found = flat_parameters(nnx.state(load_decoder(path, dtype="float32", mesh=mesh_of(2))))
+    stored = tensors_of(name)["model.layers.1.self_attn.q_proj.weight"]
+    expected = gguf.dequantize(gguf.quantize(stored, kind), kind).T
+    np.testing.assert_array_equal(found["blocks.attention.query.kernel"][1], expected)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_decoder(path, dtype="float32", mesh=mesh_of(1))
+    return caught.value.message
+
+
+def test_unsupported_files_are_refused_by_name(tmp_path: Path) -> None:
+    name, path = "qwen3", tmp_path / "model.gguf"
+    write(path, name, **{"expert_count": 0})
+    load_decoder(path, dtype="float32", mesh=mesh_of(1))
+    write(path, name, **{"expert_count": 8})
+    assert "qwen3.expert_count = 8 is not supported from GGUF" in refused(path)
+    write(path, name, **{"rope.scaling.type": "yarn"})
+    assert "qwen3.rope.scaling.type = 'yarn' is not supported" in refused(path)
+    writer = GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert "architecture 'mamba' is not supported, only gpt2, llama" in refused(path)
+    path.write_bytes(b"GGUF but not much more")
+    assert "cannot be read as GGUF" in refused(path)
+    path.unlink()
+    assert "is not a file" in refused(path)
+
+
+def test_tensors_that_do_not_fit_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, plain = tmp_path / "model.gguf", tensors_of
+
+    def changed(name: str) -> dict[str, np.ndarray]:
+        tensors = plain(name)
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        return {**tensors, "model.norm.weight": np.zeros(7, np.float32)}
+
+    monkeypatch.setattr("tests.model.gguf.test_gguf.tensors_of", changed)
+    write(path, "qwen3")
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(path, dtype="float32", mesh=mesh_of(1))
+    assert set(caught.value.problems) == {
+        "model.layers.1.mlp.up_proj.weight: missing",
+        "model.norm.weight: shape [7], the model needs [32]",
+    }
+
+
+def test_the_library_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "model.gguf", "qwen3")
+    gguf_config._open.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    assert "pip install 'orca-jax[gguf]'" in refused(path)
+
+
+def test_the_tokenizer_is_a_directory(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "qwen3")
+    with pytest.raises(ConfigError, match="give the directory of the model's tokenizer") as caught:
+        build_engine(EngineConfig(str(path)))
+    assert caught.value.param == "tokenizer"
+    assert texts_of(EngineConfig(str(path), tokenizer=str(tmp_path))) == str(tmp_path)
+    with pytest.raises(ConfigError, match="use auto or dummy"):
+        check_weights(path, "orbax")
