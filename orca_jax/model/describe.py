@@ -14,7 +14,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import token_ids
-from orca_jax.model.gguf_config import hf_config_of
+from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.orbax_files import is_checkpoint
 
 QUANT_METHOD = "orca-jax"  # in `quantization_config` of config.json

@@ -18,7 +18,7 @@ from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.gguf_weights import load_gguf
+from orca_jax.model.gguf.weights import load_gguf
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted

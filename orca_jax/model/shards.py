@@ -20,7 +20,7 @@ from jaxtyping import Array
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
 from orca_jax.model.parameters import copied_columns, first_line, num_copies, stored_shape
-from orca_jax.model.stripes import CopyTarget, Matrix, aligned_empty, as_range, copy
+from orca_jax.model.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
 from orca_jax.progress import Progress
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
@@ -36,7 +36,7 @@ class Source(NamedTuple):
     """
 
     weight: Weight
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[TensorRows, ...]
     num_stacked: int
 
 
@@ -82,7 +82,7 @@ class _Filling(NamedTuple):
 class _MatrixCopy(NamedTuple):
     """A matrix, and all that is filled from it."""
 
-    matrix: Matrix
+    matrix: TensorRows
     parts: list[_Filling]
 
 

@@ -27,7 +27,7 @@ DTYPES: dict[str, np.dtype] = {
 
 
 @runtime_checkable
-class Matrix(Protocol):
+class TensorRows(Protocol):
     """A matrix in a file.
 
     Attributes:
@@ -105,7 +105,7 @@ class CopyTarget:
         needed = self.columns if self.is_transposed else self.rows
         return needed if isinstance(needed, range) else range(int(needed.min()), int(needed.max()) + 1)
 
-    def is_direct(self, source: Matrix) -> bool:
+    def is_direct(self, source: TensorRows) -> bool:
         """True if the rows in the file are those in memory, byte by byte."""
         if self.is_transposed or not isinstance(self.columns, range) or self.columns != range(source.num_columns):
             return False
@@ -138,7 +138,7 @@ class CopyTarget:
             self.values[:, wanted] = part.T
 
 
-def copy(source: Matrix, places: Sequence[CopyTarget]) -> None:
+def copy(source: TensorRows, places: Sequence[CopyTarget]) -> None:
     """Fill all places from one matrix; each of its rows that is needed is read once. Raises OSError."""
     places = [place for place in places if place.values.size]
     if not places:

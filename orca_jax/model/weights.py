@@ -26,7 +26,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, split_layer, stored_shape
 from orca_jax.model.shards import Source, fill
-from orca_jax.model.stripes import DTYPES, FileMatrix, Matrix
+from orca_jax.model.stripes import DTYPES, FileMatrix, TensorRows
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
 
@@ -47,7 +47,7 @@ class Files:
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, Matrix] = field(default_factory=dict)
+    rows: dict[str, TensorRows] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 

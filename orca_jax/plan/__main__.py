@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_jax.build.settings import check_quantization
 from orca_jax.bundled import model_directory
 from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.console import lasting_output
@@ -81,14 +80,7 @@ def make_parser() -> FlagParser:
         metavar="X",
         help="most milliseconds between tokens of a request, for the choice of a split (default: 100)",
     )
-    for name, value in PeakShares()._asdict().items():
-        made.add_argument(
-            f"--{name}-share",
-            type=float,
-            default=value,
-            metavar="X",
-            help=f"assumed share of the peak rate (default: {value})",
-        )
+    _add_shares(made)
     made.add_argument(
         "--compile",
         action="store_true",
@@ -96,6 +88,18 @@ def make_parser() -> FlagParser:
     )
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return made
+
+
+def _add_shares(parser: FlagParser) -> None:
+    """Add a flag for each assumed share of a peak rate."""
+    for name, value in PeakShares()._asdict().items():
+        parser.add_argument(
+            f"--{name}-share",
+            type=float,
+            default=value,
+            metavar="X",
+            help=f"assumed share of the peak rate (default: {value})",
+        )
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -169,6 +173,8 @@ def this_machine() -> Devices:
 
 def _check(args: argparse.Namespace, model: ModelConfig) -> None:
     """Refuse wrong numbers and kinds of weights. Raises ConfigError; `param` names the flag."""
+    from orca_jax.build.settings import check_quantization  # it imports much, and help comes at once
+
     check_quantization(args.quantization, model)
     for name in ("max_num_seqs", "max_model_len", "context", "prompt"):
         value = getattr(args, name)

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from orca_jax.build.settings import quantised
-from orca_jax.config import DType, EngineConfig, Quantization
+from orca_jax.config import DType, EngineConfig, ExpertsConfig, Quantization
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import QUANT_METHOD, config_from_hf, read_model_config
@@ -187,3 +187,19 @@ def test_a_setting_against_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"int4 contradicts config\.json of the model, which has int8") as caught:
         quantised(EngineConfig(quantization="int4"), model)
     assert caught.value.param == "quantization"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"experts": ExpertsConfig(4, 2)}, "does not cover the experts of llama"),
+        ({"decoder": "mine:Own"}, "does not cover mine:Own, a decoder of your own"),
+    ],
+)
+@pytest.mark.parametrize("kind", get_args(Quantization))
+def test_models_that_cannot_be_quantised(kind: Quantization, changed: dict[str, Any], named: str) -> None:
+    model = replace(read_model_config("preset:llama-3-8b"), **changed)
+    with pytest.raises(ConfigError, match=named) as caught:
+        quantised(EngineConfig(quantization=kind), model)
+    assert caught.value.param == "quantization"
+    assert quantised(EngineConfig(), model) is model

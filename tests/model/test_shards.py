@@ -130,7 +130,7 @@ def test_stacks_for_an_accelerator_are_filled_shard_by_shard(
 ) -> None:
     """The host holds the shard that moves, and at most the begin of the next one."""
     expected = values_of(prepare_load(REFERENCE / name, dtype="float32").load(mesh_of(devices)))
-    monkeypatch.setattr(shards._Parameter, "is_by_shard", property(lambda self: self.source.is_stack))
+    monkeypatch.setattr(shards._Parameter, "is_by_shard", property(lambda self: self.source.num_stacked > 0))
     held: list[int] = []
     made: list[shards._Slab] = []
     plain = shards._place

@@ -27,8 +27,8 @@ FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.un
 OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/telemetry/otel.py": {"opentelemetry"},
     "orca_jax/bench/paper/plot.py": {"matplotlib"},
-    "orca_jax/model/gguf_config.py": {"gguf"},
-    "orca_jax/model/gguf_weights.py": {"gguf"},
+    "orca_jax/model/gguf/config.py": {"gguf"},
+    "orca_jax/model/gguf/weights.py": {"gguf"},
     "orca_jax/reporting.py": {"matplotlib"},
     "orca_jax/timeline/plot.py": {"matplotlib"},
     "orca_jax/deploy/gang.py": {"ray"},

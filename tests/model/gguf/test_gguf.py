@@ -16,8 +16,8 @@ from orca_jax.build.engine import build_engine
 from orca_jax.bundled import texts_of
 from orca_jax.config import EngineConfig
 from orca_jax.errors import CheckpointError, ConfigError
-from orca_jax.model import gguf_config
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.gguf import config as gguf_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.weight_files import check_weights

@@ -10,8 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from orca_jax.checks import short
 from orca_jax.errors import ConfigError
 
@@ -173,6 +171,8 @@ def _head_dim(hf: Mapping[str, Any]) -> int:
 
 def _value(reader: "GGUFReader", key: str) -> Any:
     """The value of a key, or None."""
+    import numpy as np  # a front end describes models without it
+
     found = reader.get_field(key)
     value = None if found is None else found.contents()
     return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not the nearest float32

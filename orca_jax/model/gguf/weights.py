@@ -12,7 +12,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.gguf_config import Architecture, architecture_of, open_gguf
+from orca_jax.model.gguf.config import Architecture, architecture_of, open_gguf
 from orca_jax.model.parameters import Wanted
 from orca_jax.model.weights import Files, load_files
 from orca_jax.progress import Progress
