@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.values import HfConfig
@@ -27,9 +26,9 @@ class JoinedPart:
         """Columns of the whole tensor."""
         return self.groups * sum(self.sizes)
 
-    def column(self, number: np.ndarray) -> np.ndarray:
-        """The tensor's columns with the columns `number` of the parameter."""
-        group, offset = np.divmod(number, self.sizes[self.index])
+    def column(self, number: Any) -> Any:
+        """The tensor's column with the column `number` of the parameter; or an array of them, for an array."""
+        group, offset = divmod(number, self.sizes[self.index])
         return group * sum(self.sizes) + sum(self.sizes[: self.index]) + offset
 
 
