@@ -100,12 +100,13 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
         else:
             views[path] = found
     values: dict[str, Array] = {}
+    parts = wanted.make_parts()
     for number, (path, leaf) in enumerate(leaves.items() if not problems else (), start=1):
         try:
             view = views[path]
             if stacked[path]:
                 view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + leaf.shape[0]))
-            values |= wanted.parts(path, _read(view, leaf, num_copies(path, config), config.head_dim))
+            values |= parts(path, _read(view, leaf, num_copies(path, config), config.head_dim))
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
         progress(number, len(leaves))

@@ -1,7 +1,8 @@
 """Access to the decoder's parameters by path, for the loaders."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +32,9 @@ class Wanted(NamedTuple):
         """The same from files with quantised parameters."""
         return self._replace(shapes=self.held, of_model=self.held_of_model)
 
-    def parts(self, path: str, array: Array) -> dict[str, Array]:
-        """The parameters in the decoder, by path, that the plain parameter `path` becomes."""
-        return quantised_parts(path, array, flat_parameters(self.held), self.kind)
+    def make_parts(self) -> Callable[[str, Array], dict[str, Array]]:
+        """A function `(path, array) -> parts`: the decoder's parameters, by path, that a plain parameter becomes."""
+        return partial(quantised_parts, held=flat_parameters(self.held), kind=self.kind)
 
     def filled(self, values: Mapping[str, Array]) -> nnx.State:
         """The decoder's parameters, from all parts by path."""

@@ -112,8 +112,9 @@ def load_files(
         raise CheckpointError(source, problems)
     matrices = {path: _matrices(path, leaf, sources, files, wanted.first_layer) for path, leaf in leaves.items()}
     values: dict[str, Array] = {}
+    parts = wanted.make_parts()
     for path, array in fill(leaves, matrices, config, progress, problems):
-        values |= wanted.parts(path, array)
+        values |= parts(path, array)
     if problems:
         raise CheckpointError(source, problems)
     return wanted.filled(values)

@@ -7,6 +7,7 @@ import pytest
 
 from orca_jax.cluster.digest import Digester
 from orca_jax.cluster.messages import (
+    PROTOCOL,
     Allowed,
     Hello,
     Iteration,
@@ -78,7 +79,7 @@ def test_an_id_without_a_meaning_is_left_out() -> None:
 
 def hello(**fields: object) -> Hello:
     values = {
-        "protocol": 1, "version": own_version(), "code": own_code(), "rank": 1, "nnodes": 3, "host": "h",
+        "protocol": PROTOCOL, "version": own_version(), "code": own_code(), "rank": 1, "nnodes": 3, "host": "h",
         "machine": "m", "pid": 7, "cores": 2, "has_devices": True,
     }  # fmt: skip
     return Hello(**{**values, **fields})  # type: ignore[arg-type]
@@ -87,7 +88,7 @@ def hello(**fields: object) -> Hello:
 @pytest.mark.parametrize(
     ("other", "hint", "param"),
     [
-        (hello(protocol=2), r"version .* \(protocol 2\), and the leader .* \(protocol 1\)", None),
+        (hello(protocol=99), rf"version .* \(protocol 99\), and the leader .* \(protocol {PROTOCOL}\)", None),
         (hello(version="0.0.1"), "version 0.0.1", None),
         (hello(code="x"), "the code of worker 1 differs", None),
         (hello(nnodes=2), "worker 1 has 2 nodes, and the leader 3", "nnodes"),

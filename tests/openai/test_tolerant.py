@@ -210,7 +210,7 @@ def test_a_body_may_begin_with_a_mark_and_name_no_model() -> None:
             headers = {"content-type": "application/json"}
             paths = ("/v1/completions", "/v1/completions/")
             answers = [await http.post(path, content=body, headers=headers) for path in paths]
-            answers += [await http.get(path) for path in ("/v1/models/", "/health/", "/")]
+            answers += [await http.get(path) for path in ("/v1/models/", "/health/", "/none/")]
         assert answers[0].json()["model"] == "m"
         return [answer.status_code for answer in answers]
 
