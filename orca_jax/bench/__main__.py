@@ -1,77 +1,80 @@
 """`python -m orca_jax.bench COMMAND [flags]`: benchmarks; `--help` lists them."""
 
+import importlib
 import sys
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from orca_jax.bench import (
-    batch,
-    batch_memory,
-    burst,
-    host_time,
-    length_prediction,
-    offline,
-    prefix_reuse,
-    replay,
-    schedulers,
-    start,
-    timeline_cost,
-)
-from orca_jax.bench.hosts import control
-from orca_jax.bench.loading import command as load
-from orca_jax.bench.online import command as online
-from orca_jax.bench.paper import command as paper
-from orca_jax.bench.peers import command as peers
-from orca_jax.bench.quantisation import products, quantised
-from orca_jax.bench.real import command as real
-from orca_jax.bench.simulated import held_out, predict
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser, program
 
+
+class Benchmark(NamedTuple):
+    """A command: its module below this package, with `add_args` and `run`, and its line in the help."""
+
+    module: str
+    help: str
+
+
 COMMANDS = {
-    "batch": batch,
-    "batch_memory": batch_memory,
-    "burst": burst,
-    "control": control,
-    "foresight": length_prediction,
-    "host": host_time,
-    "held_out": held_out,
-    "load": load,
-    "offline": offline,
-    "online": online,
-    "paper": paper,
-    "paper_real": real,
-    "peers": peers,
-    "predict": predict,
-    "prefix": prefix_reuse,
-    "products": products,
-    "quantised": quantised,
-    "replay": replay,
-    "schedulers": schedulers,
-    "start": start,
-    "tracing": timeline_cost,
+    "batch": Benchmark("batch", "overhead of a batch file over the same requests sent to the engine directly"),
+    "batch_memory": Benchmark("batch_memory", "peak memory of batch runs of different lengths"),
+    "burst": Benchmark(
+        "burst", "one burst of mixed lengths, request-level and by another scheduler"
+    ),
+    "control": Benchmark("hosts.control", "time to send plans to workers"),
+    "foresight": Benchmark(
+        "length_prediction", "latency with each length predictor, on word problems"
+    ),
+    "held_out": Benchmark(
+        "simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"
+    ),
+    "host": Benchmark("host_time", "host time and device idle time per iteration"),
+    "load": Benchmark(
+        "loading.command", "time and memory of loading weights, against a plain read"
+    ),
+    "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
+    "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
+    "paper": Benchmark("paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"),
+    "paper_real": Benchmark("real.command", "the paper's Figures 9, 10 and 11 on a real engine"),
+    "peers": Benchmark("peers.command", "throughput and latency beside other engines on the same requests"),
+    "predict": Benchmark("simulated.predict", "predict a recorded run from another one, and print the errors"),
+    "prefix": Benchmark("prefix_reuse", "hit rate, gain and cost of prefix caching"),
+    "products": Benchmark("quantisation.products", "products of a few tokens with plain and quantised matrices"),
+    "quantised": Benchmark("quantisation.quantised", "quality, speed and memory of quantised weights and KV caches"),
+    "replay": Benchmark("replay", "run recorded arrivals under another scheduler, on a virtual clock"),
+    "schedulers": Benchmark("schedulers", "compare schedulers over a sweep of arrival rates"),
+    "start": Benchmark("start", "time from the command of a server to its first token, cold and warm"),
+    "tracing": Benchmark("timeline_cost", "cost of --trace-file"),
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark. Return the exit code: 1 if its report was lost, 2 if a flag is wrong."""
     with lasting_output() as output:
         status = _main(argv)
     return 1 if output.is_lost and status == 0 else status
 
 
-def make_parser() -> FlagParser:
-    """Return the parser of all commands."""
+def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:
+    """Return the parser of all commands, with the flags of those in `names`; only their modules are imported."""
     parser = FlagParser(prog=program("bench"), description="Measure the engine and the server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+    for name, benchmark in COMMANDS.items():
+        if name not in names:
+            commands.add_parser(name, help=benchmark.help)
+            continue
+        module = importlib.import_module(f"orca_jax.bench.{benchmark.module}")
+        command = commands.add_parser(name, help=benchmark.help, description=module.__doc__)
         module.add_args(command)
         command.set_defaults(run=module.run)
     return parser
 
 
-def _main(argv: list[str] | None) -> int:
-    args = make_parser().parse_args(argv)
+def _main(argv: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    args = make_parser(words[:1]).parse_args(argv)
     try:
         args.run(args)
     except OrcaError as error:

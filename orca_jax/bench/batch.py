@@ -26,8 +26,6 @@ from orca_jax.errors import ConfigError, EngineError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 
-HELP = "overhead of a batch file over the same requests sent to the engine directly"
-
 
 class Pass(NamedTuple):
     """Seconds of one pass: elapsed time, and processor time of all threads."""

@@ -14,7 +14,6 @@ from orca_jax.errors import ConfigError, EngineError
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table
 
-HELP = "peak memory of batch runs of different lengths"
 POLL_SECONDS = 0.1
 
 

@@ -22,8 +22,6 @@ from orca_jax.timeline.read import Timeline, figures
 from orca_jax.timeline.record import record
 from orca_jax.timeline.views import add_plot_args, write_plot
 
-HELP = "one burst of mixed lengths, under request-level scheduling and under another scheduler"
-
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the burst, of the picture and of the engine."""

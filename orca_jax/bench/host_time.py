@@ -14,8 +14,6 @@ from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 
-HELP = "host time and device idle time per iteration"
-
 NUM_INPUT, NUM_OUTPUT = 32, 128  # tokens; equal, so that nearly all iterations have all requests
 SHOWN = (
     *("mean_batch_size", "iterations", "iteration_ms", "host_ms_per_iteration", "schedule_ms", "pack_ms", "update_ms"),

@@ -30,8 +30,6 @@ from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
 from orca_jax.timeline.fit import Fit, fit_cost
 
-HELP = "latency with each length predictor, on word problems for the demo model"
-
 
 class TimedScorer:
     """A scorer that measures its time."""

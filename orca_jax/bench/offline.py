@@ -11,8 +11,6 @@ from orca_jax.build.engine import build_engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 
-HELP = "throughput and latency of a workload in this process"
-
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""

@@ -22,7 +22,6 @@ from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
 from orca_jax.sched.pool import RequestPool
 
-HELP = "hit rate, gain and cost of prefix caching"
 TIMED = ("cached_pages", "_remember")  # methods of the pool: all that prefix caching adds to a step
 
 

@@ -41,7 +41,6 @@ ORACLE = "oracle"
 _FIRST_ID = OTHER_ID + 1  # of prompt tokens
 
 
-HELP = "run recorded arrivals under another scheduler, on a virtual clock"
 _FLAGS = (
     "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
     "check_in_intervals", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",

@@ -26,7 +26,6 @@ from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import hardware
 
-HELP = "compare schedulers over a sweep of arrival rates"
 DEFAULT = ("request_level", "orca", "chunked")
 MAY_DIFFER = (
     "scheduler", "scheduling_policy", "overlap", "check_in_intervals", "enable_prefix_caching",

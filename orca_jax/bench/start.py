@@ -26,7 +26,6 @@ from orca_jax.build.settings import is_toy
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 
-HELP = "time from the command of a server to its first token, cold and warm"
 POLL_SECONDS = 0.05  # between two calls of /health
 NAME = "measured"  # of the model in the API
 OWN_FLAGS = ("--model", "--host", "--port", "--uds", "--compile-cache", "--served-model-name", "--config")

@@ -15,8 +15,6 @@ from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.observer import Observer
 from orca_jax.reporting import hardware, print_table
 
-HELP = "cost of --trace-file"
-
 HOOKS = ("arrived", "selecting", "preempted", "planned", "submitted", "collected", "delivered", "flush")
 
 

@@ -34,7 +34,7 @@ def test_every_subcommand_has_a_short_help(name: str, capsys: pytest.CaptureFixt
     assert shown.startswith("usage: ") and len(shown.splitlines()) < 90
 
 
-@pytest.mark.parametrize("name", ["serve", "generate", "chat", "plan", "timeline"])
+@pytest.mark.parametrize("name", ["serve", "generate", "chat", "plan", "bench", "timeline"])
 def test_help_imports_no_engine(name: str) -> None:
     code = (
         "import sys\nfrom orca_jax.cli.main import main\n"

@@ -23,8 +23,6 @@ from orca_jax.config import ClusterConfig, EngineConfig
 from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.reporting import hardware, print_table
 
-HELP = "time to send plans to workers"
-
 NUM_INPUT, NUM_OUTPUT = 32, 512  # tokens; equal, so that nearly all iterations have all requests
 
 

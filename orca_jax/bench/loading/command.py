@@ -23,7 +23,6 @@ from orca_jax.config import DType
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import hardware, print_table
 
-HELP = "time and memory of loading a model's weights, against a plain read of its files"
 BUFFER_BYTES = 16 * 2**20
 
 

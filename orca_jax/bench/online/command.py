@@ -15,8 +15,6 @@ from orca_jax.bench.workload.generate import add_workload_args
 from orca_jax.errors import ConfigError
 from orca_jax.flags import flag_of
 
-HELP = "streaming clients against any server: arrivals at a rate or from a trace"
-
 CLOSED = ("clients", "tokens")
 OWN_SERVER = ("pace", "server_flags")
 

@@ -22,7 +22,6 @@ from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.reporting import print_table
 
-HELP = "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"
 PAPER_DEVICE = "a100-40"
 FIGURES = ("fig8", "fig9", "fig10", "fig11")
 

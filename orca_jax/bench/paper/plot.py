@@ -23,7 +23,10 @@ def plot_curves(
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written; `param` is "plot".
     """
-    figure = _new_figure(4.2 * len(curves), 3.6)
+    is_single = len(curves) == 1
+    figure = _new_figure(6.0 if is_single else 4.2 * len(curves), 4.2 if is_single else 3.6)
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     for axes, (panel, systems) in zip(panels, curves.items(), strict=True):
         for (name, points), marker, colour in zip(systems.items(), cycle(MARKERS), cycle(COLOURS), strict=False):
@@ -31,12 +34,16 @@ def plot_curves(
             if known:
                 axes.scatter(*zip(*known, strict=True), s=28, c=colour, alpha=0.35, linewidths=0)
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1, label=name)
-        axes.set(title=panel, xlabel="throughput, requests/s", yscale="log", ylim=limits)
+        axes.set(title="" if is_single else panel, xlabel="throughput, requests/s", yscale="log", ylim=limits)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.25)
     panels[0].set_ylabel("median normalised latency, ms/token")
     figure.suptitle(title)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize="small")
+    columns = 5 if is_single else 7
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize="small")
     _write(figure, path)
 
 

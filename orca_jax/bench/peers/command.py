@@ -27,7 +27,6 @@ from orca_jax.bench.workload.generate import add_workload_args
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import human_int
 
-HELP = "throughput and latency beside other engines on the same requests"
 NOT_REPORTED = ("run", "command", "environment", "write", "save", "page", "only_page")
 
 

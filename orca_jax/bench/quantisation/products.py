@@ -20,7 +20,6 @@ from orca_jax.model.layers import matmul
 from orca_jax.model.quantise import product, quantise
 from orca_jax.reporting import hardware
 
-HELP = "products of a few tokens with plain and quantised matrices"
 TOKENS = (1, 8, 32, 128)
 KINDS = get_args(Quantization)
 

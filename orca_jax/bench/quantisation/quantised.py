@@ -37,8 +37,6 @@ from orca_jax.plan.memory import PAGE_SIZE, stage_weights
 from orca_jax.reporting import hardware
 from orca_jax.text.tokenizer import load_tokenizer
 
-HELP = "quality, speed and memory of quantised weights and KV caches"
-
 # In the form of the demo's training data, and written for this benchmark: no model was trained with them.
 TEXTS = (
     "<|user|>A shelf holds 9 jars. Each jar has 12 buttons. Olga takes 20 buttons out. How many buttons are left?"

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orca_jax.bench.paper.command import rounded
@@ -20,12 +20,11 @@ from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.bench.real.figures import MICRO_BATCHES, SYSTEMS, figure_9, figure_10, figure_11
 from orca_jax.bench.real.laboratory import Laboratory
 from orca_jax.bench.real.opening import open_laboratory, surroundings
-from orca_jax.bench.real.page import FILES, check_docs, write_page, write_result
+from orca_jax.bench.real.page import FILES, check_docs, read_results, write_page, write_result
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import need_matplotlib, print_table
 
-HELP = "the paper's Figures 9, 10 and 11 on a real engine"
 MINUTES = 12.0
 
 
@@ -60,6 +59,9 @@ def run(args: argparse.Namespace) -> None:
     if args.figure == "page":
         if args.docs is None:
             raise ConfigError("page needs the directory of paper.md; give docs", param="docs")
+        for figure, result in read_results(args.docs).items():
+            if figure in FILES:
+                draw(args.docs, figure, result)
         print(json.dumps({"page": write_page(args.docs)}))
         return
     if not (args.minutes > 0 and math.isfinite(args.minutes)):
@@ -97,7 +99,7 @@ def measure(
     return about | found
 
 
-def draw(directory: str, figure: str, found: dict[str, Any]) -> None:
+def draw(directory: str, figure: str, found: Mapping[str, Any]) -> None:
     """Draw a figure into a directory. Raises ConfigError."""
     path = os.path.join(directory, f"{FILES[figure]}.svg")
     if figure == "fig9":

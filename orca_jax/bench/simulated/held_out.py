@@ -30,7 +30,6 @@ from orca_jax.sim.cost import FeatureCost
 from orca_jax.timeline.features import fit_features, iteration_errors
 from orca_jax.timeline.read import Timeline
 
-HELP = "record runs of an engine, and predict held-out ones by a fitted simulator"
 FIT_LOADS = (0.5, 0.95, 0.75)
 """Arrival rates of the fitting runs, as multiples of the throughput with all requests at once."""
 HELD_OUT_LOAD = 0.65

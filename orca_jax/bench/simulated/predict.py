@@ -15,7 +15,6 @@ from orca_jax.reporting import print_table
 from orca_jax.timeline.features import fit_features, iteration_errors
 from orca_jax.timeline.read import figures, load_timeline
 
-HELP = "predict a recorded run from another one, and print the errors"
 PREDICTED = (
     "requests_per_s", "output_tokens_per_s", "median_normalized_latency_ms", "p99_normalized_latency_ms",
     "median_ttft_ms", "p99_ttft_ms", "median_inter_token_ms", "p99_inter_token_ms",
