@@ -20,20 +20,12 @@ class Benchmark(NamedTuple):
 COMMANDS = {
     "batch": Benchmark("batch", "overhead of a batch file over the same requests sent to the engine directly"),
     "batch_memory": Benchmark("batch_memory", "peak memory of batch runs of different lengths"),
-    "burst": Benchmark(
-        "burst", "one burst of mixed lengths, request-level and by another scheduler"
-    ),
+    "burst": Benchmark("burst", "one burst of mixed lengths, request-level and by another scheduler"),
     "control": Benchmark("hosts.control", "time to send plans to workers"),
-    "foresight": Benchmark(
-        "length_prediction", "latency with each length predictor, on word problems"
-    ),
-    "held_out": Benchmark(
-        "simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"
-    ),
+    "foresight": Benchmark("length_prediction", "latency with each length predictor, on word problems"),
+    "held_out": Benchmark("simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Benchmark("host_time", "host time and device idle time per iteration"),
-    "load": Benchmark(
-        "loading.command", "time and memory of loading weights, against a plain read"
-    ),
+    "load": Benchmark("loading.command", "time and memory of loading weights, against a plain read"),
     "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
     "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
     "paper": Benchmark("paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"),
