@@ -1,26 +1,22 @@
 """`AsyncLLM`: an engine process for a service with an event loop of its own, with the interface of vLLM."""
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from orca_jax.checks import unknown_name
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from orca_jax.errors import EngineDeadError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready, Rejected, Submit
-from orca_jax.llm.arguments import PromptInput
+from orca_jax.llm.arguments import PromptInput, encoded, engine_settings
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.request import RequestOutput, SamplingParams, Urgency, of_candidate
 from orca_jax.server_config import ServerConfig
-from orca_jax.text.bad_words import engine_params
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer, check_characters, load_tokenizer
@@ -55,11 +51,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "demo", **settings: Any) -> None:
-        known = [field.name for field in dataclasses.fields(EngineConfig)]
-        for name in settings:
-            if name not in known:
-                raise ConfigError(unknown_name("AsyncLLM", name, known), param=name)
-        self._config = ServerConfig(engine=EngineConfig(model=model, **settings))
+        self._config = ServerConfig(engine=engine_settings("AsyncLLM", model, settings))
         self._threads = EncodingThreads()
         self._numbers = itertools.count()
         self._client: EngineClient | None = None
@@ -147,15 +139,16 @@ class AsyncLLM:
         if priority and self._config.engine.scheduling_policy != "priority":
             message = 'priority must be 0, since this engine was not started with scheduling_policy="priority"'
             raise RequestError(message, param="priority")
-        ids, in_ids = await self._threads.run_async(partial(_encoded, texts, prompt, params, add_special_tokens))
+        ids, in_ids = await self._threads.run_async(partial(_checked, texts, prompt, params, add_special_tokens))
         text = prompt if isinstance(prompt, str) else None
         of = OpenPrompt(str(next(self._numbers)), OfflineCall(num_open=1), text, tuple(ids))
         candidates: dict[str, OpenCandidate] = {}
         submits: list[Submit] = []
         for index in range(params.n):
+            request_id = client.new_request_id()
             stream = OutputStream.for_params(texts.tokenizer, params)
-            candidates[client.new_request_id()] = of.add(stream, params.logprobs is not None)
-            submits.append(Submit(list(candidates)[-1], ids, of_candidate(in_ids, index), Urgency(priority)))
+            candidates[request_id] = of.add(stream, params.logprobs is not None)
+            submits.append(Submit(request_id, ids, of_candidate(in_ids, index), Urgency(priority)))
         try:
             async with client.open(submits) as call:
                 while of.num_open:
@@ -187,15 +180,12 @@ class AsyncLLM:
         return self._client, self._texts
 
 
-def _encoded(
+def _checked(
     texts: _Texts, prompt: PromptInput, params: SamplingParams, add_special_tokens: bool
 ) -> tuple[list[int], SamplingParams]:
     """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
     if isinstance(prompt, str):
         check_characters(prompt, texts.most_tokens, texts.tokenizer)
-        ids = texts.tokenizer.encode(prompt, add_special_tokens)
-    elif all(type(token) is int for token in prompt):
-        ids = list(prompt)
-    else:
+    elif not all(type(token) is int for token in prompt):
         raise RequestError("a prompt must be a string or a list of token ids", param="prompt")
-    return ids, engine_params(params, texts.tokenizer)
+    return encoded(prompt, params, texts.tokenizer, add_special_tokens)

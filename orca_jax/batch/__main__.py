@@ -7,6 +7,7 @@ from orca_jax.batch.config import BatchConfig, parse_args
 from orca_jax.batch.run import run_batch
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, EngineError, system_message
+from orca_jax.flags import flag_message
 
 EXIT_STOPPED = 1
 EXIT_CONFIG = 2
@@ -29,8 +30,7 @@ def _main(argv: Sequence[str] | None) -> int:
         config = parse_args(argv)
         summary = run_batch(config)
     except ConfigError as error:
-        flag = "" if error.param is None else f"--{error.param.replace('_', '-')}: "
-        print(f"error: {flag}{error.message}", file=sys.stderr)
+        print(f"error: {flag_message(error)}", file=sys.stderr)
         return EXIT_CONFIG
     except (EngineError, OSError) as error:
         message = _system_message(error) if isinstance(error, OSError) else str(error)

@@ -4,11 +4,10 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from orca_jax.cli.sampling import params_of, read_flags, text_parser, text_source
+from orca_jax.cli.sampling import text_parser, text_source
 from orca_jax.cli.source import PlainMessage, TextSource
 from orca_jax.errors import RequestError
 from orca_jax.flags import FlagParser
-from orca_jax.request import SamplingParams
 
 DESCRIPTION = "Talk to a model. From a file or a pipe, each line is one message."
 PROMPT = "> "
@@ -23,15 +22,14 @@ Ctrl-C stops an answer."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer messages of standard input until its end. Returns the exit status. Raises OrcaError."""
-    args, given = read_flags(make_parser(), argv)
-    params_of(args, {})  # checked before the model is loaded
-    is_terminal = sys.stdin.isatty()
-    with text_source(args, given) as model:
+    parser = make_parser()
+    system, is_terminal = parser.parse_args(argv).system, sys.stdin.isatty()
+    with text_source(parser, argv) as model:
         if is_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - edits and recalls lines of `input`
             print(f"{model.name}. /help lists the commands.")
-        conversation = TerminalChat(model, params_of(args, model.defaults), args.system)
+        conversation = TerminalChat(model, system)
         while (line := _read_line(is_terminal)) is not None:
             if not conversation.take(line.strip()):
                 break
@@ -62,13 +60,11 @@ class TerminalChat:
 
     Args:
         model: answers.
-        params: of each answer.
         system: the system message; None for none.
     """
 
-    def __init__(self, model: TextSource, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, model: TextSource, system: str | None) -> None:
         self._model = model
-        self._params = params
         self.messages: list[PlainMessage] = []
         self.num_failed = 0
         self._set_system(system)
@@ -96,7 +92,7 @@ class TerminalChat:
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
-            for piece in self._model.answer(self.messages, self._params):
+            for piece in self._model.answer(self.messages):
                 print(piece, end="", flush=True)
                 answer += piece
         except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from orca_jax.cli.sampling import params_of, read_flags, text_parser, text_source
+from orca_jax.cli.sampling import text_parser, text_source
 from orca_jax.errors import RequestError
 from orca_jax.flags import FlagParser
 
@@ -13,11 +13,11 @@ DESCRIPTION = "Continue a text. Without PROMPT or with -, the text is read from 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the continuation of a prompt. Returns the exit status. Raises OrcaError."""
-    args, given = read_flags(make_parser(), argv)
-    params_of(args, {})  # checked before the model is loaded
+    parser = make_parser()
+    args = parser.parse_args(argv)
     prompt = _read_input() if args.prompt == "-" else args.prompt
-    with text_source(args, given) as model:
-        pieces = model.continuation(prompt, params_of(args, model.defaults))
+    with text_source(parser, argv) as model:
+        pieces = model.continuation(prompt)
         if args.json:
             print(json.dumps({"model": model.name, "prompt": prompt, "text": "".join(pieces)}, ensure_ascii=False))
             return 0

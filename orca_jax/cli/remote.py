@@ -8,7 +8,6 @@ from typing import Any, Self
 import httpx
 
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.request import SamplingParams
 
 _DONE = "[DONE]"
 _CONNECT_SECONDS = 5.0
@@ -21,35 +20,35 @@ class RemoteModel:
         base_url: of the server, with or without `/v1`.
         name: of the model; None for the first one of the server.
         key_file: file with the API key; None: no key.
+        sampling: fields of each call; the server applies the defaults of its model to the others.
 
     Raises:
         ConfigError: the URL or the file is wrong.
         EngineError: the server does not answer.
     """
 
-    defaults: Mapping[str, Any] = {}  # the server applies those of the model
-
-    def __init__(self, base_url: str, name: str | None, key_file: str | None) -> None:
+    def __init__(self, base_url: str, name: str | None, key_file: str | None, sampling: Mapping[str, Any]) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"must begin with http:// or https://, got {base_url!r}", param="base_url")
         headers = {} if key_file is None else {"authorization": f"Bearer {_read_key(key_file)}"}
+        self._sampling = sampling
         self._base = base_url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         self._http = httpx.Client(headers=headers, timeout=timeout)
         self.name = name or self._first_model()
 
-    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+    def continuation(self, prompt: str) -> Iterator[str]:
         """Stream the text after a prompt."""
-        for choice in self._stream("completions", {"prompt": prompt}, params):
+        for choice in self._stream("completions", {"prompt": prompt}):
             yield choice.get("text") or ""
 
-    def answer(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Iterator[str]:
+    def answer(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Stream the answer to a conversation."""
-        for choice in self._stream("chat/completions", {"messages": list(messages)}, params):
+        for choice in self._stream("chat/completions", {"messages": list(messages)}):
             yield choice.get("delta", {}).get("content") or ""
 
-    def _stream(self, route: str, fields: dict[str, Any], params: SamplingParams) -> Iterator[dict[str, Any]]:
-        body = {"model": self.name, "stream": True, **fields, **_given(params)}
+    def _stream(self, route: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        body = {"model": self.name, "stream": True, **fields, **self._sampling}
         try:
             with self._http.stream("POST", f"{self._base}/v1/{route}", json=body) as response:
                 if response.status_code != 200:
@@ -82,14 +81,6 @@ class RemoteModel:
 
     def __exit__(self, *error: object) -> None:
         self._http.close()
-
-
-def _given(params: SamplingParams) -> dict[str, Any]:
-    """The fields of a call that differ from the defaults, so that the server applies those of its model."""
-    plain = SamplingParams(max_tokens=params.max_tokens)
-    names = ("temperature", "top_p", "seed")
-    fields = {name: getattr(params, name) for name in names if getattr(params, name) != getattr(plain, name)}
-    return {"max_tokens": params.max_tokens, **fields, **({"stop": list(params.stop)} if params.stop else {})}
 
 
 def _refusal(status: int, content: bytes) -> RequestError | EngineError:

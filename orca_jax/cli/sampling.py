@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orca_jax.cli.remote import RemoteModel
@@ -39,47 +39,40 @@ def text_parser(name: str, usage: str, description: str, max_tokens: int) -> Fla
     return parser
 
 
-def params_of(args: argparse.Namespace, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
-    """Return the parameters that the flags describe. Raises RequestError.
-
-    Args:
-        args: the parsed flags.
-        defaults: of the model, by field of `SamplingParams`.
-        fields: further fields.
-    """
-    given = {"max_tokens": args.max_tokens, "temperature": args.temperature, "top_p": args.top_p}
-    given |= {"seed": args.sampling_seed, "stop": tuple(args.stop)}
-    values = {**defaults, **{name: value for name, value in given.items() if value is not None}, **fields}
-    return SamplingParams(**values)
+def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` that the flags give. Raises RequestError."""
+    fields = {"max_tokens": args.max_tokens, "temperature": args.temperature, "top_p": args.top_p}
+    fields |= {"seed": args.sampling_seed, "stop": args.stop or None}
+    given = {name: value for name, value in fields.items() if value is not None}
+    SamplingParams(**given)  # checks them
+    return given
 
 
 @contextlib.contextmanager
-def text_source(args: argparse.Namespace, given: frozenset[str]) -> Iterator[TextSource]:
+def text_source(parser: FlagParser, argv: Sequence[str] | None) -> Iterator[TextSource]:
     """Open the model that the flags describe: an engine in this process, or a server.
 
     Args:
-        args: the parsed flags.
-        given: names of the flags on the command line.
+        parser: of `text_parser`.
+        argv: the flags; None for those of this process.
 
     Raises:
         ConfigError: a setting is wrong.
-        RequestError: a flag of the engine was given for a server, or one of the server without it.
+        RequestError: a flag of sampling is wrong, one of the engine was given for a server, or one of the server
+            without it.
     """
+    args, given = parser.parse_args(argv), parser.given(argv)
+    sampling = sampling_of(args)
     config = engine_config_from_args(args)
     if args.base_url is None:
         if "api_key_file" in given:
             raise RequestError("api_key_file needs --base-url", param="api_key_file")
-        with LocalModel(config) as model:
+        with LocalModel(config, sampling) as model:
             yield model
         return
     fields = {field.name for field in dataclasses.fields(config)} - {"model"}
     if useless := sorted(fields & given):
         raise RequestError(f"{useless[0]} has no effect on {_REMOTE}; leave it out", param=useless[0])
     name = config.model if "model" in given else None
-    with RemoteModel(args.base_url, name, args.api_key_file) as remote:
+    with RemoteModel(args.base_url, name, args.api_key_file, sampling) as remote:
         yield remote
-
-
-def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, frozenset[str]]:
-    """Parse the flags, and return the names of those given."""
-    return parser.parse_args(argv), parser.given(argv)

@@ -17,25 +17,25 @@ class TextSource(Protocol):
     def name(self) -> str:
         """Name of the model."""
 
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Sampling defaults of the model, by field of `SamplingParams`."""
-
-    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+    def continuation(self, prompt: str) -> Iterator[str]:
         """Stream the text after a prompt. Raises RequestError and EngineError."""
 
-    def answer(self, messages: Sequence[PlainMessage], params: SamplingParams) -> Iterator[str]:
+    def answer(self, messages: Sequence[PlainMessage]) -> Iterator[str]:
         """Stream the answer to a conversation. Raises RequestError and EngineError."""
 
 
 class LocalModel:
     """An engine in this process.
 
+    Args:
+        config: its settings.
+        sampling: fields of `SamplingParams`; the others have the defaults of the model.
+
     Raises:
         ConfigError: a setting is wrong.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, sampling: Mapping[str, Any]) -> None:
         # Flags are checked before the engine is imported, so that help and errors come at once.
         from dataclasses import asdict
 
@@ -45,15 +45,15 @@ class LocalModel:
         settings = asdict(config)
         self.name: str = settings.pop("model")
         self._llm = LLM(model=self.name, **settings)
-        self.defaults = read_generation_defaults(self._llm.directory, "auto")
+        self._params = SamplingParams(**{**read_generation_defaults(self._llm.directory, "auto"), **sampling})
 
-    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+    def continuation(self, prompt: str) -> Iterator[str]:
         """Stream the text after a prompt."""
-        return self._llm.stream_text(prompt, params)
+        return self._llm.stream_text(prompt, self._params)
 
-    def answer(self, messages: Sequence[PlainMessage], params: SamplingParams) -> Iterator[str]:
+    def answer(self, messages: Sequence[PlainMessage]) -> Iterator[str]:
         """Stream the answer to a conversation."""
-        return self._llm.stream_chat(messages, params)
+        return self._llm.stream_chat(messages, self._params)
 
     def __enter__(self) -> Self:
         return self

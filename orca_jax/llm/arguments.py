@@ -1,11 +1,16 @@
-"""Checks of the arguments of `LLM`."""
+"""Checks and conversions of the arguments of `LLM` and `AsyncLLM`."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
 
-from orca_jax.errors import RequestError
+from orca_jax.checks import unknown_name
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError, RequestError
 from orca_jax.request import SamplingParams
+from orca_jax.text.bad_words import engine_params
+from orca_jax.text.tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int]
 
@@ -35,6 +40,28 @@ def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count
         message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
         raise RequestError(message, param="sampling_params")
     return params
+
+
+def engine_settings(of: str, model: str, settings: Mapping[str, Any]) -> EngineConfig:
+    """Return the settings of an engine from the arguments of the class `of`; `decoder` may be a class.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong; `param` names it.
+    """
+    known = [field.name for field in fields(EngineConfig)]
+    for name in sorted(settings.keys() - known):
+        raise ConfigError(unknown_name(of, name, known), param=name)
+    own = settings.get("decoder")
+    named = {"decoder": f"{own.__module__}:{own.__qualname__}"} if isinstance(own, type) else {}
+    return EngineConfig(model=model, **{**settings, **named})
+
+
+def encoded(
+    prompt: PromptInput, params: SamplingParams, tokenizer: Tokenizer, add_special_tokens: bool
+) -> tuple[list[int], SamplingParams]:
+    """Return the ids of a prompt, and the parameters for the engine. Raises RequestError."""
+    ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+    return ids, engine_params(params, tokenizer)
 
 
 @contextlib.contextmanager

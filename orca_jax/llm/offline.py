@@ -1,25 +1,22 @@
 """`LLM`: the engine in this process, for scripts and notebooks, with the interface of vLLM."""
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 from orca_jax import progress
 from orca_jax.build.engine import build_engine
-from orca_jax.checks import unknown_name
-from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.llm.arguments import PromptInput, as_list, naming, one_for_each
+from orca_jax.errors import EngineError, RequestError
+from orca_jax.llm.arguments import PromptInput, as_list, encoded, engine_settings, naming, one_for_each
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.request import DEFAULT_URGENCY, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
-from orca_jax.text.bad_words import engine_params
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
@@ -45,12 +42,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **settings: Any) -> None:
-        known = [config_field.name for config_field in dataclasses.fields(EngineConfig)]
-        for name in sorted(settings.keys() - known):
-            raise ConfigError(unknown_name("LLM", name, known), param=name)
-        if isinstance(own := settings.get("decoder"), type):
-            settings["decoder"] = f"{own.__module__}:{own.__qualname__}"
-        config = EngineConfig(model=model, **settings)
+        config = engine_settings("LLM", model, settings)
         self._built = built = build_engine(config)
         self._has_priorities = config.scheduling_policy == "priority"
         self.engine: Engine = built.engine
@@ -290,11 +282,7 @@ class LLM:
                 f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
             )
 
-        def convert() -> tuple[list[int], SamplingParams]:
-            if isinstance(prompt, str):
-                return self.tokenizer.encode(prompt, not has_special_tokens), engine_params(params, self.tokenizer)
-            return list(prompt), engine_params(params, self.tokenizer)
-
+        convert = partial(encoded, prompt, params, self.tokenizer, not has_special_tokens)
         if isinstance(prompt, str):
             check_characters(prompt, self.max_model_len, self.tokenizer)
         return self._threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()

@@ -19,7 +19,7 @@ from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 class Experts(nnx.Module):
     """The router, the experts of a layer, and the shared expert of all tokens if the model has one.
 
-    Each device has a part of the width of every expert, so that the sum over devices is that of a dense MLP.
+    Each device has a part of the width of every expert. The sum over devices is as that of a dense MLP.
     """
 
     def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:

@@ -30,7 +30,7 @@ from orca_jax.model.sharding import (
     param_shardings,
     tensor_parallel_size,
 )
-from orca_jax.model.stages import LayerSpan
+from orca_jax.model.stages import LayerSpan, whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
 from orca_jax.model.weights import load_safetensors, with_true_head
@@ -138,29 +138,29 @@ class Loading:
             decoder = random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
             arrange(decoder)
             return decoder
-        structure, held = nnx.split(self._arranged(self.config, mesh, span, arrange))
-        shapes, held_of_model = held, abstract_decoder(self.config, self._dtype, mesh)[1]
-        of_model, kind = held_of_model, self.config.quantization
+        span, kind = span or whole(self.config), self.config.quantization
+        structure, held, held_of_model = self._forms(self.config, mesh, span, arrange)
+        shapes, of_model = held, held_of_model
         if kind is not None:
-            plain = replace(self.config, quantization=None)
-            shapes = nnx.state(self._arranged(plain, mesh, span, arrange))
-            of_model = abstract_decoder(plain, self._dtype, mesh)[1]
-        first = 0 if span is None else span.start
-        wanted = Wanted(shapes, of_model, first, kind, held, held_of_model)
+            _, shapes, of_model = self._forms(replace(self.config, quantization=None), mesh, span, arrange)
+        wanted = Wanted(shapes, of_model, span.start, kind, held, held_of_model)
         config = on_shards(self.config, tensor_parallel_size(mesh))
         decoder = nnx.merge(structure, self._read(config, wanted, progress))
         if not self._reads_layers:
             arrange(decoder)
         return decoder
 
-    def _arranged(
-        self, config: ModelConfig, mesh: Mesh, span: LayerSpan | None, arrange: Callable[[Decoder], None]
-    ) -> Decoder:
-        """The decoder with shapes in place of parameters, in the form of the files' reader."""
-        decoder: Decoder = nnx.merge(*abstract_decoder(config, self._dtype, mesh, span))
-        if self._reads_layers:
-            arrange(decoder)
-        return decoder
+    def _forms(
+        self, config: ModelConfig, mesh: Mesh, span: LayerSpan, arrange: Callable[[Decoder], None]
+    ) -> tuple[nnx.GraphDef[Decoder], nnx.State, nnx.State]:
+        """The structure and the shapes of a stage, in the form of the files' reader, and the shapes of the model."""
+        structure, shapes = abstract_decoder(config, self._dtype, mesh, span)
+        of_model = shapes if span.is_whole else abstract_decoder(config, self._dtype, mesh)[1]
+        if not self._reads_layers:
+            return structure, shapes, of_model
+        decoder: Decoder = nnx.merge(structure, shapes)
+        arrange(decoder)
+        return *nnx.split(decoder), of_model
 
 
 def prepare_load(

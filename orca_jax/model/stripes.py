@@ -101,7 +101,7 @@ class CopyTarget:
 
     @property
     def file_rows(self) -> range:
-        """Rows of the file that hold all that is needed; perhaps with others in between."""
+        """The needed rows of the file, from the first to the last one."""
         needed = self.columns if self.is_transposed else self.rows
         return needed if isinstance(needed, range) else range(int(needed.min()), int(needed.max()) + 1)
 

@@ -72,13 +72,12 @@ class Echo:
     name = "echo"
 
     def __init__(self) -> None:
-        self.defaults: dict[str, Any] = {}
         self.seen: list[list[Any]] = []
 
-    def continuation(self, prompt: str, params: SamplingParams) -> Iterator[str]:
+    def continuation(self, prompt: str) -> Iterator[str]:
         yield prompt
 
-    def answer(self, messages: Sequence[Any], params: SamplingParams) -> Iterator[str]:
+    def answer(self, messages: Sequence[Any]) -> Iterator[str]:
         self.seen.append(list(messages))
         yield str(len(messages))
         if messages[-1]["content"] == "stop":
@@ -92,7 +91,7 @@ def roles(chat: TerminalChat) -> str:
 
 
 def test_commands_change_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
-    chat = TerminalChat(Echo(), SamplingParams(), "Be brief.")
+    chat = TerminalChat(Echo(), "Be brief.")
     for line, left in [("a", "sua"), ("b", "suaua"), ("/undo", "sua"), ("/undo", "s"), ("/undo", "s"), ("c", "sua")]:
         assert chat.take(line) and roles(chat) == left
     assert chat.take("stop") and roles(chat) == "suaua", "a stopped answer is kept"
@@ -143,11 +142,15 @@ def test_a_server_continues_and_chats(
     assert main(["generate", "a", *flags]) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("b\n"))
     assert main(["chat", *flags, "--model", "named", "--temperature", "0", "--stop", "z"]) == 0
-    assert capsys.readouterr().out == "x\nHello\n"
-    assert [path for path, _, _ in bodies] == ["/v1/models", "/v1/completions", "/v1/chat/completions"]
+    assert main(["generate", "a", *flags, "--temperature", "1", "--top-p", "1"]) == 0
+    assert capsys.readouterr().out == "x\nHello\nx\n"
+    paths = ["/v1/models", "/v1/completions", "/v1/chat/completions"]
+    assert [path for path, _, _ in bodies] == [*paths, *paths[:2]]
     assert {header for _, header, _ in bodies} == {"Bearer secret"}
     common = {"stream": True, "max_tokens": 5, "seed": 3}
     assert json.loads(bodies[1][2]) == {"model": "m", "prompt": "a", **common}
+    explicit = {"temperature": 1.0, "top_p": 1.0}  # the model's own defaults may be others
+    assert json.loads(bodies[4][2]) == {"model": "m", "prompt": "a", **explicit, **common}
     message = {"role": "user", "content": "b"}
     assert json.loads(bodies[2][2]) == {
         "model": "named",
