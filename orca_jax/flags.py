@@ -48,6 +48,8 @@ HELP: Mapping[str, str] = {
     "gpu_memory_utilization": "fraction of each accelerator's whole memory for weights and KV cache, above 0 and at "
     f"most 1 (default: {GPU_MEMORY_UTILIZATION})",
     "kv_cache_dtype": "type of the KV cache",
+    "speculative_config": "speculation, as JSON: proposals of next tokens, verified in one iteration, such as "
+    '{"method": "ngram", "num_speculative_tokens": 4} (docs/speculation.md)',
     "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration, at "
     "least --max-num-seqs (default: by --itl-target-ms)",
     "itl_target_ms": "chunked: most milliseconds between two tokens of a request; the token budget is the largest that "
@@ -82,8 +84,11 @@ METAVARS: Mapping[str, str] = {
     "host": "ADDRESS",
     "master_addr": "ADDRESS",
     "model": "MODEL",
+    "speculative_config": "JSON",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""
+JSON_FLAGS = frozenset({"speculative_config"})
+"""Flags of JSON objects; a file of `--config` may have mappings for them."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -286,6 +291,8 @@ def options_for(hint: Any, name: str) -> dict[str, Any]:
         kind = type(choices[0])
         return {"choices": choices, "type": _choice if kind is str else kind}
     (kind,) = parts
+    if dataclasses.is_dataclass(kind):
+        return {"type": str, "metavar": METAVARS[name]}
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     several: dict[str, Any] = {}

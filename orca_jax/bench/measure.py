@@ -58,7 +58,7 @@ def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, tempera
                 finished[update.request_id] = update.metrics
     wall = time.monotonic() - start
     after = totals(engine.stats, engine.executor.stats)
-    figures = {name: after[name] - before[name] for name in after}
+    figures = {name: after[name] - before.get(name, 0) for name in after}
     if isinstance(engine.scheduler, ChunkedScheduler):
         figures["token_budget"] = engine.scheduler.token_budget
     return PassResult(wall, workload, [finished[name] for name in names], [times[name] for name in names], figures)

@@ -14,6 +14,7 @@ from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
+from orca_jax.build.speculation import speculating
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
@@ -149,7 +150,7 @@ def _build(
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
-    scheduler = build_scheduler(config, resolved.cache, budget)
+    scheduler = speculating(config, build_scheduler(config, resolved.cache, budget), budget, local.launch_seconds)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     device = devices[0].device_kind
@@ -254,6 +255,7 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    scheduler = speculating(config, scheduler, budget, {})
     job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
     executor: Executor = toy_executor(job, override)
     if cluster is not None:

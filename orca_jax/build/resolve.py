@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from orca_jax.build.budget import launch_sizes
 from orca_jax.build.scheduler import num_rows
+from orca_jax.build.speculation import most_drafts
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     CacheConfig,
@@ -91,6 +92,7 @@ def resolve(
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
         pipeline_parallel_size=len(placed.stages),
+        num_drafts=most_drafts(config),
     )
 
 
@@ -112,7 +114,7 @@ def _cache(
     rows = num_rows(config)
     # The stage with the most layers decides, as every page has a part in each stage.
     needed = max(weight_bytes(stage.shapes) for stage in placed.stages)
-    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size)
+    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
     utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
     memory = free_memory(placed.devices, utilization, needed, free)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))

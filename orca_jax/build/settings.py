@@ -163,6 +163,15 @@ NEEDS: tuple[Need, ...] = (
         ),
     ),
     Need(
+        "check_in_intervals",
+        (None,),
+        lambda config: config.speculative_config is None,
+        lambda config: (
+            "check_in_intervals and speculative_config both run a request further than one token without the host; "
+            "leave one of them out"
+        ),
+    ),
+    Need(
         "decoder",
         (None,),
         lambda config: config.pipeline_parallel_size == 1,

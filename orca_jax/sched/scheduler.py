@@ -17,11 +17,13 @@ budget is spent, its pages or slots are not free, or a whole batch has to end fi
 class Choice(NamedTuple):
     """A request of the next iteration, and the number of its tokens to process.
 
-    An ended request may keep its place; it then repeats its last processed tokens.
+    An ended request may keep its place; it then repeats its last processed tokens. Only a choice of one token, which is
+    the newest of its request and known to the host, has drafts.
     """
 
     request: Request
     num_tokens: int
+    drafts: Sequence[int] = ()  # ids proposed to follow (`drafts/scheduler.py`); the schedulers themselves leave it
 
 
 class Selection(NamedTuple):

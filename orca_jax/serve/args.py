@@ -1,6 +1,7 @@
 """Makes a `ServerConfig` of flags and of the `--config` file. One flag per field, spelt as in vLLM."""
 
 import dataclasses
+import json
 import math
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from orca_jax.checks import did_you_mean
 from orca_jax.errors import ConfigError
 from orca_jax.flags import (
     BRIEF,
+    JSON_FLAGS,
     FlagParser,
     add_engine_args,
     add_field_args,
@@ -178,6 +180,8 @@ def flags_of(values: Mapping[str, Any]) -> Iterator[str]:
             continue
         if isinstance(value, bool):
             yield flag if value else f"--no-{flag.removeprefix('--')}"
+        elif isinstance(value, dict) and key in JSON_FLAGS:
+            yield f"{flag}={json.dumps(value)}"
         elif isinstance(value, list):
             _require(bool(value) and all(_is_plain(item) for item in value), key, "must be a list of plain values")
             is_flag_like = len(value) > 1 and any(str(item).startswith("-") for item in value)
