@@ -210,7 +210,9 @@ class SpeculativeConfig:
     def ngrams(self) -> tuple[int, int]:
         """The shortest and the longest n-gram."""
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
-        return least or most or DEFAULT_NGRAM, most or least or DEFAULT_NGRAM
+        least = most if least is None else least
+        most = least if most is None else most
+        return (DEFAULT_NGRAM if least is None else least), (DEFAULT_NGRAM if most is None else most)
 
 
 def _speculative_error(message: str) -> ConfigError:

@@ -254,8 +254,8 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
-    scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
-    scheduler = speculating(config, scheduler, budget, {})
+    plain, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    scheduler = speculating(config, plain, budget, {})
     job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
     executor: Executor = toy_executor(job, override)
     if cluster is not None:

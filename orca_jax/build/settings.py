@@ -18,10 +18,10 @@ from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler, Traits
+from orca_jax.sched.scheduler import KnownScheduler, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
-SCHEDULERS: Mapping[str, type[Scheduler]] = {
+SCHEDULERS: Mapping[str, type[KnownScheduler]] = {
     "orca": OrcaScheduler,
     "request_level": RequestLevelScheduler,
     "chunked": ChunkedScheduler,

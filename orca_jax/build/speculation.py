@@ -9,7 +9,7 @@ from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.drafts.ngram import NgramProposer
 from orca_jax.sched.drafts.proposer import Proposer
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
-from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sched.scheduler import KnownScheduler, Scheduler
 
 LARGEST_BATCH = 32
 """Requests of the largest iteration with proposals by default: the sampler needs places for all of them."""
@@ -32,7 +32,7 @@ def most_drafts(config: EngineConfig) -> int:
 
 def speculating(
     config: EngineConfig,
-    scheduler: Scheduler,
+    scheduler: KnownScheduler,
     budget: int,
     launches: Mapping[int, float],
     proposer: Proposer | None = None,

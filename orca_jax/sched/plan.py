@@ -54,8 +54,8 @@ def _member(
     ids = () if start >= num_known else request.ids_from(start, num_tokens)
     if num_drafts:
         assert is_sampling and end == num_known, f"{request.request_id}: proposals for a token that is not known"
-        ids += [*drafts]
-        member = Member(request.request_id, row, start, ids, True, False, num_old_pages, new_pages)
+        verified = [*ids, *drafts]
+        member = Member(request.request_id, row, start, verified, True, False, num_old_pages, new_pages)
         return member._replace(num_drafts=num_drafts)
     return Member(request.request_id, row, start, ids, is_sampling, end > num_known, num_old_pages, new_pages)
 

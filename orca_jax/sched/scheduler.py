@@ -61,18 +61,9 @@ class Traits(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`.
+    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`."""
 
-    Other parts read its traits instead of comparing names.
-    """
-
-    traits: ClassVar[Traits]
     n_workers: int  # iterations that may be in flight
-
-    @classmethod
-    def from_settings(cls, settings: SchedulerSettings) -> "Scheduler":
-        """Make a scheduler. Raises ConfigError for a setting beyond its abilities."""
-        ...
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Select the requests of the next iteration. Changes neither `pool` nor `kv`."""
@@ -80,4 +71,15 @@ class Scheduler(Protocol):
 
     def may_return(self, request: Request) -> bool:
         """True if the new tokens of a request may be delivered now."""
+        ...
+
+
+class KnownScheduler(Scheduler, Protocol):
+    """A scheduler that settings can name. Other parts read its traits instead of comparing names."""
+
+    traits: ClassVar[Traits]
+
+    @classmethod
+    def from_settings(cls, settings: SchedulerSettings) -> "KnownScheduler":
+        """Make a scheduler. Raises ConfigError for a setting beyond its abilities."""
         ...

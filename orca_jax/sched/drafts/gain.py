@@ -8,14 +8,31 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-_NEWEST = 0.15  # weight of the newest measurement
+_NEWEST = 0.15  # least weight of the newest measurement
 _LONGEST = 2.0  # a measurement above this multiple of the known time counts as this multiple
 
 
-class IterationTimes:
-    """Seconds from one iteration to the next by padded tokens: measured while serving, and before that at start.
+class _Mean:
+    """A moving average, at first of all values."""
 
-    Iterations that wait for their tokens are apart from those selected while another one runs.
+    __slots__ = ("count", "value")
+
+    def __init__(self) -> None:
+        self.value, self.count = 1.0, 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if self.count > 1:
+            value = min(value, _LONGEST * self.value)
+        self.value += max(_NEWEST, 1 / self.count) * (value - self.value)
+
+
+class IterationTimes:
+    """Seconds from one iteration to the next, by padded tokens.
+
+    Measured times count first. The times of other sizes have the proportions measured at start, when the machine may
+    have been slower or faster than now. Iterations that wait for their tokens are apart from those selected while
+    another one runs.
 
     Args:
         launches: seconds of a launch of each bucket, measured at start; empty: all iterations take equally long.
@@ -23,22 +40,26 @@ class IterationTimes:
 
     def __init__(self, launches: Mapping[int, float]) -> None:
         self.buckets = tuple(sorted(launches))
-        self._seconds = {waits: dict(launches) for waits in (False, True)}
+        # A larger launch is never faster; a measurement that says so was disturbed.
+        self._shape = {size: min(launches[larger] for larger in self.buckets if larger >= size) for size in launches}
+        self._level = _Mean()
+        self._measured: dict[tuple[int, bool], _Mean] = {}
 
     def of(self, num_tokens: int, *, waits: bool) -> float:
         """Expected seconds of an iteration. Those beyond the largest bucket have several launches."""
         if not self.buckets:
             return 1.0
-        known, largest = self._seconds[waits], self.buckets[-1]
+        largest = self.buckets[-1]
         full, rest = divmod(num_tokens, largest)
-        return full * known[largest] + (known[self.buckets[bisect_left(self.buckets, rest)]] if rest else 0.0)
+        return full * self._of_bucket(largest, waits) + (self._of_bucket(self._bucket(rest), waits) if rest else 0.0)
 
     def add(self, num_tokens: int, seconds: float, *, waits: bool) -> None:
         """Take a measured time."""
         if not self.buckets or num_tokens > self.buckets[-1]:
             return
-        known, bucket = self._seconds[waits], self.buckets[bisect_left(self.buckets, num_tokens)]
-        known[bucket] += _NEWEST * (min(seconds, _LONGEST * known[bucket]) - known[bucket])
+        bucket = self._bucket(num_tokens)
+        self._measured.setdefault((bucket, waits), _Mean()).add(seconds)
+        self._level.add(seconds / self._shape[bucket])
 
     def steps(self, num_tokens: int, most: int) -> Iterator[int]:
         """Numbers of further tokens, at most `most`, that fill the buckets from `num_tokens` on; and `most`."""
@@ -47,12 +68,21 @@ class IterationTimes:
                 yield bucket - num_tokens
         yield most
 
+    def _bucket(self, num_tokens: int) -> int:
+        return self.buckets[bisect_left(self.buckets, num_tokens)]
+
+    def _of_bucket(self, bucket: int, waits: bool) -> float:
+        measured = self._measured.get((bucket, waits))
+        return self._level.value * self._shape[bucket] if measured is None else measured.value
+
 
 class Share(NamedTuple):
-    """A number of proposals, and the tokens per second with them relative to those without."""
+    """A number of proposed ids."""
 
-    count: int
-    gain: float
+    number: int
+    gain: float  # tokens per second, relative to those without proposals
+    most: int = 0  # as many as possible
+    most_tokens: float = 1.0  # tokens of an iteration with that many, relative to none
 
 
 NO_GAIN = Share(0, 1.0)
@@ -88,4 +118,4 @@ def best_share(
         gain = expected / seconds / before
         if gain > best.gain:
             best = Share(count, gain)
-    return best
+    return best._replace(most=len(chances), most_tokens=expected / num_draws)

@@ -103,7 +103,7 @@ class NgramProposer:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Sequence[int]]:
         """The continuations of earlier occurrences."""
-        return [self._index(wish.request).proposal(wish.count) for wish in wishes]
+        return [self._index(wish.request).proposal(wish.number) for wish in wishes]
 
     def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Does nothing: the index tests itself."""

@@ -14,7 +14,7 @@ class Wish(NamedTuple):
     """A request, and the number of ids to propose for it."""
 
     request: Request
-    count: int
+    number: int
 
 
 class Chance(NamedTuple):

@@ -18,10 +18,13 @@ from orca_jax.sched.drafts.proposer import Chance, Proposer, Wish
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, Scheduler, Selection
+from orca_jax.sched.scheduler import Choice, KnownScheduler, Selection
 
 CHECK_EVERY = 8  # iterations between two decisions about being on
 TURN_ON, TURN_OFF = 1.1, 1.03  # expected tokens per second, relative to those without speculation
+WORTH_A_TRY = 1.5  # tokens of an iteration, relative to those without: enough to measure iterations with proposals
+TRY_FOR = 4  # iterations
+TRY_AFTER = 128  # iterations between the first two tries; then twice as many, and so on
 MEASURE_EVERY = 256  # iterations after which it is off for a moment, to measure iterations without it
 
 
@@ -68,7 +71,7 @@ class SpeculativeScheduler:
 
     def __init__(
         self,
-        inner: Scheduler,
+        inner: KnownScheduler,
         proposer: Proposer,
         limits: DraftLimits,
         launches: Mapping[int, float],
@@ -88,6 +91,8 @@ class SpeculativeScheduler:
         self._last: _Iteration | None = None
         self._until_check = 1
         self._num_on = 0  # iterations since it was turned on
+        self._is_trying = False  # to be measured, iterations have all proposals
+        self._pause, self._until_try = TRY_AFTER, 0
         self._sent: dict[str, tuple[Request, int, int]] = {}  # proposals in flight: request, its tokens, their number
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
@@ -138,9 +143,15 @@ class SpeculativeScheduler:
             return
         self._until_check = CHECK_EVERY
         chances = [(self._proposer.chance(request), self._most(request)) for request in generating]
-        gain = self._share(choices, chances).gain
+        share = self._share(choices, chances)
         was_on, self._num_on = self.is_on, self._num_on + CHECK_EVERY if self.is_on else 0
-        self.is_on = gain > (TURN_OFF if was_on else TURN_ON) and self._num_on < MEASURE_EVERY
+        self.is_on = share.gain > (TURN_OFF if was_on else TURN_ON) and self._num_on < MEASURE_EVERY
+        self._is_trying = False
+        self._until_try -= CHECK_EVERY
+        if not (self.is_on or was_on) and share.most_tokens > WORTH_A_TRY and self._until_try <= 0:
+            self.is_on = self._is_trying = True
+            self._until_check = TRY_FOR
+            self._pause = self._until_try = 2 * self._pause
 
     def _with_drafts(self, choices: Sequence[Choice], kv: KVManager) -> tuple[list[Choice], Sequence[Sequence[int]]]:
         """The choices with proposals, as many as pay off and as pages are free."""
@@ -149,7 +160,8 @@ class SpeculativeScheduler:
         for request in able:
             count = min(self._proposer.ready(request), self._most(request))
             chances.append((Chance(1.0, self._proposer.chance(request).each), count))
-        wishes = _split(able, chances, self._share(choices, chances).count)
+        share = self._share(choices, chances)
+        wishes = _split(able, chances, share.most if self._is_trying else share.number)
         wishes = _with_pages(wishes, choices, kv)
         proposals = dict(zip([wish.request.request_id for wish in wishes], self._proposer.propose(wishes), strict=True))
         extended = []
