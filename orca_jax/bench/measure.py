@@ -132,7 +132,7 @@ def reschedule(built: Built, config: EngineConfig) -> None:
         message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
         raise ConfigError(message, param="max_num_batched_tokens")
     scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
-    engine.scheduler = speculating(config, scheduler, budget, launches)
+    engine.scheduler = speculating(config, scheduler, budget, launches, built.proposer)
 
 
 def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int, Mapping[int, float]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
+from orca_jax.build.draft_model import describe_draft, start_draft
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
@@ -25,6 +26,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
+from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
@@ -56,6 +58,7 @@ class Built:
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
+    proposer: ModelProposer | None = None  # with a draft model
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     @property
@@ -66,6 +69,8 @@ class Built:
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
         self.engine.executor.close()
+        if self.proposer is not None:
+            self.proposer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +125,11 @@ def _build(
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
+    draft = describe_draft(config, model, tokenizer, max_model_len)
     if cluster is not None:
+        if draft is not None:
+            message = "speculative_config: method draft_model needs nnodes 1; give method ngram"
+            raise ConfigError(message, param="speculative_config")
         cluster.gather()
     if config.progress:
         announce(f"loading and compiling {config.model}")
@@ -140,6 +149,8 @@ def _build(
         devices=devices,
         num_stages=config.pipeline_parallel_size,
     )
+    # Before the large model, whose KV cache takes the memory that is left.
+    proposer = None if draft is None else start_draft(draft, placed.stages[0].mesh.devices.flatten().tolist(), times)
     resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -150,13 +161,14 @@ def _build(
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
-    scheduler = speculating(config, build_scheduler(config, resolved.cache, budget), budget, local.launch_seconds)
+    plain = build_scheduler(config, resolved.cache, budget)
+    scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    return replace(built, directory=texts, self_tests=self_tests)
+    return replace(built, directory=texts, self_tests=self_tests, proposer=proposer)
 
 
 def _warn_of_workers(config: EngineConfig) -> None:

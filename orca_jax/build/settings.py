@@ -261,6 +261,9 @@ def check_toy(config: EngineConfig) -> None:
         if getattr(config, name) not in accepted:
             message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
             raise ConfigError(message, param=name)
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = f"speculative_config: method draft_model has no effect on {config.model}; give method ngram"
+        raise ConfigError(message, param="speculative_config")
 
 
 def check_quantization(kind: Quantization | None, model: ModelConfig) -> None:

@@ -8,6 +8,7 @@ from orca_jax.sched.request import Request
 MEMORY = 24
 """Tested proposals that an acceptance remembers: the weight of older ones falls."""
 _PRIOR_WEIGHT = 4
+_DRIFT = 0.02
 
 
 class Wish(NamedTuple):
@@ -45,6 +46,10 @@ class Acceptance:
         """Count `tests` ids, `hits` of them drawn."""
         keep = max(0.0, 1 - tests / MEMORY)
         self._hits, self._tests = keep * self._hits + hits, keep * self._tests + tests
+
+    def relax(self, prior: float) -> None:
+        """Move the share a little towards `prior`, for want of tests."""
+        self._hits += _DRIFT * (prior * self._tests - self._hits)
 
 
 class Proposer(Protocol):
