@@ -163,11 +163,6 @@ class ExecutorConfig:
     pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
 
-    @property
-    def num_draws(self) -> int:
-        """The most tokens drawn in a launch."""
-        return self.num_rows + self.num_drafts
-
 
 @names_checked(ConfigError)
 @dataclass(frozen=True)

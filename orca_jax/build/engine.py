@@ -119,17 +119,14 @@ def _build(
         return _build_toy(config, times, cluster)
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
-    if cluster is not None and config.decoder is not None:
-        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
+    if cluster is not None:
+        _check_hosts(config)
     model = quantised(config, read_model_config(source, config.decoder))
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
     draft = describe_draft(config, model, tokenizer, max_model_len)
     if cluster is not None:
-        if draft is not None:
-            message = "speculative_config: method draft_model needs nnodes 1; give method ngram"
-            raise ConfigError(message, param="speculative_config")
         cluster.gather()
     if config.progress:
         announce(f"loading and compiling {config.model}")
@@ -150,7 +147,7 @@ def _build(
         num_stages=config.pipeline_parallel_size,
     )
     # Before the large model, whose KV cache takes the memory that is left.
-    proposer = None if draft is None else start_draft(draft, placed.stages[0].mesh.devices.flatten().tolist(), times)
+    proposer = None if draft is None else start_draft(draft, devices, times)
     resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -161,14 +158,25 @@ def _build(
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
-    plain = build_scheduler(config, resolved.cache, budget)
-    scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
+    scheduler = build_scheduler(config, resolved.cache, budget)
+    speculated = speculating(config, scheduler, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, speculated, pool, seed=config.seed, observer=_observer(header))
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
     return replace(built, directory=texts, self_tests=self_tests, proposer=proposer)
+
+
+def _check_hosts(config: EngineConfig) -> None:
+    """Refuse settings for one host. Raises ConfigError."""
+    if config.decoder is not None:
+        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = (
+            "speculative_config: method draft_model needs nnodes 1: the other hosts have no draft model; give ngram"
+        )
+        raise ConfigError(message, param="speculative_config")
 
 
 def _warn_of_workers(config: EngineConfig) -> None:

@@ -84,7 +84,7 @@ class Programs:
         self.layouts = {
             size: Layout(size, config.num_rows, pages_per_row, config.num_drafts) for size in config.buckets
         }
-        self.widths = sampler_widths(config.num_draws)
+        self.widths = sampler_widths(config.num_rows + config.num_drafts)
         # The full sampler draws no proposals, or as few as fit.
         self.full_widths: tuple[int, ...] = (self.widths[0], sampler_width(config.num_rows))
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)

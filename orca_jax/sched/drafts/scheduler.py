@@ -47,7 +47,7 @@ class DraftLimits:
     max_tokens: int
 
 
-class _Iteration(NamedTuple):
+class _OpenMeasurement(NamedTuple):
     """An iteration of increments, to be measured."""
 
     at: float  # seconds, when it was selected
@@ -88,7 +88,7 @@ class SpeculativeScheduler:
         self._limits = limits
         self._charge = charge
         self._clock = clock
-        self._last: _Iteration | None = None
+        self._last: _OpenMeasurement | None = None
         self._until_check = 1
         self._num_on = 0  # iterations since it was turned on
         self._is_trying = False  # to be measured, iterations have all proposals
@@ -209,7 +209,7 @@ class SpeculativeScheduler:
         """Remember an iteration to be measured, if all its requests generate."""
         if all([choice.num_tokens == 1 for choice in choices]):
             members = frozenset([choice.request.request_id for choice in choices])
-            self._last = _Iteration(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
+            self._last = _OpenMeasurement(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
 
 
 def _may_propose(request: Request) -> bool:

@@ -51,7 +51,7 @@ TEXTS: Mapping[str, Text] = {
 }
 
 
-class Pass(NamedTuple):
+class SpeculativePass(NamedTuple):
     """One run of all requests."""
 
     seconds: float
@@ -94,7 +94,7 @@ def compare(
 ) -> dict[str, float]:
     """Run passes with and without speculation in turn, after one of each to warm up; medians of tokens per second."""
     plain, drafted = dataclasses.replace(config, speculative_config=None), config
-    passes: dict[bool, list[Pass]] = {False: [], True: []}
+    passes: dict[bool, list[SpeculativePass]] = {False: [], True: []}
     for number in range(repeat + 1):
         for is_drafted in (False, True) if number % 2 else (True, False):
             reschedule(built, drafted if is_drafted else plain)
@@ -119,7 +119,7 @@ def compare(
     }
 
 
-def _run(built: Built, text: Text, rows: int, num_output: int) -> Pass:
+def _run(built: Built, text: Text, rows: int, num_output: int) -> SpeculativePass:
     engine = built.engine
     tokens: list[tuple[int, ...]] = [()] * rows
     for index in range(rows):
@@ -128,7 +128,7 @@ def _run(built: Built, text: Text, rows: int, num_output: int) -> Pass:
         engine.add(str(index), ids, params)
     seconds = _drain(engine, tokens)
     drafts = engine.pool.drafts
-    return Pass(seconds, tokens, drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens)
+    return SpeculativePass(seconds, tokens, drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens)
 
 
 def _drain(engine: Engine, tokens: list[tuple[int, ...]]) -> float:
