@@ -258,9 +258,6 @@ def check_quantization(kind: Quantization | None, model: ModelConfig) -> None:
     """Check that weights of this model can be quantised. Raises ConfigError; `param` is "quantization"."""
     if kind is None:
         return
-    if model.experts is not None:
-        message = f"quantization {kind} does not cover the experts of {model.family}; leave it out"
-        raise ConfigError(message, param="quantization")
     if model.decoder is not None:
         message = f"quantization {kind} does not cover {model.decoder}, a decoder of your own; leave it out"
         raise ConfigError(message, param="quantization")
