@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
-from orca_jax.flags import FlagParser, program
+from orca_jax.flags import FlagParser, program, run_program
 
 
 class Benchmark(NamedTuple):
@@ -66,8 +66,8 @@ def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:
 
 def _main(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    args = make_parser(words[:1]).parse_args(argv)
     try:
+        args = make_parser(words[:1]).parse_args(argv)
         args.run(args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -79,4 +79,4 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("bench", main))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError
-from orca_jax.flags import FlagParser, program
+from orca_jax.flags import FlagParser, program, run_program
 from orca_jax.reporting import print_table
 from orca_jax.timeline.read import figures, load_timeline
 from orca_jax.timeline.views import add_file_args, write_views
@@ -45,4 +45,4 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("timeline", main))

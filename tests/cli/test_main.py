@@ -63,7 +63,7 @@ def test_unknown_subcommands(words: list[str], message: str, capsys: pytest.Capt
         (ConfigError("must be above 0", param="max_num_seqs"), 2, "--max-num-seqs: must be above 0"),
         (RequestError("n must be 1", param="n"), 2, "n must be 1"),
         (EngineError("the engine is gone"), 1, "the engine is gone"),
-        (FileNotFoundError(2, "No such file or directory", "x"), 1, "x: No such file or directory"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 1, "x: No such file or directory; check the path"),
         (KeyError("a\nb"), 1, "unexpected KeyError: 'a\\nb'; orca-jax --debug serve ... prints the traceback"),
     ],
 )
