@@ -5,9 +5,12 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from orca_jax.checks import check_new_file
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser, program, run_program
+
+OUTPUTS = ("page", "plot", "save", "write_trace")  # flags with a file for the results, written at the end
 
 
 class Benchmark(NamedTuple):
@@ -68,6 +71,9 @@ def _main(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         args = make_parser(words[:1]).parse_args(argv)
+        for name in OUTPUTS:
+            if (path := getattr(args, name, None)) is not None:
+                check_new_file(path, name)
         args.run(args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ from orca_jax.build.engine import Built
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.observer import Observer
 from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import Predictor
@@ -70,7 +70,7 @@ def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
             [line["prompt_ids"] for line in lines], [line["generated"] for line in lines], max_tokens
         )
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="log") from error
+        raise ConfigError(f"{path!r} cannot be read: {reason_of(error)}", param="log") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path!r} was not written by scripts/log_lengths.py: {error!r}", param="log") from error
     if len(answers.prompts) < 8 or max(answers.lengths) > max_tokens:

@@ -10,6 +10,7 @@ from typing import Any, Self, get_args
 
 from orca_jax.build.settings import quantised
 from orca_jax.bundled import is_gguf, is_preset, model_directory
+from orca_jax.checks import is_writable
 from orca_jax.config import DType, EngineConfig, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
@@ -76,7 +77,7 @@ def check_output(output: Path, may_replace: bool) -> None:
     if output.exists() and not output.is_dir():
         raise ConfigError(f"{output} is not a directory; choose another path", param="output")
     place = next(folder for folder in (output.parent, *output.parents) if folder.exists())
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not is_writable(place):
         message = f"{place} cannot be written: Permission denied; choose another place, or change its permissions"
         raise ConfigError(message, param="output")
     if not output.exists() or not any(output.iterdir()):

@@ -109,7 +109,9 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with a suggestion on one line, and end the process with code 2."""
-        self.exit(EXIT_USAGE, f"error: {self.hinted(message)}; {self.prog} --help lists the flags\n")
+        message = self.hinted(message)
+        remedy = "" if message.endswith("?") else f"; {self.prog} --help lists the flags"
+        self.exit(EXIT_USAGE, f"error: {message}{remedy}\n")
 
     def hinted(self, message: str) -> str:
         """Return the message of an error with suggestions for misspelt flags."""

@@ -1,6 +1,5 @@
 """Names of the programs and their flags, and their errors as one line."""
 
-import errno
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,21 +13,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 DEBUG = "--debug"
 
-_REMEDIES = {
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.EISDIR: "give a file",
-    errno.EACCES: "change its permissions, or choose another path",
-    errno.EPERM: "change its permissions, or choose another path",
-    errno.EROFS: "choose a path on another disk",
-    errno.ENOSPC: "free some space on this disk",
-    errno.EADDRINUSE: "choose another port",
-}
-
 
 def program(name: str) -> str:
     """Return the name of the part `name` on the command line: of the command `orca-jax`, or of `python -m`."""
-    return f"{COMMAND} {name}" if Path(sys.argv[0]).name == COMMAND else f"python -m orca_jax.{name}"
+    started = Path(sys.argv[0])
+    if started.name == COMMAND:
+        return f"{COMMAND} {name}"
+    return f"python -m orca_jax.{'cli ' if started.parent.name == 'cli' else ''}{name}"
 
 
 def flag_of(name: str) -> str:
@@ -73,7 +64,7 @@ def _one_line(error: Exception, remedy: str) -> str:
     if isinstance(error, ConfigError):
         return flag_message(error)
     if isinstance(error, OSError):
-        return "; ".join(filter(None, (system_message(error), _REMEDIES.get(error.errno or 0))))
+        return system_message(error, has_remedy=True)
     if isinstance(error, OrcaError):
         return str(error)
     text = str(error).partition("\n")[0]

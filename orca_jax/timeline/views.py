@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import NO_MATPLOTLIB, write_file
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
@@ -69,4 +69,4 @@ def _write_text(path: str, text: str, param: str) -> None:
     try:
         write_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param=param) from error
+        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param=param) from error
