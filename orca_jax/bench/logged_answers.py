@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-
-import numpy as np
+from statistics import fmean, pstdev
 
 from orca_jax.bench.feed import advance, feed, sleep_until
 from orca_jax.build.engine import Built
@@ -17,6 +17,7 @@ from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, reason_of
 from orca_jax.observer import Observer
+from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import Predictor
 from orca_jax.sim.cost import LinearCost
@@ -55,7 +56,7 @@ class Served:
     @property
     def mean(self) -> float:
         """The mean latency."""
-        return float(np.mean(self.latencies))
+        return fmean(self.latencies)
 
 
 def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
@@ -82,7 +83,7 @@ def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
 def poisson(count: int, rate: float, seed: int) -> list[float]:
     """Return Poisson arrivals in seconds; the first is at 0."""
     gaps = random.Random(f"gaps-{seed}")
-    return [0.0, *np.cumsum([gaps.expovariate(rate) for _ in range(count - 1)]).tolist()]
+    return [0.0, *accumulate(gaps.expovariate(rate) for _ in range(count - 1))]
 
 
 class PassRunner:
@@ -170,8 +171,8 @@ def latency_figures(served: Sequence[Served]) -> Mapping[str, float]:
     means = [one.mean for one in served]
     every = [latency for one in served for latency in one.latencies]
     return {
-        "mean_latency_s": float(np.mean(means)),
-        "spread_s": float(np.std(means)),
-        "p99_latency_s": float(np.percentile(every, 99, method="inverted_cdf")),
+        "mean_latency_s": fmean(means),
+        "spread_s": pstdev(means),
+        "p99_latency_s": percentile(every, 99),
         "max_latency_s": max(every),
     }

@@ -15,9 +15,6 @@ import time
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
-from orca_jax.bench.loading.random_model import write_random_model
 from orca_jax.bundled import model_directory
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError
@@ -45,6 +42,8 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: a flag or the model is wrong.
     """
     if args.random is not None:
+        from orca_jax.bench.loading.random_model import write_random_model  # help comes without NumPy
+
         write_random_model(args.random, Path(args.model), args.seed)
     directory = Path(model_directory(args.model))
     files = sorted(directory.glob("*.safetensors"))
@@ -84,6 +83,8 @@ def read_files(files: list[Path]) -> float:
 
 def read_into_new_memory(files: list[Path]) -> float:
     """Read each file into memory that the process did not have before, as a loader must; return the seconds."""
+    import numpy as np  # help comes without it
+
     begun = time.perf_counter()
     held = [np.fromfile(file, np.uint8) for file in files]
     seconds = time.perf_counter() - begun
