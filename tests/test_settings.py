@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
-from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.build.budget import launch_sizes, token_budget
 from orca_jax.build.engine import Built, build_engine

@@ -32,8 +32,9 @@ from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
+from orca_jax.timeline.flags import add_file_args
 from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline
-from orca_jax.timeline.views import add_file_args, write_views
+from orca_jax.timeline.views import write_views
 from orca_jax.timeline.writer import Arrival, TimelineHeader, TimelineWriter
 
 ORACLE = "oracle"

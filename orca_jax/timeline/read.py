@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import percentile
 from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRecord, TimelineHeader
 
@@ -41,7 +41,7 @@ def load_timeline(path: str) -> Timeline:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="trace") from error
+        raise ConfigError(f"{path!r} cannot be read: {reason_of(error)}", param="trace") from error
     return parse_timeline(data)
 
 

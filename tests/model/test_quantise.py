@@ -161,7 +161,7 @@ def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, t
     shutil.copy(plain / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=r"the parameters are quantised, and config\.json has no") as caught:
         load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
-    assert "convert_checkpoint.py" in str(caught.value)
+    assert "orca-jax convert" in str(caught.value)
 
 
 def test_files_of_another_kind_are_refused(plain: Path, tmp_path: Path) -> None:

@@ -16,9 +16,6 @@ import time
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
-from orca_jax.bench.loading.random_model import write_random_model
 from orca_jax.bundled import model_directory
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError
@@ -46,6 +43,8 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: a flag or the model is wrong.
     """
     if args.random is not None:
+        from orca_jax.bench.loading.random_model import write_random_model  # help comes without NumPy
+
         write_random_model(args.random, Path(args.model), args.seed)
     directory = Path(model_directory(args.model))
     files = sorted(directory.glob("*.safetensors"))
@@ -88,6 +87,8 @@ def read_into_new_memory(files: list[Path]) -> float:
 
     The memory of a file is freed before the next one is read, so that a model may fill most of the memory.
     """
+    import numpy as np  # help comes without it
+
     seconds = 0.0
     for file in files:
         begun = time.perf_counter()

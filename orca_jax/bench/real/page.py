@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import write_file
 
 FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
@@ -215,4 +215,4 @@ def _write(path: str, text: str) -> None:
     try:
         write_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="docs") from error
+        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param="docs") from error
