@@ -92,10 +92,11 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def use_plain_numbers(axis: Any) -> None:
-    """Write 1, 2 and 5 times the powers of ten at a logarithmic axis as plain numbers."""
+    """Write plain numbers at the logarithmic axis of a finished plot, and more of them at a short axis."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 15 * low else (1, 2, 3, 4, 6, 8)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -17,7 +17,6 @@ from orca_jax.errors import ConfigError
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 from orca_jax.timeline.palette import KINDS as COLORS
-from orca_jax.timeline.palette import SCHEDULERS
 from orca_jax.timeline.plot import draw_latencies, draw_timelines, save_figure, title
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.record import record
