@@ -121,15 +121,19 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         raise ConfigError("no request of the timeline has ended, so there is nothing to measure", param="trace")
     arrived = {n: timeline.arrivals[n].at for n in served}
     wall = max(timeline.ends[n].at for n in served) - min(arrived.values())
-    normalized = [(timeline.ends[n].at - arrived[n]) / len(times[n]) for n in served]
+    latencies = [timeline.ends[n].at - arrived[n] for n in served]
+    normalized = [latency / len(times[n]) for n, latency in zip(served, latencies, strict=True)]
     first = [times[n][0] - arrived[n] for n in served]
     gaps = [after - before for n in served for before, after in zip(times[n], times[n][1:], strict=False)] or [0.0]
     num_tokens = sum(len(times[n]) for n in served)
     batch = [sum(1 for _ in members(iteration)) for iteration in timeline.iterations]
     return {
         "requests": len(served),
+        "output_tokens": num_tokens,
         "output_tokens_per_s": num_tokens / wall if wall else 0.0,
         "requests_per_s": len(served) / wall if wall else 0.0,
+        "median_latency_ms": 1e3 * statistics.median(latencies),
+        "p99_latency_ms": 1e3 * percentile(latencies, 99),
         "median_normalized_latency_ms": 1e3 * statistics.median(normalized),
         "p99_normalized_latency_ms": 1e3 * percentile(normalized, 99),
         "median_ttft_ms": 1e3 * statistics.median(first),

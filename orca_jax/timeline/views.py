@@ -43,7 +43,7 @@ def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
         from orca_jax.timeline.plot import draw_timelines, save_figure, title
     except ModuleNotFoundError as error:
         raise ConfigError(NO_MATPLOTLIB, param="plot") from error
-    named = {title(timeline): timeline for timeline in timelines}
+    named = {title(each, timelines[index - 1] if index else None): each for index, each in enumerate(timelines)}
     save_figure(draw_timelines(named, args.plot_unit or "iterations"), args.plot)
 
 
