@@ -15,7 +15,8 @@ from tests.project.source import ROOT
 
 MODULES = {found.module.removesuffix(".__main__") for found in SUBCOMMANDS.values()}
 OTHERS = frozenset(
-    "cat cd cp curl docker done echo export git helm hf kubectl ln mkdir npm pip printf rm serve sleep truncate until".split()
+    """cat cd cp curl docker done echo export git helm hf kubectl ln mkdir npm pip printf rm serve sleep truncate until
+    """.split()  # noqa: SIM905
 )
 _PYTHON = re.compile(r"(?:\.venv/bin/)?python3?(?:\.\d+)?$")
 _SETTING = re.compile(r"[A-Z_]+=\S*$")
@@ -30,7 +31,9 @@ class _ParsedError(BaseException):
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the simple commands of a shell block, without settings of variables, `time` and redirections."""
-    lexer = shlex.shlex(text.replace("\\\n", " ").replace("\n", f" {_NEWLINE} "), posix=True, punctuation_chars="();<>|&")
+    lexer = shlex.shlex(
+        text.replace("\\\n", " ").replace("\n", f" {_NEWLINE} "), posix=True, punctuation_chars="();<>|&"
+    )
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
     in_comment = is_file = False

@@ -3,17 +3,12 @@
 A comment above a block gives the reason: `<!-- not run: needs a TPU -->`.
 """
 
-import ast
-import importlib
-import re
 import subprocess
 
 import pytest
 
-from tests.docs.commands import OTHERS, check, commands, known_flags
-from tests.docs.pages import PAGES, SHELL, Block, blocks, code_spans
-
-
+from tests.docs.commands import check, commands
+from tests.docs.pages import PAGES, SHELL, Block, blocks
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 SHELL_BLOCKS = [block for block in BLOCKS if block.language in SHELL]
