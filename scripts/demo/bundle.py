@@ -57,21 +57,26 @@ class Record:
     train_loss: float
     answer_loss: float
     text_loss: float
+    accuracy: dict[str, float]  # share of right answers to held-out tasks, by group
 
 
 def hf_config(decoder: Decoder, end_id: int) -> dict[str, Any]:
-    """The model's config.json with the keys of Hugging Face's GPT-2."""
+    """The model's config.json with the keys of Hugging Face's Llama."""
     config = decoder.config
     return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "vocab_size": config.vocab_size,
-        "n_positions": config.max_positions,
-        "n_embd": config.embed_dim,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": config.norm_eps,
+        "max_position_embeddings": config.max_positions,
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta if config.rope else None,
         "tie_word_embeddings": True,
         "bos_token_id": end_id,
         "eos_token_id": end_id,
