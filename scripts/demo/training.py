@@ -99,9 +99,10 @@ class Trainer:
         self._structure, params = nnx.split(decoder)
         self._mesh = Mesh(np.asarray(devices), ("data",))
         self._optimizer = optimizer()
-        self.params = jax.device_put(params, NamedSharding(self._mesh, REPLICATED))
-        self.state = jax.jit(self._optimizer.init)(self.params)
-        self._update = jax.jit(self._make_update(), donate_argnums=(0, 1))
+        everywhere = NamedSharding(self._mesh, REPLICATED)
+        self.params = jax.device_put(params, everywhere)
+        self.state = jax.jit(self._optimizer.init, out_shardings=everywhere)(self.params)
+        self._update = jax.jit(self._make_update(), donate_argnums=(0, 1), out_shardings=everywhere)
         self._scores = jax.jit(self._score)
 
     @property
@@ -132,11 +133,18 @@ class Trainer:
 
         def update(params: nnx.State, state: Any, batch: Batch, rate: Array) -> tuple[nnx.State, Any, Array]:
             value, gradients = gradients_of(params, batch)
+            gradients = jax.tree.map(self._by_layers, gradients)
             updates, state = self._optimizer.update(gradients, state, params)
             params = optax.apply_updates(params, jax.tree.map(lambda u: rate * u, updates))
             return params, state, value
 
         return update
+
+    def _by_layers(self, gradient: Array) -> Array:
+        """Divide the optimizer's work on the matrices of the layers among the devices."""
+        if gradient.ndim < 3 or gradient.shape[0] % self._mesh.size:
+            return gradient
+        return jax.lax.with_sharding_constraint(gradient, NamedSharding(self._mesh, SPLIT))
 
     def _score(self, params: nnx.State, batch: Batch) -> tuple[Array, Array]:
         logits, targets = token_logits(nnx.merge(self._structure, params), batch), batch["targets"].reshape(-1)
