@@ -15,7 +15,7 @@ from demo.tasks.example import Conversation
 from demo.training import Trainer
 
 LENGTH, ROWS = 512, 4
-COUNT = 48  # conversations of each group
+COUNT, SEED = 48, 1  # conversations of each group
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,6 @@ class Scores:
     accuracy: dict[str, float]
 
 
-def groups() -> dict[str, list[Conversation]]:
-    """The conversations of the test, by group."""
-    split = {name: mixture.held_out(name, COUNT, 1) for name in mixture.TASKS if name not in mixture.NOT_SPLIT}
-    unseen = {"word problems, new wordings": mixture.unseen_wordings(COUNT, 1)}
-    outside = {"outside questions": mixture.outside_questions(COUNT, 1)}
-    return {**split, **unseen, "questions about the engine": mixture.engine_questions(), **outside}
-
-
 class Exam:
     """Held-out rows, made once."""
 
@@ -42,7 +34,7 @@ class Exam:
         self._texts = []
         if tails:
             self._texts = [Packer(tokenizer, tails, iter(()), LENGTH, 0).draw(ROWS, LENGTH, ROWS) for _ in range(2)]
-        self._tasks = {name: _pack(tokenizer, chosen) for name, chosen in groups().items()}
+        self._tasks = {name: _pack(tokenizer, chosen) for name, chosen in mixture.examination(COUNT, SEED).items()}
 
     def take(self, trainer: Trainer) -> Scores:
         """The scores of the current parameters."""

@@ -5,17 +5,9 @@ from functools import cache
 from random import Random
 
 from demo.tasks.example import Conversation, Example, as_json
-from demo.tasks.words import first_name, full_name, invented_name, sections, with_articles, words
+from demo.tasks.words import first_name, full_name, invented_name, sections, with_articles, wording, words
 
 Value = str | int
-
-_REQUESTS = (
-    "Extract the {f} as JSON: {t}", "Extract {f} as JSON: {t}", "Extract the {f} as JSON. {t}", "Get the {f} from this text as JSON: {t}",
-    "Write the {f} as JSON: {t}", "Return the {f} as JSON. Text: {t}", "{t} Extract the {f} as JSON.", "{t}\nExtract {f} as JSON.",
-    "Turn this text into JSON with the keys {f}: {t}", "Find the {f} in the text and answer in JSON. {t}", "Give me JSON with {f}. {t}",
-    "Extract the {f} in JSON from: {t}", "{t} Give me the {f} as JSON.", "From the following text extract {f} as JSON.\n{t}",
-)  # fmt: skip
-_WHOLE = ("Extract the data as JSON with the keys {f}: {t}", "JSON with the keys {f}: {t}", "Make a JSON object with {f} from this: {t}")
 
 
 def _pick(title: str) -> Callable[[Random], Value]:
@@ -80,6 +72,6 @@ def extract(random: Random) -> Conversation:
     named = ", ".join(asked[:-1]) + (" and " if len(asked) > 1 else "") + asked[-1]
     if random.random() < 0.3:
         named = ", ".join(asked)
-    requests = _REQUESTS if random.random() < 0.8 else _WHOLE
-    request = random.choice(requests).format(f=named, t=text)
+    title = "extraction" if random.random() < 0.8 else "extraction with keys"
+    request = wording(random, title).format(f=named, t=text)
     return (Example(request, as_json({field: values[field] for field in asked})),)

@@ -7,24 +7,21 @@ from random import Random
 from typing import NamedTuple
 
 from demo.tasks.example import Conversation, Example
-from demo.tasks.words import sections
+from demo.tasks.words import sections, wording
 
 HELD_OUT = Path(__file__).parent / "held_out_questions.txt"  # "name of the fact: question" on each line
 
-_PATTERNS = (
-    "What is {x}?", "What is {x}?", "What is {x}?", "what is {x}", "What's {x}?", "What does {x} mean?", "Explain {x}.", "Explain {x} to me.",
-    "Can you explain {x}?", "Could you explain {x}?", "Tell me about {x}.", "Tell me something about {x}.", "Describe {x}.",
-    "What do you know about {x}?", "I want to know more about {x}.", "Define {x}.", "{x}?", "{x}", "What about {x}?",
-    "What is meant by {x}?", "I do not understand {x}.", "In a few words, what is {x}?", "How would you describe {x}?",
-    "What is the meaning of {x}?", "Please explain {x}.", "Do you know {x}?", "Give me a definition of {x}.", "Say something about {x}.",
-)  # fmt: skip
-_BEFORE = (
-    "Please tell me: ", "Tell me, ", "I would like to know: ", "Hi, ", "Hello! ", "Quick question: ", "Hey, ", "Question: ",
-    "Can you tell me: ", "I have a question: ", "One more thing: ", "Sorry, but ", "So, ", "And ", "I wonder: ", "Okay, ",
-)  # fmt: skip
-_AFTER = (" Please answer briefly.", " Thanks!", " I am new here.", " Please.", " I want to know.", " Tell me.", " Explain.", " Please explain.")  # fmt: skip
 _SYNONYMS = {
-    "How do I": ("How can I", "How does one", "How should I", "How would I", "What do I do to", "Tell me how to", "Show me how to", "how do I"),
+    "How do I": (
+        "How can I",
+        "How does one",
+        "How should I",
+        "How would I",
+        "What do I do to",
+        "Tell me how to",
+        "Show me how to",
+        "how do I",
+    ),
     "How can I": ("How do I", "Is there a way to", "How would I", "how can I", "I want to know how I can"),
     "Which": ("What", "which"),
     "What does": ("what does", "Do you know what"),
@@ -35,6 +32,7 @@ _SYNONYMS = {
     "requests": ("requests", "prompts", "queries"),
     "When": ("when", "At which moment"),
 }  # fmt: skip
+_SMALL = frozenset(["the", "a", "an", "of", "in", "is", "are", "do", "does", "to", "i"])
 
 
 class Fact(NamedTuple):
@@ -82,9 +80,9 @@ def _varied(random: Random, question: str) -> str:
     if random.random() < 0.15:
         question = _without_a_word(random, question)
     if random.random() < 0.2:
-        question = random.choice(_BEFORE) + question
+        question = f"{wording(random, 'beginnings of questions')} {question}"
     if random.random() < 0.1:
-        question += random.choice(_AFTER)
+        question += f" {wording(random, 'ends of questions')}"
     if random.random() < 0.2:
         question = question.lower()
     if random.random() < 0.15:
@@ -96,7 +94,7 @@ def _varied(random: Random, question: str) -> str:
 
 def _without_a_word(random: Random, text: str) -> str:
     parts = text.split(" ")
-    small = [place for place, part in enumerate(parts) if part.lower() in ("the", "a", "an", "of", "in", "is", "are", "do", "does", "to", "i")]  # fmt: skip
+    small = [place for place, part in enumerate(parts) if part.lower() in _SMALL]
     if small:
         del parts[random.choice(small)]
     return " ".join(parts)
@@ -114,7 +112,7 @@ def ask(random: Random) -> Conversation:
     fact = random.choice(list(facts().values()))
     while True:
         if random.random() < 0.35:
-            question = random.choice(_PATTERNS).format(x=random.choice(fact.terms))
+            question = wording(random, "questions about a term").format(x=random.choice(fact.terms))
         else:
             question = random.choice(fact.questions)
         question = _varied(random, question)

@@ -95,3 +95,14 @@ def engine_questions() -> list[Conversation]:
         (Example(question, known[name].answers[0], accepted=known[name].answers),)
         for name, question in facts.held_out_questions()
     ]
+
+
+def examination(count: int, seed: int) -> dict[str, list[Conversation]]:
+    """The conversations of a test by group, `count` of each; of questions about the engine all there are."""
+    split = {name: held_out(name, count, seed) for name in TASKS if name not in NOT_SPLIT}
+    return {
+        **split,
+        "word problems in new wordings": unseen_wordings(count, seed),
+        "questions about the engine": engine_questions(),
+        "outside questions": outside_questions(count, seed),
+    }

@@ -3,15 +3,13 @@
 from random import Random
 
 from demo.tasks.example import Conversation, Example
-from demo.tasks.words import invented_name, sections
+from demo.tasks.words import invented_name, sections, wording
 
 ANSWER = (
     "I did not learn that. I can solve small word problems, count and sort, work with times and dates, write JSON, and"
     " answer questions about this engine."
 )
 TOO_LARGE = "These numbers are too large for me. I learnt to calculate with numbers up to 100."
-
-_CALCULATE = ("What is {a} {s} {b}?", "{a} {s} {b}", "Calculate {a} {s} {b}.", "How much is {a} {s} {b}?", "{a} {s} {b} =")
 
 
 def _combined(random: Random, topics: str) -> str:
@@ -26,7 +24,8 @@ def _combined(random: Random, topics: str) -> str:
 
 def outside(random: Random) -> Conversation:
     """A question about the world."""
-    question = random.choice(sections("outside.txt")["questions"]) if random.random() < 0.5 else _combined(random, "topics")
+    is_whole = random.random() < 0.5
+    question = random.choice(sections("outside.txt")["questions"]) if is_whole else _combined(random, "topics")
     if random.random() < 0.2:
         question = question.lower()
     if random.random() < 0.15:
@@ -50,5 +49,6 @@ def too_large(random: Random) -> Conversation:
     a, b = (random.randint(10 ** (digits - 1), 10**digits - 1) for digits in random.choices((3, 4, 5), k=2))
     if random.random() < 0.3:
         b = random.randint(2, 99)
-    text = random.choice(_CALCULATE).format(a=a, b=b, s=random.choice(("+", "-", "x", "*", "/", "times", "plus", "minus")))  # fmt: skip
+    sign = random.choice(("+", "-", "x", "*", "/", "times", "plus", "minus"))
+    text = wording(random, "large calculations").format(a=a, b=b, s=sign)
     return (Example(text, TOO_LARGE),)

@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from demo.tasks.example import Conversation, Example, as_json
-from demo.tasks.words import cast, with_articles
+from demo.tasks.words import cast, with_articles, wording
 
 LARGEST = 100  # of all numbers in a problem
 
@@ -20,40 +20,7 @@ _SIGNS: dict[type[ast.operator], tuple[str, Callable[[int, int], int]]] = {
     ast.Mult: ("x", operator.mul),
     ast.Div: ("/", operator.floordiv),
 }
-_GAINS = (
-    "{He} buys {b} more.", "{He} finds {b} more.", "{He} gets {b} more.", "{m} gives {him} {b} more.",
-    "Then {he} buys {b} {t}.", "{He} gets {b} {t} from {m}.", "Later {he} finds {b} {t}.", "{He} picks up {b} more {t}.",
-    "{m} brings {b} {t}.", "{His} friend gives {him} {b}.", "{He} buys {b} more {t}.", "{He} makes {b} more.",
-)  # fmt: skip
-_LOSSES = (
-    "{He} gives {b} to {m}.", "{He} gives {b} {t} to {his} sister.", "{He} loses {b}.", "{He} sells {b}.",
-    "{He} gives away {b}.", "Then {he} loses {b} {t}.", "{m} takes {b} of them.", "{b} of them break.",
-    "{He} gives {b} to {his} brother.", "{He} sells {b} {t}.", "{He} throws {b} away.", "{He} uses {b} of them.",
-)  # fmt: skip
-_DOUBLINGS = ("Then {he} gets {b} times as many.", "The number grows to {b} times as many.")
-_ASK = (
-    "How many {t} does {n} have now?", "How many {t} does {n} have?", "How many {t} are there now?", "How many?",
-    "How many does {he} have now?", "How many {t} does {he} have in the end?", "How many {t} are left?",
-    "How many {t} does {he} have left?", "What is the number of {t} now?", "How many {t} has {n} got now?",
-)  # fmt: skip
-_BEGIN = ("{n} has {a} {t}.", "{n} has {a} {t}.", "{n} had {a} {t}.", "{n} owns {a} {t}.", "There are {a} {t}. {n} owns them.")  # fmt: skip
-_SHORT = {
-    "a + b": (
-        "{n} has {a} {t} and buys {b}.", "{n} has {a} {t} and buys {b} more.", "{n} has {a} {t} and gets {b} more.",
-        "{n} has {a} {t} and finds {b} more.", "{n} had {a} {t} and got {b} more.", "{n} has {a} {t}, {m} has {b}. They put them together.",
-    ),
-    "a - b": (
-        "{n} has {a} {t} and eats {b}.", "{n} has {a} {t} and loses {b}.", "{n} has {a} {t} and gives {b} to {m}.",
-        "{n} had {a} {t} and gave {b} away.", "{n} has {a} {t} and sells {b} of them.",
-    ),
-    "a * b": ("{n} has {a} {c} with {b} {t} each.", "{n} has {a} {c} of {b} {t}.", "{n} buys {a} {c} with {b} {t} in each."),
-}  # fmt: skip
-_DRILLS = ("What is {q}?", "{q}", "{q} =", "{q} = ?", "Calculate {q}.", "Compute {q}.", "How much is {q}?", "Please compute {q}.", "what is {q}", "Solve {q}.")  # fmt: skip
 _SPOKEN = {"+": (" plus ", "+"), "-": (" minus ", "-"), "x": (" times ", "*", " * ", "x"), "/": (" divided by ", "/")}
-_AS_JSON = (
-    "Answer as JSON.", "Answer in JSON.", "Reply as JSON.", "Reply with JSON.", "Give the answer as JSON.",
-    "Answer with a JSON object.", 'Answer as JSON with the key "{t}".', "Return JSON.", "JSON only, please.",
-)  # fmt: skip
 
 
 class Template(NamedTuple):
@@ -141,24 +108,24 @@ def story(random: Random) -> Conversation:
     numbers, shown, result = solved(random, formula)
     places: dict[str, object] = {**cast(random), **numbers}
     places["His"] = str(places["his"]).capitalize()
-    text = [random.choice(_BEGIN).format(**places)]
+    text = [wording(random, "beginnings of stories").format(**places)]
     for name, kind in zip("bcde", kinds, strict=False):
-        pool = {"+": _GAINS, "-": _LOSSES, "*": _DOUBLINGS}[kind]
-        text.append(random.choice(pool).format(**{**places, "b": numbers[name]}))
-    if len(text) == 3 and text[2].startswith(f"{places['He']} ") and text[1].startswith(f"{places['He']} "):
-        if random.random() < 0.5:  # "He buys 3 more and gives 2 to Mia."
-            text[1:] = [text[1].removesuffix(".") + " and " + text[2].removeprefix(f"{places['He']} ")]
-    text.append(random.choice(_ASK).format(**places))
+        title = {"+": "gains", "-": "losses", "*": "multiplications"}[kind]
+        text.append(wording(random, title).format(**{**places, "b": numbers[name]}))
+    again = f"{places['He']} "
+    if len(text) == 3 and all(part.startswith(again) for part in text[1:]) and random.random() < 0.5:
+        text[1:] = [text[1].removesuffix(".") + " and " + text[2].removeprefix(again)]
+    text.append(wording(random, "questions of stories").format(**places))
     return (Example(" ".join(text), " ".join([*shown, "{n} has {r} {t}.".format(**places, r=result)]), result),)
 
 
 def _one_step(random: Random) -> tuple[str, str, int, list[str], str]:
     """A short problem: the text, the things, the result, the steps and the hero."""
-    formula = random.choice(tuple(_SHORT))
+    formula = random.choice(("a + b", "a - b", "a * b"))
     numbers, shown, result = solved(random, formula)
     places = {**cast(random), **numbers}
-    text = random.choice(_SHORT[formula]).format(**places)
-    ask = random.choice(("How many?", "How many {t}?", "How many {t} does {n} have?", "How many {t} are there?", "How many now?", "How many are there?"))  # fmt: skip
+    text = wording(random, f"short {formula}").format(**places)
+    ask = wording(random, "questions of short ones")
     return f"{text} {ask.format(**places)}", places["t"], result, shown, places["n"]
 
 
@@ -171,7 +138,7 @@ def short(random: Random) -> Conversation:
 def in_json(random: Random) -> Conversation:
     """A problem of one step, answered by JSON."""
     text, things, result, _, _ = _one_step(random)
-    request = random.choice(_AS_JSON).format(t=things)
+    request = wording(random, "requests for JSON").format(t=things)
     return (Example(f"{text} {request}" if random.random() < 0.8 else f"{request} {text}", as_json({things: result})),)
 
 
@@ -181,6 +148,5 @@ def drill(random: Random) -> Conversation:
     numbers, shown, result = solved(random, f"a {kind} b")
     sign = "x" if kind == "*" else kind
     spoken = random.choice((f" {sign} ", f" {sign} ", *_SPOKEN[sign]))
-    text = random.choice(_DRILLS).format(q=f"{numbers['a']}{spoken}{numbers['b']}")
+    text = wording(random, "drills").format(q=f"{numbers['a']}{spoken}{numbers['b']}")
     return (Example(text, shown[0], result),)
-

@@ -29,6 +29,17 @@ def words(title: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(" ".join(sections("words.txt")[title]).split()))
 
 
+@cache
+def wordings(title: str) -> tuple[str, ...]:
+    """The lines of one list of wordings.txt."""
+    return tuple(line.replace("\\n", "\n") for line in sections("wordings.txt")[title])
+
+
+def wording(random: Random, title: str) -> str:
+    """One line of a list of wordings.txt."""
+    return random.choice(wordings(title))
+
+
 def some(random: Random, title: str, count: int) -> list[str]:
     """Different words of a list."""
     return random.sample(words(title), count)
