@@ -5,11 +5,12 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orca_jax.observer import Observer
-from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, Adapter, Constraint, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -17,7 +18,9 @@ from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
 
 HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
 """Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
-_STATE = frozenset({"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots"})
+_STATE = frozenset(
+    {"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots", "running_loras", "waiting_loras"}
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ class EngineStats:
     num_pages: int
     free_pages: int
     reserved_slots: int  # the paper's n_rsrv
+    running_loras: tuple[str, ...] = ()  # names of the adapters of requests with a row
+    waiting_loras: tuple[str, ...] = ()  # and of those without
 
     @property
     def mean_batch_size(self) -> float:
@@ -82,6 +87,7 @@ class Engine:
         seed: seeds the random seeds of requests without one.
         clock: seconds, monotonic; the unit of all times in updates.
         observer: receives every event.
+        weights: of adapters by key, as the executor reads them; None for no adapters.
     """
 
     def __init__(
@@ -93,12 +99,14 @@ class Engine:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
+        weights: MutableMapping[str, Any] | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.pool = pool
         self.observer = observer or Observer()
         self._clock = clock
+        self._weights = {} if weights is None else weights
         self._seeds = random.Random(seed)
         self._in_flight: deque[InFlight] = deque()
         self._iterations = self._scheduled_requests = self._scheduled_tokens = 0
@@ -111,11 +119,12 @@ class Engine:
         params: SamplingParams,
         constraint: Constraint | None = None,
         urgency: Urgency = DEFAULT_URGENCY,
+        adapter: str | None = None,
     ) -> None:
         """Enqueue a request.
 
         `constraint` is `params.structured` in compiled form; it belongs to this request alone. The scheduler's
-        ordering reads `urgency`.
+        ordering reads `urgency`. `adapter` is the name of an adapter; None for the model itself.
 
         Raises:
             RequestError: the request could never run; `param` names the field and the message says how to change it.
@@ -123,13 +132,38 @@ class Engine:
         seed = self._seeds.getrandbits(63)
         now = self._clock()
         request = self.pool.add(
-            request_id, prompt_ids, params, seed=seed, arrival=now, constraint=constraint, urgency=urgency
+            request_id,
+            prompt_ids,
+            params,
+            seed=seed,
+            arrival=now,
+            constraint=constraint,
+            urgency=urgency,
+            adapter=adapter,
         )
         self.observer.arrived(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request; a later step returns its last update. False if it is not live (any more)."""
         return self.pool.abort(request_id)
+
+    def add_adapter(self, adapter: Adapter, weights: Any) -> None:
+        """Make an adapter available to new requests, by its name. Raises RequestError, as `AdapterSlots.add` does."""
+        self.pool.adapters.add(adapter)
+        self._weights[adapter.key] = weights
+
+    def remove_adapter(self, name: str) -> None:
+        """Refuse an adapter to new requests. Its weights are freed when the last of its requests has ended.
+
+        Raises:
+            RequestError: no adapter has this name.
+        """
+        self.pool.adapters.remove(name)
+        self._free_weights()
+
+    def _free_weights(self) -> None:
+        for key in self.pool.adapters.take_unused():
+            self._weights.pop(key, None)
 
     @property
     def has_work(self) -> bool:
@@ -203,6 +237,7 @@ class Engine:
         start = time.perf_counter()
         updates = self.pool.deliver(self.scheduler.may_return, self._clock())
         self.observer.delivered(updates)
+        self._free_weights()
         if not self.pool.has_work:
             self.executor.rest()
         self._update_seconds += time.perf_counter() - start
@@ -246,4 +281,6 @@ class Engine:
             num_pages=kv.num_pages,
             free_pages=kv.num_free_pages,
             reserved_slots=kv.reserved_slots,
+            running_loras=tuple(self.pool.adapters.running),
+            waiting_loras=tuple(self.pool.adapters.waiting),
         )

@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
+from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, toy_adapter_reader
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
+from orca_jax.build.settings import (
+    TOY,
+    check_lora_model,
+    check_settings,
+    check_toy,
+    is_toy,
+    num_workers,
+    quantised,
+)
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
@@ -55,6 +64,7 @@ class Built:
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
+    read_adapter: AdapterReader | None = None  # None: the engine has no adapters
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     @property
@@ -108,6 +118,8 @@ def _build(
     check_settings(config)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
+    if cluster is not None and config.enable_lora:
+        raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
     _warn_of_workers(config)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
@@ -116,6 +128,7 @@ def _build(
     if cluster is not None and config.decoder is not None:
         raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
     model = quantised(config, read_model_config(source, config.decoder))
+    check_lora_model(config, model)
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
@@ -151,11 +164,15 @@ def _build(
     budget = token_budget(config, platform, local.launch_seconds)
     scheduler = build_scheduler(config, resolved.cache, budget)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(
+        executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters
+    )
+    reader = adapter_reader(placed.config, resolved)
+    load_first(engine, config, reader)
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    return replace(built, directory=texts, self_tests=self_tests)
+    return replace(built, directory=texts, self_tests=self_tests, read_adapter=reader)
 
 
 def _warn_of_workers(config: EngineConfig) -> None:
@@ -255,13 +272,17 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
     job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
-    executor: Executor = toy_executor(job, override)
+    toy = toy_executor(job, override)
+    executor: Executor = toy
     if cluster is not None:
         cluster.gather()
         cluster.share(job)
         cluster.meet()
         executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
+    reader = toy_adapter_reader(config)
+    load_first(engine, config, reader)
     tokenizer = _tokenizer(config, config.model)
-    return _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
+    built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
+    return replace(built, read_adapter=reader)

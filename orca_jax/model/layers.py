@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.model.lora.launch import LayerAdapters, added
 from orca_jax.model.quantise import (
     QuantisedExperts,
     QuantisedMatrix,
@@ -282,8 +283,10 @@ class Mlp(nnx.Module):
         self.up = Linear(make, *inner, bias=config.mlp_bias)
         self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
 
-    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    def __call__(self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None) -> Float[Array, "T E"]:
         """Apply to every token."""
-        act = ACTIVATIONS[self.activation]
-        hidden = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
-        return self.down(hidden)
+        act, layers = ACTIVATIONS[self.activation], [self.up] if self.gate is None else [self.gate, self.up]
+        first, *others = added(adapters, "mlp", x, [layer(x) for layer in layers])
+        hidden = act(first) * others[0] if others else act(first)
+        (out,) = added(adapters, "mlp_out", hidden, [self.down(hidden)])
+        return out
