@@ -35,6 +35,20 @@ def p99_name(count: int) -> str:
     return "p99" if count >= 100 else f"largest of {count:,}"
 
 
+def name_tails(figures: Mapping[str, Any], count: int, gaps: int) -> dict[str, Any]:
+    """Name each `p99_` figure of few values what it is: the largest one.
+
+    Args:
+        figures: with nearest-rank percentiles.
+        count: number of requests.
+        gaps: number of gaps between tokens, for the figures of these.
+    """
+    numbers = {name: gaps if "itl" in name or "inter_token" in name else count for name in figures}
+    tails = {name: p99_name(number) for name, number in numbers.items() if name.startswith("p99_")}
+    few = {name: f"{name} ({tail})" for name, tail in tails.items() if tail != "p99"}
+    return {few.get(name, name): value for name, value in figures.items()}
+
+
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
     """Print a title and a line per figure, with aligned columns."""
     print(title)

@@ -9,7 +9,7 @@ from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args,
 from orca_jax.build.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table
+from orca_jax.reporting import hardware, name_tails, print_table
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> None:
         )
         warm_up(built.engine, workload)
         result = summarize(run_workload(built.engine, workload, temperature=args.temperature))
-        print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", result)
+        shown = name_tails(result, len(workload), sum(each.num_output - 1 for each in workload))
+        print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", shown)
         parts = _profiled(built.engine, workload) if args.profile else None
         if parts is not None:
             print_table("share of device time", parts)

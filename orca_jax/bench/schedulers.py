@@ -222,7 +222,7 @@ def _measure(
 def _print(load: LoadResult, workload: Sequence[WorkloadRequest]) -> None:
     """Print a line per contestant; times are in milliseconds."""
     count = len(workload)
-    tails = {"tail": p99_name(count), "gap_tail": p99_name(sum(each.num_output for each in workload) - count)}
+    tails = {"tail": p99_name(count), "gap_tail": p99_name(sum(each.num_output - 1 for each in workload))}
     heads = {name: head.format(**tails) for name, head in COLUMNS.items()}
     title = "all at once" if load.rate is None else f"{load.load:g} x saturation, {load.rate:.3g} requests/s"
     width = max(map(len, load.results))

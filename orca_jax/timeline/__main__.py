@@ -31,18 +31,18 @@ def make_parser() -> FlagParser:
 def _main(argv: Sequence[str] | None) -> int:
     args = make_parser().parse_args(argv)
     from orca_jax.reporting import print_table  # after the flags, so that help and errors come at once
-    from orca_jax.timeline.read import figures, load_timeline
+    from orca_jax.timeline.read import figures, load_timeline, shown_figures
     from orca_jax.timeline.views import write_views
 
     try:
         timeline = load_timeline(args.file)
-        shown = figures(timeline)
+        found, shown = figures(timeline), shown_figures(timeline)
         write_views(timeline, args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print_table(f"{args.file}: {timeline.head.config.model}, {timeline.head.config.scheduler}", shown)
-    print(json.dumps({**shown, "config": dataclasses.asdict(timeline.head.config), "trace": args.file}))
+    print(json.dumps({**found, "config": dataclasses.asdict(timeline.head.config), "trace": args.file}))
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from orca_jax.errors import ConfigError, reason_of
-from orca_jax.reporting import percentile
+from orca_jax.reporting import name_tails, percentile
 from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRecord, TimelineHeader
 
 
@@ -103,6 +103,16 @@ def _sampled(iteration: IterationRecord) -> Iterator[tuple[int, int]]:
         return
     yield from ((n, 1) for n, _ in iteration.increments)
     yield from ((n, 1) for n, _, _, samples in iteration.chunks if samples)
+
+
+def shown_figures(timeline: Timeline) -> dict[str, float]:
+    """Return the figures under names for people: the 99th percentile of few requests is their largest value.
+
+    Raises:
+        ConfigError: as in `figures`.
+    """
+    found = figures(timeline)
+    return name_tails(found, int(found["requests"]), int(found["output_tokens"] - found["requests"]))
 
 
 def figures(timeline: Timeline) -> Mapping[str, float]:

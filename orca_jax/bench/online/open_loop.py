@@ -36,6 +36,7 @@ SWEEP = {
     "p99_tpot_ms": "TPOT p99 ms",
     "failed": "failed",
 }
+FEW = 100  # below so many requests, the interpolated p99 is beyond all but the largest of them
 SECRET = ("api_key",)  # settings that are not reported
 
 
@@ -83,10 +84,16 @@ def _measure(
     times = "the times of the file" if rate is None else "all at once" if math.isinf(rate) else f"{rate:g} requests/s"
     shown = {name: value for name, value in result.items() if not isinstance(value, dict)}
     print_table(f"{times}: {len(planned)} requests; the first {warmup} warm up and are not counted", shown)
+    _note_few(sum(not outcome.failure for outcome in load.outcomes[warmup:]))
     is_burst = planned[-1].arrival == 0
     for warning in warnings(result, is_burst, target.form.ignores_eos):
         print_warning(warning)
     return result
+
+
+def _note_few(completed: int) -> None:
+    if completed < FEW:
+        print(f"note: p99 of {completed} requests lies between their two largest values")
 
 
 def _print_sweep(passes: Sequence[Mapping[str, Figure]]) -> None:

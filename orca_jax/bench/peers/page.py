@@ -27,8 +27,9 @@ _ONLINE = (
 )
 _OUTSIDE = (
     ("rate", "requests/s", 2),
+    ("completed", "requests", 0),
     (LATENCY, "normalised latency, median, ms/token", 1),
-    ("p99_normalized_latency_ms", "p99", 1),
+    ("p99_normalized_latency_ms", "p99 (of few requests about the largest)", 1),
     ("median_ttft_ms", "TTFT, median, ms", 0),
     ("output_throughput", "output tokens/s", 1),
     ("failed", "failed", 0),

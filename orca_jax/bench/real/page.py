@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.errors import ConfigError, reason_of
-from orca_jax.reporting import write_file
+from orca_jax.reporting import p99_name, write_file
 
 FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
 """Names of files without their endings."""
@@ -21,13 +22,13 @@ HELD_BEGIN, HELD_END = "<!-- begin: bench held_out page -->", "<!-- end: bench h
 SHOWN = {
     "requests_per_s": "throughput",
     "median_normalized_latency_ms": "median normalised latency",
-    "p99_normalized_latency_ms": "p99 normalised latency",
+    "p99_normalized_latency_ms": "normalised latency, {tail}",
     "p50_ttft_ms": "median TTFT",
-    "p99_ttft_ms": "p99 TTFT",
+    "p99_ttft_ms": "TTFT, {tail}",
     "p50_itl_ms": "median inter-token",
     "p99_itl_ms": "p99 inter-token",
 }
-"""Figures of a prediction, by name."""
+"""Figures of a prediction, by name; `tail` is the name of a 99th percentile of the requests."""
 Found = Mapping[str, Any]
 
 
@@ -108,7 +109,10 @@ def held_out_section(found: Mapping[str, Found]) -> str:
             label = f"{result[part]['name'].removeprefix('preset:')}, {name}"
             rows.append([label, *(_error(run[key]) if key in run else "" for key in SHOWN)])
     title = "**Errors of predictions, and in brackets the spread of two recordings.**"
-    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *SHOWN.values()], rows)])
+    count = result["num_requests"]
+    tail = p99_name(count - int(count * WARM_UP))
+    heads = [head.format(tail=tail) for head in SHOWN.values()]
+    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *heads], rows)])
 
 
 def _error(row: Mapping[str, float]) -> str:
