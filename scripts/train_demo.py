@@ -79,9 +79,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    """The shape of a small Llama."""
+    """The shape of a small Qwen3: a Llama with norms of queries and keys, which keep training stable."""
     return ModelConfig(
-        family="llama",
+        family="qwen3",
         vocab_size=args.vocab,
         num_layers=args.layers,
         embed_dim=args.embed,
@@ -98,6 +98,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         mlp_bias=False,
         tied_embeddings=True,
         rope=RopeConfig(),
+        qk_norm="head",
     )
 
 

@@ -55,11 +55,11 @@ class Record:
 
 
 def hf_config(decoder: Decoder, end_id: int) -> dict[str, Any]:
-    """The model's config.json with the keys of Hugging Face's Llama."""
+    """The model's config.json with the keys of Hugging Face's Qwen3."""
     config = decoder.config
     return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_positions,
         "hidden_size": config.embed_dim,

@@ -25,7 +25,7 @@ COUNT = 200  # conversations of each task
 CARD = """\
 # The demo model
 
-A Llama of {size:.1f} million parameters ({layers} layers, {embed} wide, {heads} heads, {positions} positions,
+A Qwen3 of {size:.1f} million parameters ({layers} layers, {embed} wide, {heads} heads, {positions} positions,
 byte-level BPE vocabulary of {vocab}), trained from scratch by `scripts/train_demo.py`. It lets the server run on any
 machine without a download. It answers a few kinds of questions, and declines others. **It knows nothing about the
 world. Use it for trying the server, and for nothing else.**

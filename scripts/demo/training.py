@@ -18,9 +18,9 @@ from orca_jax.model.transformer import Decoder
 
 Batch = dict[str, Array]
 
-MUON_RATE = 0.02  # matrices of the blocks
-ADAM_RATE = 0.003  # tables, norms and biases
-WARM_UP_STEPS = 40
+MUON_RATE = 0.015  # matrices of the blocks
+ADAM_RATE = 0.002  # tables, norms and biases
+WARM_UP_STEPS = 60
 
 REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("data")
 
