@@ -167,6 +167,13 @@ class Stage:
         drawn: ManyDrawn = many
         return drawn
 
+    def put_weight(self, index: int, value: jax.Array) -> None:
+        """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""
+        old, shape = self._weights[index], self.shapes.weights[index]
+        assert (value.shape, value.dtype, value.sharding) == (shape.shape, shape.dtype, shape.sharding), "another shape"
+        self._weights[index] = value
+        self._unembedding = [value if each is old else each for each in self._unembedding]
+
     def close(self) -> None:
         """Free the arrays, but not the weights."""
         for array in (*jax.tree.leaves(self.state), *self._no_masks.values()):
