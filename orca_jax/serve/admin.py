@@ -42,8 +42,8 @@ def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
 async def _update(service: Service, root: Path, request: Request) -> Response:
     """Replace the weights, and answer when new requests get the new ones. Raises ApiError."""
     call, ignored = await read_request(request, update_weights_parser, service)
-    source = (root / call.model_path).resolve()
-    if not source.is_relative_to(root) or not source.is_dir():
+    source = _folder(root, call.model_path)
+    if source is None:
         raise ApiError(400, "model_path must be a folder below that of --weights-root", "model_path")
     try:
         version = await service.client.update_weights(
@@ -55,3 +55,12 @@ async def _update(service: Service, root: Path, request: Request) -> Response:
         raise api_error(error, service.config.overload_status) from None
     answer = UpdatedWeights(success=True, message="the weights were replaced", weight_version=version)
     return json_response(answer, headers=report_ignored(service, ignored))
+
+
+def _folder(root: Path, name: str) -> Path | None:
+    """The folder below `root`, with links followed; None if there is none."""
+    try:
+        path = (root / name).resolve()
+        return path if path.is_relative_to(root) and path.is_dir() else None
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
+        return None

@@ -18,17 +18,22 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import ToyExecutor
 
 VOCAB = 256
-PAGE_SIZE, PAGES, ROWS = 4, 256, 6
+PAGE_SIZE, PAGES, ROWS = 4, 1024, 6
 
 
 class ShiftedToy:
     """An engine of a toy; an update from "7" makes its weights 7, and one from "bad" is refused."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, latency: float = 0.0, **settings: Any) -> None:
         self.shift = 0
         self.prepared: list[str] = []
         executor = ToyExecutor(
-            257, PAGES, PAGE_SIZE, ROWS, override=lambda request, length, choice: (choice + self.shift) % VOCAB
+            257,
+            PAGES,
+            PAGE_SIZE,
+            ROWS,
+            latency=latency,
+            override=lambda request, length, choice: (choice + self.shift) % VOCAB,
         )
         config = EngineConfig("preset:toy", num_pages=PAGES, page_size=PAGE_SIZE, max_num_seqs=ROWS, **settings)
         plain = build_engine(config)
