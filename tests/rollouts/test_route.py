@@ -1,5 +1,6 @@
 """`POST /update_weights_from_disk`: its own keys, its folder, and the version in answers."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,8 @@ def test_answers_carry_the_version(config: ServerConfig) -> None:
             Updates(one.updates, 1, 0, 9) for one in plain(submit) if isinstance(one, Updates)
         ]
         async with stage.http() as http:
-            answers = [
-                await http.post("/v1/completions", headers=USER, json={**body, **more})
-                for more in ({}, {"stream": True})
-            ]
+            bodies = (body, {**body, "stream": True})
+            answers = [await http.post("/v1/completions", headers=USER, json=each) for each in bodies]
         return [answer.headers.get("x-orca-weight-version") for answer in answers]
 
     assert on_stage(saying("ab"), act, config) == ["9", "9"]
@@ -125,8 +124,6 @@ def test_a_slow_stream_has_the_version_in_a_comment(config: ServerConfig, monkey
     monkeypatch.setattr("orca_jax.openai.generation.QUIET_SECONDS", 0.02)
 
     async def act(stage: Stage) -> str:
-        import asyncio
-
         plain, stage.link.script = stage.link.script, lambda submit: []
         async with stage.http() as http:
             call = asyncio.create_task(
