@@ -108,6 +108,7 @@ class Engine:
         self._clock = clock
         self._weights = {} if weights is None else weights
         self._seeds = random.Random(seed)
+        self.weight_version = 0  # that of the weights at the start
         self._in_flight: deque[InFlight] = deque()
         self._iterations = self._scheduled_requests = self._scheduled_tokens = 0
         self._schedule_seconds = self._update_seconds = self._wait_seconds = 0.0
@@ -164,6 +165,25 @@ class Engine:
     def _free_weights(self) -> None:
         for key in self.pool.adapters.take_unused():
             self._weights.pop(key, None)
+
+    def update_weights(self, put: Callable[[], None], version: int | None = None) -> int:
+        """Replace the weights between two iterations, and empty the prefix cache, which is of the old ones.
+
+        No request may be live: an answer never has tokens of two versions. If `put` fails, the engine cannot be used.
+
+        Args:
+            put: replaces the weights of the executor.
+            version: number of the new weights; None: the next one.
+
+        Returns:
+            The version, also in `weight_version`.
+        """
+        assert not self.pool.has_work and not self._in_flight, "weights are replaced when all requests have ended"
+        put()
+        self.pool.kv.forget_all()
+        self.weight_version = self.weight_version + 1 if version is None else version
+        logger.info("the weights have version %d", self.weight_version)
+        return self.weight_version
 
     @property
     def has_work(self) -> bool:

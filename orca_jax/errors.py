@@ -34,9 +34,10 @@ MAX_SHOWN = 50  # problems in the message of a `CheckpointError`; a damaged inde
 
 
 class CheckpointError(ConfigError):
-    """The weights do not fit the model. `problems` holds one line per mismatch; `remedy` is the next thing to do."""
+    """The weights of `source` do not fit the model. `problems` holds one line per mismatch; `remedy` is what to do."""
 
     def __init__(self, source: str, problems: Sequence[str], remedy: str = "") -> None:
+        self.source = source
         self.problems = tuple(problems)
         shown = [f"  - {problem[:500]}" for problem in self.problems[:MAX_SHOWN]]
         more = len(self.problems) - len(shown)

@@ -207,6 +207,8 @@ SERVER_REFUSED = {
     "ssl_ca_certs": "--ssl-ca-certs x",
     "cache_salt_per_key": "--cache-salt-per-key",
     "allow_credentials": "--allow-credentials",
+    "admin_key_file": "--admin-key-file x",
+    "weights_root": "--weights-root x",
     "kv_events_endpoint": "--kv-events-endpoint tcp://0.0.0.0:5557",
     "kv_events_replay_endpoint": "--kv-events-replay-endpoint tcp://127.0.0.1:5558",
     "kv_events_topic": "--kv-events-topic t",

@@ -25,6 +25,7 @@ from orca_jax.build.settings import (
 )
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
+from orca_jax.build.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
 from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
@@ -63,6 +64,7 @@ class Built:
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
+    prepare_update: PrepareUpdate = refuse_toy  # see `build.weights`
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     read_adapter: AdapterReader | None = None  # None: the engine has no adapters
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
@@ -138,6 +140,7 @@ def _build(
         announce(f"loading and compiling {config.model}")
     with times.phase("import"):
         from orca_jax.build.executor import place_model, start_executor
+        from orca_jax.build.weights import WeightUpdater
 
     config, self_tests = _test_kernels(config, model)
     devices = claim_devices(config, model) if cluster is None else cluster.devices(config, model)
@@ -172,7 +175,10 @@ def _build(
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    return replace(built, directory=texts, self_tests=self_tests, read_adapter=reader)
+    prepare: PrepareUpdate = refuse_cluster if cluster is not None else refuse_quantised
+    if cluster is None and placed.config.quantization is None:
+        prepare = WeightUpdater(placed, local, source).prepare
+    return replace(built, directory=texts, self_tests=self_tests, read_adapter=reader, prepare_update=prepare)
 
 
 def _warn_of_workers(config: EngineConfig) -> None:

@@ -65,6 +65,8 @@ def check(config: ServerConfig) -> None:
         _require(False, "allow_credentials", "needs --allowed-origins with origins other than '*'")
     has_keys = bool(config.api_key) or config.api_key_file is not None
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
+    for name, needed in (("admin_key_file", "weights_root"), ("weights_root", "admin_key_file")):
+        _require(getattr(config, name) is None or getattr(config, needed), name, f"needs {flag_of(needed)}")
     _check_kv_events(config)
     endpoint = config.otlp_traces_endpoint
     _check_hosts(config)
