@@ -24,6 +24,8 @@ LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
+MAX_LORAS = 8  # adapters in one batch by default
+MAX_LORA_RANK = 16
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 DEFAULT_NGRAM = 5  # ids; as in vLLM
 MAX_NGRAM = 64
@@ -147,6 +149,14 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """The adapters on the devices."""
+
+    num_slots: int  # adapters in one batch
+    max_rank: int
+
+
+@dataclass(frozen=True)
 class ExecutorConfig:
     """Shapes and devices of the executor."""
 
@@ -161,6 +171,7 @@ class ExecutorConfig:
     strict_compile: bool = False  # a compile while serving raises
     max_steps: int = 1  # most repetitions of an iteration in one dispatch, and tokens kept per row
     pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
+    lora: LoraConfig | None = None  # None: no adapters
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
 
 
@@ -279,6 +290,11 @@ class EngineConfig:
     strict_compile: bool = False
     attention_implementation: AttentionName | None = None
     kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
+    enable_lora: bool = False  # serve low-rank adapters beside the model
+    max_loras: int | None = None  # adapters in one batch; None: MAX_LORAS
+    max_lora_rank: int | None = None  # None: MAX_LORA_RANK
+    max_cpu_loras: int | None = None  # adapters loaded at once, on the host; None: 4 times max_loras
+    lora_modules: tuple[str, ...] = ()  # NAME=PATH of adapters to load at the start
     trace_file: str | None = None  # file for the timeline, which `python -m orca_jax.timeline` shows
     progress: bool = True  # bars on standard error while loading and compiling
 

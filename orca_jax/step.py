@@ -27,6 +27,7 @@ class RowSampling(NamedTuple):
     seed: int  # 64 bits; resolved, while `params.seed` may be None
     num_prompt: int = 0  # tokens of the context that were not generated
     stop_ids: tuple[int, ...] = ()  # end tokens of the request, for plans of many steps
+    slot: int = 0  # of the request's adapter on the devices; 0: no adapter
 
 
 class Member(NamedTuple):
@@ -91,6 +92,13 @@ class MultiStep(NamedTuple):
     limits: Sequence[Limit]  # of the plan's members, in their order
 
 
+class SlotWrite(NamedTuple):
+    """An adapter to write into a slot before an iteration. No row of an earlier holder of the slot is left."""
+
+    slot: int  # from 1
+    adapter: str  # key of the weights in the executor
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One iteration, or many steps of it in one dispatch. Each row occurs once, and a plan is never empty.
@@ -101,6 +109,7 @@ class StepPlan:
     iteration: int
     members: tuple[Member, ...]
     multi_step: MultiStep | None = None  # None in nearly all plans
+    writes: tuple[SlotWrite, ...] = ()  # adapters of newcomers
 
     @property
     def num_tokens(self) -> int:

@@ -29,6 +29,10 @@ def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
     return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.pages, state.history)
 
 
+def _adapted_key(self: Programs, bucket: int, state: Any) -> Hashable:
+    return "adapted", _layers_key(self, bucket, state)
+
+
 def _sampler_key(self: Programs, name: str, width: int, state: Any) -> Hashable:
     shapes = _shapes(self.unembedding, state.history, state.last_token)
     return name, width, _common(self), self._model.family, self._model.vocab_size, shapes
@@ -60,6 +64,7 @@ def remembering() -> dict[str, Lower]:
     """The methods of `Programs` that lower a program, by name, without work for programs compiled before."""
     keys: dict[str, Key] = {
         "_lower_layers": _layers_key,
+        "_lower_adapted": _adapted_key,
         "_lower_sampler": _sampler_key,
         "_lower_multi_step": _multi_step_key,
     }

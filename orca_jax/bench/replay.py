@@ -34,8 +34,9 @@ from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
-from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline, proposals
-from orca_jax.timeline.views import add_file_args, write_views
+from orca_jax.timeline.flags import add_file_args
+from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline, proposals, shown_figures
+from orca_jax.timeline.views import write_views
 from orca_jax.timeline.writer import Arrival, TimelineHeader, TimelineWriter
 
 ORACLE = "oracle"
@@ -72,7 +73,10 @@ def run(args: argparse.Namespace) -> None:
     recorded, replayed = figures(recording), figures(again)
     fitted = fit.shown
     print_table("fitted cost in seconds", fitted)
-    print_table(f"{'recorded, then replayed with':<28} {changes or 'nothing changed'}", _columns(recorded, replayed))
+    print_table(
+        f"{'recorded, then replayed with':<28} {changes or 'nothing changed'}",
+        _columns(shown_figures(recording), shown_figures(again)),
+    )
     print_warning(fit.warning)
     line = {
         "recorded": recorded,
@@ -208,4 +212,6 @@ def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]
 
 
 def _columns(recorded: Mapping[str, float], replayed: Mapping[str, float]) -> dict[str, str]:
-    return {name: f"{recorded[name]:>12,.4g} {replayed[name]:>12,.4g}" for name in recorded}
+    """Both figures by the names of the recorded ones."""
+    pairs = zip(recorded.items(), replayed.values(), strict=True)
+    return {name: f"{before:>12,.4g} {after:>12,.4g}" for (name, before), after in pairs}

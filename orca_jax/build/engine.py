@@ -4,20 +4,30 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
+from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, toy_adapter_reader
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.draft_model import describe_draft, start_draft
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
+from orca_jax.build.settings import (
+    TOY,
+    check_lora_model,
+    check_settings,
+    check_toy,
+    is_toy,
+    num_workers,
+    quantised,
+)
 from orca_jax.build.speculation import speculating
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
+from orca_jax.build.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
 from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
@@ -57,7 +67,9 @@ class Built:
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
+    prepare_update: PrepareUpdate = refuse_toy  # see `build.weights`
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
+    read_adapter: AdapterReader | None = None  # None: the engine has no adapters
     proposer: ModelProposer | None = None  # with a draft model
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
@@ -111,17 +123,13 @@ def _build(
     announce: Callable[[str], None],
     cluster: "LeaderBuild | None",
 ) -> Built:
-    check_settings(config)
-    if config.trace_file is not None:
-        check_trace_file(config.trace_file)
-    _warn_of_workers(config)
+    _check(config, cluster is not None)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
-    if cluster is not None:
-        _check_hosts(config)
     model = quantised(config, read_model_config(source, config.decoder))
+    check_lora_model(config, model)
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
@@ -132,20 +140,15 @@ def _build(
         announce(f"loading and compiling {config.model}")
     with times.phase("import"):
         from orca_jax.build.executor import place_model, start_executor
+        from orca_jax.build.weights import WeightUpdater
 
     config, self_tests = _test_kernels(config, model)
     devices = claim_devices(config, model) if cluster is None else cluster.devices(config, model)
     platform = devices[0].platform
     check_platform(config, platform)
-    placed = place_model(
-        source,
-        model,
-        dtype=dtype_of(config, platform),
-        load_format=config.load_format,
-        seed=config.seed,
-        devices=devices,
-        num_stages=config.pipeline_parallel_size,
-    )
+    dtype, stages = dtype_of(config, platform), config.pipeline_parallel_size
+    loading: dict[str, Any] = {"load_format": config.load_format, "seed": config.seed}
+    placed = place_model(source, model, dtype=dtype, devices=devices, num_stages=stages, **loading)
     # Before the large model, whose KV cache takes the memory that is left.
     proposer = None if draft is None else start_draft(draft, devices, times)
     resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
@@ -158,18 +161,33 @@ def _build(
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
-    scheduler = build_scheduler(config, resolved.cache, budget)
-    speculated = speculating(config, scheduler, budget, local.launch_seconds, proposer)
+    plain = build_scheduler(config, resolved.cache, budget)
+    scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, speculated, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
+    reader = adapter_reader(placed.config, resolved)
+    load_first(engine, config, reader)
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    return replace(built, directory=texts, self_tests=self_tests, proposer=proposer)
+    built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer, read_adapter=reader)
+    if cluster is not None:
+        return replace(built, prepare_update=refuse_cluster)
+    if placed.config.quantization is not None:
+        return replace(built, prepare_update=refuse_quantised)
+    return replace(built, prepare_update=WeightUpdater(placed, local, source).prepare)
 
 
-def _check_hosts(config: EngineConfig) -> None:
-    """Refuse settings for one host. Raises ConfigError."""
+def _check(config: EngineConfig, has_hosts: bool) -> None:
+    """Refuse wrong settings, and those for one host on several ones; warn of slow ones. Raises ConfigError."""
+    check_settings(config)
+    if config.trace_file is not None:
+        check_trace_file(config.trace_file)
+    _warn_of_workers(config)
+    if not has_hosts:
+        return
+    if config.enable_lora:
+        raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
     if config.decoder is not None:
         raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
     if config.speculative_config is not None and config.speculative_config.model is not None:
@@ -277,13 +295,17 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     plain, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
     scheduler = speculating(config, plain, budget, {})
     job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
-    executor: Executor = toy_executor(job, override)
+    toy = toy_executor(job, override)
+    executor: Executor = toy
     if cluster is not None:
         cluster.gather()
         cluster.share(job)
         cluster.meet()
         executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
+    reader = toy_adapter_reader(config)
+    load_first(engine, config, reader)
     tokenizer = _tokenizer(config, config.model)
-    return _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
+    built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
+    return replace(built, read_adapter=reader)

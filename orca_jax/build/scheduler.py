@@ -6,6 +6,8 @@ from orca_jax.build.settings import (
     SCHEDULERS,
     check_budget,
     check_settings,
+    most_loras,
+    num_loras,
     num_workers,
     overlaps,
     reuses_prefixes,
@@ -14,6 +16,7 @@ from orca_jax.build.settings import (
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import Predictor, Scored
@@ -73,6 +76,7 @@ def _pool(
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=reuses_prefixes(config),
         predictor=predictor,
+        adapters=AdapterSlots(num_loras(config), most_loras(config)),
     )
 
 

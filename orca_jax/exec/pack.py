@@ -70,6 +70,7 @@ class Batch(NamedTuple):
     positions: Int[Array, " T"]
     requests: RowArrays  # pages of one layer
     kept_token: Int[Array, " K"]  # tokens whose hidden vectors go to the sampler
+    slot: Int[Array, " T"] | None = None  # of each token's adapter; None if no token has one
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,14 @@ class Layout:
         num_tokens: T, a bucket.
         num_rows: R.
         num_pages: P, pages of the longest possible request.
+        has_slots: the tokens have slots of adapters.
         num_drafts: most proposed tokens of a launch.
     """
 
     num_tokens: int
     num_rows: int
     num_pages: int
+    has_slots: bool = False
     num_drafts: int = 0
 
     @property
@@ -96,7 +99,8 @@ class Layout:
     @cached_property
     def vector(self) -> VectorLayout:
         """The arrays in their order."""
-        per_token = dict.fromkeys(("ids", "on_device", "token_row", "positions"), (self.num_tokens,))
+        names = ("ids", "on_device", "token_row", "positions", *(("slot",) if self.has_slots else ()))
+        per_token = dict.fromkeys(names, (self.num_tokens,))
         per_row = dict.fromkeys(("query_start", "query_len", "context_len"), (self.num_rows,))
         others = {"page_table": (self.num_rows, self.num_pages), "kept_token": (self.num_kept,)}
         return VectorLayout({**per_token, **per_row, **others})
@@ -156,6 +160,8 @@ def pack(
     view["ids"][np.flatnonzero(is_known)] = known
     view["on_device"][waiting] = 1
     view["token_row"][:total], view["token_row"][total:] = np.repeat(row, count), layout.num_rows
+    if layout.has_slots:
+        view["slot"][:total] = np.repeat(rows.slot[row], count)
     view["positions"][:total] = np.arange(total, dtype=np.int32) + np.repeat(first - start, count)
 
     # Requests.

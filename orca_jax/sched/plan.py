@@ -32,7 +32,7 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
             member = _with_extras(member, request)
         members.append(member)
     pool.num_plans = iteration + 1
-    return StepPlan(iteration, tuple(members), multi_step)
+    return StepPlan(iteration, tuple(members), multi_step, pool.adapters.take_writes())
 
 
 def _member(
@@ -63,7 +63,7 @@ def _member(
 def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
     """The member with the sampling of a newcomer, and its pages from the prefix cache among the new ones."""
     params = request.params
-    sampling = RowSampling(params, request.seed, len(request.prompt_ids), tuple(sorted(request.stop_ids)))
+    sampling = RowSampling(params, request.seed, len(request.prompt_ids), tuple(sorted(request.stop_ids)), request.slot)
     if member.num_old_pages:
         member = member._replace(num_old_pages=0, new_pages=tuple(pool.kv.pages_of(member.row)))
     return member._replace(sampling=sampling)

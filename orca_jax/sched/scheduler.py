@@ -9,9 +9,9 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.step import MultiStep
 
-Held = Literal["rows", "budget", "pages", "batch"]
+Held = Literal["rows", "budget", "pages", "batch", "adapters"]
 """The reason why the first waiting request was not admitted: all rows or places of the batch are taken, the token
-budget is spent, its pages or slots are not free, or a whole batch has to end first."""
+budget is spent, its pages or slots are not free, a whole batch has to end first, or its adapter has no slot."""
 
 
 class Choice(NamedTuple):

@@ -40,6 +40,7 @@ class ToyMemory:
         self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self._readers: list[set[int]] = [set() for _ in range(num_pages)]  # rows with each page
         self._rows: dict[int, ToyRow] = {}
+        self.slots: dict[int, int] = {0: 0}  # the number of the adapter in each slot
 
     def row(self, index: int) -> ToyRow:
         """The state of a row with a holder."""
@@ -68,12 +69,13 @@ class ToyMemory:
         end = start + len(ids)
         assert end <= len(row.pages) * self._page_size, f"{row.request_id}: {end} tokens in {len(row.pages)} pages"
         total = row.sums[start - 1] if start else 0
+        adapter = self._adapter_of(row)
         for position, token in enumerate(ids, start=start):
             number, slot = divmod(position, self._page_size)
             page = row.pages[number]
             assert self._readers[page] == {index}, f"{row.request_id} writes into page {page}, which is shared"
-            self._pages[page][slot] = token
-            total += (position + 1) * (token + 1)
+            self._pages[page][slot] = token + self._vocab_size * adapter
+            total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
 
     def write_drawn(self, index: int) -> None:
@@ -88,19 +90,27 @@ class ToyMemory:
 
     def _read(self, index: int, count: int) -> list[int]:
         row, ids = self._rows[index], []
+        adapter = self._adapter_of(row)
         for position in range(count):
             number, slot = divmod(position, self._page_size)
             page = row.pages[number]
             readers, token = self._readers[page], self._pages[page][slot]
             assert index in readers, f"page {page} of {row.request_id} was given to row {min(readers)} too"
             assert token is not None, f"{row.request_id} reads position {position}, which was never written"
-            ids.append(token)
+            assert token // self._vocab_size == adapter, f"{row.request_id} reads a page of another adapter"
+            ids.append(token % self._vocab_size)
         return ids
+
+    def _adapter_of(self, row: ToyRow) -> int:
+        slot = row.sampling.slot
+        assert slot in self.slots, f"{row.request_id} has slot {slot}, which was never written"
+        return self.slots[slot]
 
     def check(self, index: int) -> None:
         """Check a row's pages: they must hold the ids written for it, and no others."""
         row = self._rows[index]
-        total = sum((position + 1) * (token + 1) for position, token in enumerate(self.ids_of(index)))
+        adapter = self._adapter_of(row)
+        total = sum((position + 1) * (token + 1 + adapter) for position, token in enumerate(self.ids_of(index)))
         assert total == row.sums[-1], f"{row.request_id}: another request wrote into its pages"
 
     def _holder(self, member: Member) -> ToyRow:
@@ -122,7 +132,8 @@ class ToyMemory:
         row.pages += member.new_pages
         if member.sampling is not None and member.start:
             ids = self._read(member.row, member.start)
-            row.sums = list(accumulate((i + 1) * (token + 1) for i, token in enumerate(ids)))
+            adapter = self._adapter_of(row)
+            row.sums = list(accumulate((i + 1) * (token + 1 + adapter) for i, token in enumerate(ids)))
         return row
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:

@@ -3,14 +3,15 @@
 import dataclasses
 import statistics
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import LinearCost, WorkCounts, work_of
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SOUND = 0.8  # least share of the variance that a sound fit explains
 
@@ -50,6 +51,8 @@ def fit_cost(timeline: Timeline) -> Fit:
     """
     if not timeline.iterations:
         raise ConfigError("the timeline has no iterations, so no cost can be fitted", param="trace")
+    import numpy as np  # help comes without it
+
     work = [work_in(each) for each in timeline.iterations]
     features = np.array([(w.steps, w.num_tokens + w.padding, w.chunk_pairs + w.context) for w in work], np.float64)
     taken = np.array([each.device for each in timeline.iterations])
@@ -78,8 +81,10 @@ def work_in(iteration: IterationRecord) -> WorkCounts:
     return once if iteration.steps == 1 else once.repeated(iteration.steps)
 
 
-def non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
+def non_negative(features: "np.ndarray", taken: "np.ndarray") -> "np.ndarray":
     """Solve by least squares; features with negative weights are left out, beginning with the most negative one."""
+    import numpy as np
+
     scale = np.maximum(np.abs(features).max(axis=0), 1)
     kept = list(range(features.shape[1]))
     weights = np.zeros(features.shape[1])
