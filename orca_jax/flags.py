@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from orca_jax.checks import VALUE_ALIASES, did_you_mean
-from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig
+from orca_jax.config import GPU_MEMORY_UTILIZATION, MAX_LORA_RANK, MAX_LORAS, EngineConfig
 from orca_jax.errors import ConfigError
 
 HELP: Mapping[str, str] = {
@@ -57,6 +57,11 @@ HELP: Mapping[str, str] = {
     "attention_implementation": "attention kernel; default: the best one for the device",
     "kernel_self_test": "on accelerators: compare the attention kernels with plain XLA at start, and replace those "
     "that fail",
+    "enable_lora": "serve low-rank adapters (LoRA) beside the model; docs/adapters.md",
+    "max_loras": f"most adapters in one iteration (default: {MAX_LORAS})",
+    "max_lora_rank": f"largest rank of an adapter (default: {MAX_LORA_RANK})",
+    "max_cpu_loras": "most adapters loaded at once, in the memory of the host (default: 4 times --max-loras)",
+    "lora_modules": "adapters to load at start, NAME=PATH each: directories in the format of PEFT",
     "trace_file": "append a timeline of arrivals, iterations and ends to this file, without text or token ids; "
     "python -m orca_jax.timeline shows it",
     "progress": "show progress bars on standard error while loading and compiling",

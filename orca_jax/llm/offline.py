@@ -13,10 +13,28 @@ from orca_jax import progress
 from orca_jax.build.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.errors import EngineError, RequestError
-from orca_jax.llm.arguments import PromptInput, as_list, encoded, engine_settings, naming, one_for_each
+from orca_jax.llm.arguments import (
+    Loras,
+    PromptInput,
+    as_list,
+    check_same_adapter,
+    encoded,
+    engine_settings,
+    lora_for_each,
+    naming,
+    one_for_each,
+)
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import DEFAULT_URGENCY, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
+from orca_jax.request import (
+    DEFAULT_URGENCY,
+    LoRARequest,
+    RequestOutput,
+    RequestUpdate,
+    SamplingParams,
+    Urgency,
+    of_candidate,
+)
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
@@ -52,6 +70,7 @@ class LLM:
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._threads = EncodingThreads()
+        self._loras = dict(config.lora_paths)  # paths of the loaded adapters by name
         self._conversations = Conversations(built.directory)
         self._numbers = itertools.count()
         self._open: dict[str, OpenCandidate] = {}
@@ -65,6 +84,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        *,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Run all prompts, and return their outputs in the order of the prompts.
 
@@ -74,11 +95,13 @@ class LLM:
             use_tqdm: show a progress bar on standard error.
             priority: one number for each prompt; a lower one runs sooner. It needs `scheduling_policy="priority"`.
                 None: all prompts have the same priority.
+            lora_request: an adapter for all prompts, or one or None for each. It needs `enable_lora=True`. The first
+                use of a name loads the adapter, which stays loaded until `unload_lora`.
 
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` names it. No prompt was run.
         """
-        return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
+        return self._run(as_list(prompts), sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -90,6 +113,8 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Answer conversations, and return the outputs in their order.
 
@@ -102,6 +127,7 @@ class LLM:
             continue_final_message: end the prompt within the last message, so that the model continues it.
             tools: tools in OpenAI's format for the chat template. Calls in an answer are left as text.
             chat_template_kwargs: further variables of the template.
+            lora_request: as in `generate`.
 
         Raises:
             ConfigError: the chat template is wrong.
@@ -119,7 +145,12 @@ class LLM:
             )
             for conversation in as_conversations(messages)
         ]
-        return self._run(texts, sampling_params, use_tqdm, None, has_special_tokens=True)
+        return self._run(texts, sampling_params, use_tqdm, None, lora_request, has_special_tokens=True)
+
+    def unload_lora(self, lora_name: str) -> None:
+        """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
+        self.engine.remove_adapter(lora_name)
+        self._loras.pop(lora_name, None)
 
     def _run(
         self,
@@ -127,11 +158,12 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         priority: Sequence[int] | None,
+        lora_request: Loras,
         *,
         has_special_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Run all prompts with a progress bar. The arguments are those of `generate` and `_add`."""
-        call, ids = self._add(prompts, sampling_params, priority, has_special_tokens)
+        call, ids = self._add(prompts, sampling_params, priority, has_special_tokens, lora_request)
         outputs: dict[str, RequestOutput] = {}
         num_tokens = 0
         options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
@@ -148,13 +180,16 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: Sequence[int] | None = None,
+        *,
+        lora_request: Loras = None,
     ) -> Iterator[RequestOutput]:
         """Yield each output as soon as its request ends.
 
         The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
         Arguments and errors are as in `generate`.
         """
-        return self._drain(self._add(as_list(prompts), sampling_params, priority)[0])
+        call, _ = self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)
+        return self._drain(call)
 
     def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
@@ -217,6 +252,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         has_special_tokens: bool = False,
+        lora_request: Loras = None,
     ) -> tuple[OfflineCall, list[str]]:
         """Add all prompts to the engine, or none of them. Return the ids of the prompts.
 
@@ -226,17 +262,32 @@ class LLM:
         self._reap()
         params = one_for_each(sampling_params, len(prompts))
         urgencies = self._urgencies(priority, len(prompts))
+        adapters = [self._adapter(one) for one in lora_for_each(lora_request, len(prompts))]
         call = OfflineCall()
         ids: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
                 with naming(index):
                     encoded = self._encoded(prompt, params[index], has_special_tokens)
-                    ids.append(self._add_one(call, prompt, params[index], encoded, urgencies[index]))
+                    one = self._add_one(call, prompt, params[index], encoded, urgencies[index], adapters[index])
+                    ids.append(one)
         except BaseException:
             self._abandon(call.candidates)
             raise
         return call, ids
+
+    def _adapter(self, request: LoRARequest | None) -> str | None:
+        """The name of a loaded adapter. The first use of a name loads it. Raises RequestError."""
+        if request is None:
+            return None
+        name, reader = request.lora_name, self._built.read_adapter
+        if reader is None:
+            raise RequestError("lora_request needs an LLM created with enable_lora=True", param="lora_request")
+        if name not in self._loras:
+            self.engine.add_adapter(*reader(name, request.lora_path))
+            self._loras[name] = request.lora_path
+        check_same_adapter(request, self._loras[name])
+        return name
 
     def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
         if priority is None:
@@ -257,6 +308,7 @@ class LLM:
         params: SamplingParams,
         encoded: tuple[list[int], SamplingParams],
         urgency: Urgency,
+        adapter: str | None,
     ) -> str:
         """Add the candidates of one prompt. Return its id."""
         ids, in_ids = encoded
@@ -266,7 +318,7 @@ class LLM:
         for index in range(params.n):
             candidate_id = f"{request_id}.{index}" if index else request_id
             constraint = None if params.structured is None else self._grammars.compile(params.structured)
-            self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency)
+            self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
             stream = OutputStream.for_params(self.tokenizer, params)
             self._open[candidate_id] = of.add(stream, params.logprobs is not None)
             call.candidates.append(candidate_id)

@@ -76,6 +76,7 @@ def check(config: ServerConfig) -> None:
     has_keys = bool(config.api_key) or config.api_key_file is not None
     _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
     _check_kv_events(config)
+    _check_adapters(config)
     endpoint = config.otlp_traces_endpoint
     _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
@@ -148,6 +149,16 @@ def _check_kv_events(config: ServerConfig) -> None:
             _require(fault is None, name, fault or "")
     for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote"):
         _require(config.kv_events_endpoint is not None or not getattr(config, name), name, "needs --kv-events-endpoint")
+
+
+def _check_adapters(config: ServerConfig) -> None:
+    folder = config.lora_dir
+    if folder is not None:
+        _require(config.engine.enable_lora, "lora_dir", "needs --enable-lora")
+        _require(Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
+    for name in config.engine.lora_paths:
+        is_taken = name in config.names
+        _require(not is_taken, "lora_modules", f"{name} is the name of the model; choose another one")
 
 
 def _require(holds: bool, param: str, what: str) -> None:
