@@ -189,8 +189,9 @@ def _arrange(
         if problem is not None:
             problems.append(f"{module}: {problem}")
             continue
-        for place in places[module]:
-            _place_values(out, place, sides["A"], sides["B"] * config.scale, model, lora.max_rank)
+        with np.errstate(over="ignore"):  # found below
+            for place in places[module]:
+                _place_values(out, place, sides["A"], sides["B"] * config.scale, model, lora.max_rank)
     infinite = [name for name, each in out.items() if not np.isfinite(each.astype(np.float32)).all()]
     if infinite:
         problems.append(f"values of {', '.join(infinite)} are too large for {dtype}")
