@@ -16,12 +16,13 @@ from orca_jax.errors import ConfigError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
-from orca_jax.openai.model import Service
+from orca_jax.openai.model import Model, Service
 from orca_jax.serve.app import create_app
 from orca_jax.serve.args import check
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL, toy_generate
 from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.text.tokenizer import load_tokenizer
 
 TOY = "preset:toy"
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True}
@@ -71,6 +72,13 @@ def on_server(config: ServerConfig, act: Callable[[httpx.AsyncClient, ServerObse
 
 async def complete(http: httpx.AsyncClient, model: str) -> httpx.Response:
     return await http.post("/v1/completions", json={"model": model, "prompt": "hi", **GREEDY})
+
+
+@pytest.fixture(autouse=True)
+def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process for a chat template."""
+    texts = Model(load_tokenizer("byte"), None, {}, TOY_MODEL.vocab_size, 2048, 7 * 2048, 2048)
+    monkeypatch.setattr("orca_jax.openai.model._load", lambda ready, config: texts)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[
     answers = []
     for number, adapter in enumerate(adapters):
         merged = merge(adapter, folder / f"merged {number}")
-        for built in engine_of(merged, cache, max_num_seqs=32):
+        for built in engine_of(merged, cache):
             built.engine.add("0", prompt_of(number), SCORED)
             answers.append(run(built)["0"])
     return answers
