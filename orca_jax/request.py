@@ -386,3 +386,4 @@ class RequestOutput:
     finished: bool = True
     metrics: RequestMetrics | None = None  # None if an error or a stop string ended it
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids after the first
+    weight_version: int = 0  # of the weights that made it; see `LLM.update_params`

@@ -18,10 +18,10 @@ from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler, Traits
+from orca_jax.sched.scheduler import KnownScheduler, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
-SCHEDULERS: Mapping[str, type[Scheduler]] = {
+SCHEDULERS: Mapping[str, type[KnownScheduler]] = {
     "orca": OrcaScheduler,
     "request_level": RequestLevelScheduler,
     "chunked": ChunkedScheduler,
@@ -177,6 +177,15 @@ NEEDS: tuple[Need, ...] = (
         ),
     ),
     Need(
+        "check_in_intervals",
+        (None,),
+        lambda config: config.speculative_config is None,
+        lambda config: (
+            "check_in_intervals and speculative_config both run a request further than one token without the host; "
+            "leave one of them out"
+        ),
+    ),
+    Need(
         "decoder",
         (None,),
         lambda config: config.pipeline_parallel_size == 1,
@@ -300,15 +309,15 @@ def check_toy(config: EngineConfig) -> None:
         if getattr(config, name) not in accepted:
             message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
             raise ConfigError(message, param=name)
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = f"speculative_config: method draft_model has no effect on {config.model}; give method ngram"
+        raise ConfigError(message, param="speculative_config")
 
 
 def check_quantization(kind: Quantization | None, model: ModelConfig) -> None:
     """Check that weights of this model can be quantised. Raises ConfigError; `param` is "quantization"."""
     if kind is None:
         return
-    if model.experts is not None:
-        message = f"quantization {kind} does not cover the experts of {model.family}; leave it out"
-        raise ConfigError(message, param="quantization")
     if model.decoder is not None:
         message = f"quantization {kind} does not cover {model.decoder}, a decoder of your own; leave it out"
         raise ConfigError(message, param="quantization")
@@ -318,9 +327,11 @@ def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """Return the model with the kind of quantisation that the settings ask for.
 
     Raises:
-        ConfigError: the model is quantised in another kind already, or it cannot be quantised.
+        ConfigError: the model is quantised in another kind already, it cannot be quantised, or it cannot have the
+            adapters that the settings ask for.
     """
     check_quantization(config.quantization, model)
+    check_lora_model(config, model)
     if config.quantization is None:
         return model
     if model.quantization not in (None, config.quantization):

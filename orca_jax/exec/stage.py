@@ -178,6 +178,13 @@ class Stage:
         own = {name: each if each.ndim == 1 else each[span.start : span.stop] for name, each in values.items()}
         self._adapters = self.programs["write_slot", 0](self._adapters, np.array([slot], np.int32), own)
 
+    def put_weight(self, index: int, value: jax.Array) -> None:
+        """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""
+        old, shape = self._weights[index], self.shapes.weights[index]
+        assert (value.shape, value.dtype, value.sharding) == (shape.shape, shape.dtype, shape.sharding), "another shape"
+        self._weights[index] = value
+        self._unembedding = [value if each is old else each for each in self._unembedding]
+
     def close(self) -> None:
         """Free the arrays, but not the weights."""
         for array in (*jax.tree.leaves((self.state, self._adapters)), *self._no_masks.values()):

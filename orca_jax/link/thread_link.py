@@ -34,8 +34,15 @@ class EngineThread:
         self._outbox = Outbox()
         self._loop = asyncio.get_running_loop()
         self._inbox: Inbox = queue.SimpleQueue()
-        compiler, reader = built.grammars.compile, built.read_adapter
-        engine_loop = EngineLoop(built.engine, self._inbox, self._deliver, EngineStatus(), compiler, reader=reader)
+        self._engine_loop = engine_loop = EngineLoop(
+            built.engine,
+            self._inbox,
+            self._deliver,
+            EngineStatus(),
+            built.grammars.compile,
+            prepare_update=built.prepare_update,
+            reader=built.read_adapter,
+        )
         self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
         self._thread.start()
 
@@ -64,7 +71,7 @@ class EngineThread:
             ready = self._outbox.take(message.updates)
             if not ready:
                 return
-            message = Updates(ready, message.running, message.waiting)
+            message = Updates(ready, message.running, message.waiting, message.weight_version)
         self._loop.call_soon_threadsafe(self._client.take, message)
 
 

@@ -1,10 +1,7 @@
 """`LLM`: the engine in this process, for scripts and notebooks, with the interface of vLLM."""
 
-import contextlib
 import itertools
 import logging
-import signal
-import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, cast
@@ -17,24 +14,19 @@ from orca_jax.llm.arguments import (
     Loras,
     PromptInput,
     as_list,
-    check_same_adapter,
+    check_prompt_type,
+    check_version,
     encoded,
     engine_settings,
-    lora_for_each,
     naming,
     one_for_each,
+    urgencies,
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.interrupts import interrupt_later
+from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import (
-    DEFAULT_URGENCY,
-    LoRARequest,
-    RequestOutput,
-    RequestUpdate,
-    SamplingParams,
-    Urgency,
-    of_candidate,
-)
+from orca_jax.request import RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
@@ -70,7 +62,7 @@ class LLM:
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._threads = EncodingThreads()
-        self._loras = dict(config.lora_paths)  # paths of the loaded adapters by name
+        self._loras = LoadedAdapters(built)
         self._conversations = Conversations(built.directory)
         self._numbers = itertools.count()
         self._open: dict[str, OpenCandidate] = {}
@@ -95,8 +87,8 @@ class LLM:
             use_tqdm: show a progress bar on standard error.
             priority: one number for each prompt; a lower one runs sooner. It needs `scheduling_policy="priority"`.
                 None: all prompts have the same priority.
-            lora_request: an adapter for all prompts, or one or None for each. It needs `enable_lora=True`. The first
-                use of a name loads the adapter, which stays loaded until `unload_lora`.
+            lora_request: an adapter for all prompts, or one or None for each, with `enable_lora=True`. The first use of
+                a name loads it, until `unload_lora`.
 
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` names it. No prompt was run.
@@ -149,8 +141,7 @@ class LLM:
 
     def unload_lora(self, lora_name: str) -> None:
         """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
-        self.engine.remove_adapter(lora_name)
-        self._loras.pop(lora_name, None)
+        self._loras.unload(lora_name)
 
     def _run(
         self,
@@ -164,8 +155,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Run all prompts with a progress bar. The arguments are those of `generate` and `_add`."""
         call, ids = self._add(prompts, sampling_params, priority, has_special_tokens, lora_request)
-        outputs: dict[str, RequestOutput] = {}
-        num_tokens = 0
+        outputs, num_tokens = dict[str, RequestOutput](), 0
         options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
         with progress.bar(total=len(ids), **options) as bar:
             for output in self._drain(call):
@@ -188,8 +178,7 @@ class LLM:
         The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
         Arguments and errors are as in `generate`.
         """
-        call, _ = self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)
-        return self._drain(call)
+        return self._drain(self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)[0])
 
     def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
@@ -233,6 +222,37 @@ class LLM:
         next(generator)  # start it, so that dropping it unused aborts the request too
         return generator
 
+    def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
+        """Replace the weights without compiling anything, and return their version, which outputs carry.
+
+        Requests of open iterators finish first, with the old weights; the iterators then have their outputs. So no
+        output has tokens of two versions. The prefix cache is emptied. The arrays are copied: the caller may donate
+        them afterwards.
+
+        Args:
+            params: the parameters of the model as a state or module of `flax.nnx` or as nested dicts; or the path of
+                an Orbax checkpoint. Types are cast to that of the weights.
+            version: number of the new weights; None: the next one. Weights at the start have 0.
+            abort_all_requests: end open requests with the reason "abort" instead.
+
+        Raises:
+            CheckpointError: lists all parameters that are missing, unexpected or misshapen, or have another type; the
+                weights are unchanged.
+            ConfigError: the weights are quantised, or the model is the toy.
+        """
+        self._check_usable()
+        check_version(version)
+        put = self._built.prepare_update(params)
+        for request_id in self._open if abort_all_requests else ():
+            self.engine.abort(request_id)
+        while self.engine.has_work:
+            self._step()
+        try:
+            return self.engine.update_weights(lambda: put(lambda: None), version)
+        except BaseException as error:
+            self._unusable = f"an update of the weights failed with {type(error).__name__}: {error}"
+            raise
+
     def close(self) -> None:
         """Free the memory of the device. The LLM cannot be used afterwards."""
         if self._unusable != "it was closed":
@@ -261,45 +281,20 @@ class LLM:
         self._check_usable()
         self._reap()
         params = one_for_each(sampling_params, len(prompts))
-        urgencies = self._urgencies(priority, len(prompts))
-        adapters = [self._adapter(one) for one in lora_for_each(lora_request, len(prompts))]
-        call = OfflineCall()
+        urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
+        adapters = self._loras.names(lora_request, len(prompts))
+        call = OfflineCall(weight_version=self.engine.weight_version)
         ids: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
                 with naming(index):
                     encoded = self._encoded(prompt, params[index], has_special_tokens)
-                    one = self._add_one(call, prompt, params[index], encoded, urgencies[index], adapters[index])
-                    ids.append(one)
+                    of = params[index], encoded, urgency[index], adapters[index]
+                    ids.append(self._add_one(call, prompt, *of))
         except BaseException:
             self._abandon(call.candidates)
             raise
         return call, ids
-
-    def _adapter(self, request: LoRARequest | None) -> str | None:
-        """The name of a loaded adapter. The first use of a name loads it. Raises RequestError."""
-        if request is None:
-            return None
-        name, reader = request.lora_name, self._built.read_adapter
-        if reader is None:
-            raise RequestError("lora_request needs an LLM created with enable_lora=True", param="lora_request")
-        if name not in self._loras:
-            self.engine.add_adapter(*reader(name, request.lora_path))
-            self._loras[name] = request.lora_path
-        check_same_adapter(request, self._loras[name])
-        return name
-
-    def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
-        if priority is None:
-            return [DEFAULT_URGENCY] * count
-        if len(priority) != count:
-            raise RequestError(
-                f"{len(priority)} priorities for {count} prompts; give one for each prompt", param="priority"
-            )
-        if any(priority) and not self._has_priorities:
-            message = 'priority must be 0, since this LLM was not created with scheduling_policy="priority"'
-            raise RequestError(message, param="priority")
-        return [Urgency(one) for one in priority]
 
     def _add_one(
         self,
@@ -313,8 +308,7 @@ class LLM:
         """Add the candidates of one prompt. Return its id."""
         ids, in_ids = encoded
         request_id = str(next(self._numbers))
-        text = prompt if isinstance(prompt, str) else None
-        of = OpenPrompt(request_id, call, text, tuple(ids))
+        of = OpenPrompt(request_id, call, prompt if isinstance(prompt, str) else None, tuple(ids))
         for index in range(params.n):
             candidate_id = f"{request_id}.{index}" if index else request_id
             constraint = None if params.structured is None else self._grammars.compile(params.structured)
@@ -329,11 +323,7 @@ class LLM:
         self, prompt: PromptInput, params: SamplingParams, has_special_tokens: bool
     ) -> tuple[list[int], SamplingParams]:
         """The ids of a prompt, and the parameters for the engine."""
-        if not isinstance(prompt, str | list | tuple):
-            raise RequestError(
-                f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
-            )
-
+        check_prompt_type(prompt)
         convert = partial(encoded, prompt, params, self.tokenizer, not has_special_tokens)
         if isinstance(prompt, str):
             check_characters(prompt, self.max_model_len, self.tokenizer)
@@ -360,7 +350,7 @@ class LLM:
 
     def _step(self) -> None:
         """Run one iteration; its updates may belong to any open call."""
-        with _interrupt_later():
+        with interrupt_later():
             self._step_whole()
         self._reap()
 
@@ -378,10 +368,8 @@ class LLM:
 
     def _take(self, update: RequestUpdate) -> None:
         request = self._open.get(update.request_id)
-        if request is None:
-            return  # abandoned
-        if not request.take(update):
-            return
+        if request is None or not request.take(update):
+            return  # abandoned, or not ended
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)
         if update.finish_reason is None:  # ended by a stop string, which the engine does not look for
@@ -410,20 +398,3 @@ class LLM:
     def _check_usable(self) -> None:
         if self._unusable is not None:
             raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
-
-
-@contextlib.contextmanager
-def _interrupt_later() -> Iterator[None]:
-    """Delay Ctrl-C until the iteration is complete, so that the engine can be used afterwards."""
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-    interrupts: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *details: interrupts.append(details))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if interrupts:
-            previous(*interrupts[0])

@@ -15,8 +15,10 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
 from orca_jax.model.lora.launch import LayerAdapters, added
 from orca_jax.model.quantise import (
+    QuantisedExperts,
     QuantisedMatrix,
     QuantisedTable,
     Storage,
@@ -68,6 +70,17 @@ class Maker:
         """A maker of parameters with a leading axis for the layers of `span`."""
         return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
 
+    def of_each_device(self) -> "Maker":
+        """A maker of layers that are partitioned by hand, so that products see the part of one device.
+
+        Raises:
+            ConfigError: a group of int4 may reach over the edge of a device.
+        """
+        if self.storage.kind == "int4" and self.storage.shards > 1:
+            message = "quantization int4 does not cover experts on several devices: use int8"
+            raise ConfigError(message, param="quantization")
+        return Maker(self.dtype, self.rngs, self.span, self.mesh, Storage(self.storage.kind))
+
     def skip(self) -> None:
         """Use up the key of a random parameter of another stage, so that the values do not depend on the stages."""
         self.rngs.params()
@@ -91,6 +104,17 @@ class Maker:
         check_inputs(kind, sizes[0], splits)
         parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
         return QuantisedMatrix(parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None)
+
+    def experts(
+        self, sizes: tuple[int, int, int], axes: tuple[str, str, str], std: float
+    ) -> nnx.Param[Array] | QuantisedExperts:
+        """Matrices of random values, one for each expert, from inputs to outputs."""
+        kind = self.storage.kind
+        if kind is None:
+            return self(sizes, axes, "normal", std)
+        check_inputs(kind, sizes[1], 1)
+        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
+        return QuantisedExperts(parts, axes, kind, self.dtype, is_stacked=self.span is not None)
 
     def table(self, rows: int, width: int, axis: str, used: int) -> "nnx.Param[Array] | QuantisedTable":
         """A table of random values; rows from `used` on are zeros."""
