@@ -15,7 +15,7 @@ NOT_RUN = {  # all blocks of these pages
     "docs/measured/cycles.md": "compiles for minutes; tests/aot runs it",
     "docs/measured/layers.md": "compiles for minutes; tests/aot runs it",
     "docs/measured/roofline.md": "compiles for minutes; tests/aot runs it",
-    "checkpoints/demo/README.md": "training of hours; tests/project/test_train_demo.py trains for some steps",
+    "checkpoints/demo/README.md": "training of hours; tests/demo/test_train_demo.py trains for some steps",
     "checkpoints/demo_length_ranker/README.md": "training, from recorded answers; tests/ranker trains on fewer",
 }
 

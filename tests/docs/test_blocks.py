@@ -19,7 +19,7 @@ from tests.project.source import ROOT
 
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 FOREIGN = frozenset(  # flags of other programs in sentences
-    """--build-arg --device --gpus --group-add --pack-destination --platform --privileged --time
+    """--build-arg --device --gpus --group-add --pack-destination --platform --privileged --read-only --time
     """.split()  # noqa: SIM905
 )
 # A block whose text is in a table of the tests of the page, by `RUN_BY`.
@@ -27,7 +27,13 @@ OF_TESTS = {"docs/quickstart.md": [text for _, text in quickstart.BLOCKS]}
 
 
 def test_the_languages_of_blocks_are_known() -> None:
-    assert {block.language for found in BLOCKS.values() for block in found} <= {*SHELL, "python", "json", "text"}
+    assert {block.language for found in BLOCKS.values() for block in found} <= {
+        *SHELL,
+        "python",
+        "json",
+        "text",
+        "yaml",
+    }
 
 
 def test_pages_and_files_of_the_tables_exist() -> None:
@@ -49,8 +55,9 @@ def test_reasons_name_tests_that_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("checkpoints/")])
 def test_commands_parse(page: str) -> None:
+    """The cards of the models are left out: they have the command of a training in the past."""
     found = [block for block in BLOCKS[page] if block.language in SHELL]
     for block in found:
         subprocess.run(["bash", "-n", "-c", block.text], check=True)
