@@ -180,7 +180,9 @@ def _build(
     plain = build_scheduler(config, resolved.cache, budget)
     scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
+    engine = Engine(
+        executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters
+    )
     reader = adapter_reader(placed.config, resolved)
     load_first(engine, config, reader)
     device = devices[0].device_kind

@@ -90,11 +90,7 @@ def test_stories(seed: int) -> None:
         left, sign, right, _, result = step.split()
         assert (int(left), int(right)) == (value, change)
         value = int(result)
-        grows = {
-            "+": "buy|find|get|give|pick|bring|make",
-            "-": "give|lose|sell|take|break|throw|use",
-            "x": "times as many",
-        }
+        grows = {"+": "buy|find|get|give|pick|bring|make", "-": "give|lose|sell|take|break|throw|use", "x": "times as many"}
         assert re.search(grows[sign], question)
     check_steps(answer)
     assert last(answer) == value
@@ -176,13 +172,7 @@ def test_times(seed: int) -> None:
 
     question, answer = single("clock.units", seed)
     (count,) = numbers(question)
-    factors = {
-        "minute": {"hour": 60},
-        "hour": {"day": 24},
-        "day": {"week": 7},
-        "second": {"minute": 60},
-        "month": {"year": 12},
-    }
+    factors = {"minute": {"hour": 60}, "hour": {"day": 24}, "day": {"week": 7}, "second": {"minute": 60}, "month": {"year": 12}}
     (factor,) = {
         factors[small][large]
         for small in factors
