@@ -27,13 +27,8 @@ OF_TESTS = {"docs/quickstart.md": [text for _, text in quickstart.BLOCKS]}
 
 
 def test_the_languages_of_blocks_are_known() -> None:
-    assert {block.language for found in BLOCKS.values() for block in found} <= {
-        *SHELL,
-        "python",
-        "json",
-        "text",
-        "yaml",
-    }
+    languages = {*SHELL, "python", "json", "text", "yaml"}
+    assert {block.language for found in BLOCKS.values() for block in found} <= languages
 
 
 def test_pages_and_files_of_the_tables_exist() -> None:
