@@ -291,9 +291,11 @@ def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> 
     shown.context.close()
 
 
-def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Server) -> None:
-    """Requests that wait, are preempted and recomputed: the page's spans against those of `request_spans`."""
-    lab = WatchedLab(max_bs=3, page_size=2, shape=ONE._replace(budget=6, num_pages=8))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Server, depth: int) -> None:
+    """Requests that wait, are preempted and recomputed, or end late: the page's spans against `request_spans`."""
+    shape = ONE._replace(budget=6, num_pages=8, depth=depth)
+    lab = WatchedLab(max_bs=3, page_size=2, shape=shape, eos=(43,))
     lines = lab.watch()
     for name, prompt, generated in (("A", 3, 6), ("B", 5, 7), ("C", 2, 4), ("D", 9, 2)):
         lab.add(name, prompt, generated)
@@ -309,6 +311,7 @@ def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Serv
     found = page.evaluate(script, lines)
     run = lab.timeline
     assert any(iteration.preempted for iteration in run.iterations), "no request was preempted"
+    assert any(span.kind == "repeat" for spans in request_spans(run).values() for span in spans) == (depth > 1)
     for (state, generated, spans), (n, expected) in zip(found, request_spans(run).items(), strict=True):
         assert (state, generated) == ("ended", run.ends[n].generated)
         assert spans == joined([(each.kind, each.first, each.last, each.tokens) for each in expected])

@@ -15,9 +15,10 @@ export const spanText = (span, column) => (span ? TEXTS[span.kind](span, column)
 
 /** The members [{kind}] of an iteration. */
 export function batchText(iteration, tokens, members) {
-  const chunks = members.filter((each) => each.kind === "chunk").length;
-  const repeats = members.filter((each) => each.kind === "repeat").length;
-  const parts = [counted(members.length - chunks - repeats, "increment")];
+  const of = (kind) => members.filter((each) => each.kind === kind).length;
+  const [chunks, increments, repeats] = [of("chunk"), of("increment"), of("repeat")];
+  const parts = [];
+  if (increments) parts.push(counted(increments, "increment"));
   if (chunks) parts.push(`${counted(chunks, "chunk")} of prefill`);
   if (repeats) parts.push(counted(repeats, "ended request"));
   return `iteration ${iteration}: ${counted(tokens, "token")} of ${counted(members.length, "request")} (${parts.join(", ")})`;
