@@ -2,17 +2,21 @@
 
 import asyncio
 import itertools
+import os
+import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
-from orca_jax.errors import EngineDeadError, EngineError, RequestError
+from orca_jax.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready, Rejected, Submit
-from orca_jax.llm.arguments import PromptInput, encoded, engine_settings
+from orca_jax.llm.arguments import PromptInput, check_version, encoded, engine_settings
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.request import RequestOutput, SamplingParams, Urgency, of_candidate
@@ -132,6 +136,31 @@ class AsyncLLM:
         async for output in self._outputs(text, sampling_params or SamplingParams(), priority, False):
             yield output
 
+    async def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
+        """Replace the weights without compiling anything, and return their version, which outputs carry.
+
+        The engine serves while it reads the new weights. Requests that are open then finish with the old ones, and
+        later requests wait. The arguments are those of `LLM.update_params`. A tree is written to a temporary folder as
+        an Orbax checkpoint, which the process of the engine reads; the path of a checkpoint must lead there for it too.
+
+        Raises:
+            ConfigError: the parameters do not fit, or these weights cannot be replaced; the weights are unchanged.
+            EngineError: the engine has ended.
+        """
+        client, _ = self._parts()
+        check_version(version)
+        try:
+            if isinstance(params, str | PathLike):
+                path = os.path.abspath(params)
+                return await client.update_weights(path, version, aborts=abort_all_requests)
+            with tempfile.TemporaryDirectory(prefix="orca_jax_weights_") as folder:
+                await asyncio.to_thread(save_tree, params, Path(folder))
+                return await client.update_weights(folder, version, aborts=abort_all_requests)
+        except RequestError as error:
+            raise ConfigError(error.message, error.param) from None
+        except LinkError as error:
+            raise EngineDeadError(error.message) from None
+
     async def _outputs(
         self, prompt: PromptInput, params: SamplingParams, priority: int, add_special_tokens: bool
     ) -> AsyncGenerator[RequestOutput]:
@@ -163,6 +192,7 @@ class AsyncLLM:
                         if update.finish_reason is None:
                             call.abort(update.request_id)  # ended by a stop string
                         candidate.finish(update.metrics)
+                    of.call.weight_version = call.weight_version
                     yield of.output()
         except (Overloaded, CallTooLarge) as error:
             raise RequestError(error.message, param="prompt") from None
@@ -178,6 +208,17 @@ class AsyncLLM:
         if self._client is None or self._texts is None:
             raise EngineError("this AsyncLLM is not open: use it as `async with AsyncLLM(...) as llm:`")
         return self._client, self._texts
+
+
+def save_tree(params: Any, folder: Path) -> None:
+    """Write a tree of parameters as an Orbax checkpoint."""
+    import orbax.checkpoint as ocp
+
+    from orca_jax.model.orbax_files import PARAMS
+    from orca_jax.model.trees.memory import flat_tree, nested
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(folder / PARAMS, args=ocp.args.PyTreeSave(nested(flat_tree(params))))
 
 
 def _checked(

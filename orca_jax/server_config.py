@@ -65,6 +65,12 @@ class ServerConfig:
     api_key_file: str | None = _flag(
         None, "access", "file of API keys, one per line; unlike --api-key it does not show them in process lists"
     )
+    admin_key_file: str | None = _flag(
+        None,
+        "access",
+        "file of keys, one per line, for replacing weights by POST /update_weights_from_disk; default: no such route",
+    )
+    weights_root: str | None = _flag(None, "access", "folder of the checkpoints that may replace the weights")
     cache_salt_per_key: bool = _flag(
         False,
         "access",

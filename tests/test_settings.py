@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
-from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.build.budget import launch_sizes, token_budget
 from orca_jax.build.engine import Built, build_engine
@@ -207,6 +207,8 @@ SERVER_REFUSED = {
     "ssl_ca_certs": "--ssl-ca-certs x",
     "cache_salt_per_key": "--cache-salt-per-key",
     "allow_credentials": "--allow-credentials",
+    "admin_key_file": "--admin-key-file x",
+    "weights_root": "--weights-root x",
     "kv_events_endpoint": "--kv-events-endpoint tcp://0.0.0.0:5557",
     "kv_events_replay_endpoint": "--kv-events-replay-endpoint tcp://127.0.0.1:5558",
     "kv_events_topic": "--kv-events-topic t",

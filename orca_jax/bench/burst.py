@@ -18,9 +18,10 @@ from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
+from orca_jax.timeline.flags import add_plot_args
 from orca_jax.timeline.read import Timeline, figures, shown_figures
 from orca_jax.timeline.record import record
-from orca_jax.timeline.views import add_plot_args, write_plot
+from orca_jax.timeline.views import write_plot
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:

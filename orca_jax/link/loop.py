@@ -10,10 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orca_jax.build.engine import Built
+from orca_jax.build.updates import PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
+from orca_jax.link.weight_updates import Prepared, WeightUpdates
 from orca_jax.link.wire import (
     Abort,
     Heartbeat,
@@ -21,10 +23,12 @@ from orca_jax.link.wire import (
     Phase,
     Ready,
     Rejected,
+    ReplaceWeights,
     Start,
     Submit,
     ToEngine,
     Updates,
+    UpdateWeights,
     Watch,
 )
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
@@ -52,7 +56,7 @@ class ResultReady:
     handle: Handle
 
 
-ToLoop = ToEngine | Compiled | ResultReady | None
+ToLoop = ToEngine | Compiled | ResultReady | Prepared | None
 """None means that the front end has gone."""
 Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
@@ -146,6 +150,7 @@ class EngineLoop:
         status: updated with the progress of the thread.
         compiler: makes a constraint of a grammar; called by several threads.
         live: observes the engine when the front end watches it; None if no front end does.
+        prepare_update: checks new weights; called by a thread.
     """
 
     def __init__(
@@ -156,7 +161,9 @@ class EngineLoop:
         status: EngineStatus,
         compiler: Compile,
         live: EngineWatch | None = None,
+        prepare_update: PrepareUpdate = refuse_toy,
     ) -> None:
+        self._updates = WeightUpdates(engine, prepare_update, inbox.put, send, status.work)
         self._engine = engine
         self._inbox = inbox
         self._send = send
@@ -186,12 +193,17 @@ class EngineLoop:
                         return
                     status.work(is_progress=not self._is_computing())
                     self._take(message)
+                    if self._updates.is_due:
+                        self._replace_weights()
                 updates = engine.step(self._wait)
                 status.end_step(engine)
                 if updates or not engine.has_work:  # a late-found end frees its row without an update
                     status.work()
                     self._send_updates(updates)
+                    if self._updates.is_due:
+                        self._replace_weights()
         finally:
+            self._updates.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._waiter.shutdown(wait=False, cancel_futures=True)
 
@@ -225,10 +237,26 @@ class EngineLoop:
     def _send_updates(self, updates: list[RequestUpdate]) -> None:
         engine = self._engine
         waiting = engine.num_waiting + len(self._compiling)
-        self._send(Updates(updates, running=engine.num_running, waiting=waiting))
+        self._send(Updates(updates, running=engine.num_running, waiting=waiting, weight_version=engine.weight_version))
 
-    def _take(self, message: ToEngine | Compiled | ResultReady) -> None:
+    def _replace_weights(self) -> None:
+        """Replace the weights if all requests sent before have ended; then add those sent after."""
+        if not self._engine.has_work and not self._compiling:
+            for submit in self._updates.replace():
+                self._take(submit)
+
+    def _abort_all(self) -> None:
+        """End all requests, those with a grammar being compiled included."""
+        for request in tuple(self._engine.pool):
+            self._engine.abort(request.request_id)
+        compiling, self._compiling = self._compiling, {}
+        if compiling:
+            self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
+
+    def _take(self, message: ToEngine | Compiled | ResultReady | Prepared) -> None:
         match message:
+            case Submit() | Abort() if self._updates.holds(message):
+                pass
             case Submit(request_id, params=params) if params.structured is not None:
                 self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)
             case Submit():
@@ -246,6 +274,14 @@ class EngineLoop:
                     self._engine.abort(request_id)
                 else:
                     future.cancel()
+            case UpdateWeights():
+                self._updates.add(message)
+            case Prepared():
+                self._updates.take(message)
+            case ReplaceWeights():
+                self._updates.begin()
+                if message.aborts:
+                    self._abort_all()
             case ResultReady():
                 pass  # it has ended a wait, or the result was collected before
             case Watch(is_on):

@@ -56,6 +56,21 @@ class Watch(Message, frozen=True):
     is_on: bool
 
 
+class UpdateWeights(Message, frozen=True):
+    """Front end: check and read new weights, then answer with `WeightsRead` or a refusal."""
+
+    update_id: str
+    source: str  # path of a checkpoint
+    version: int | None = None  # of the new weights; None: the next number
+
+
+class ReplaceWeights(Message, frozen=True):
+    """Front end: use the weights that were read. Requests sent before it end with the old ones."""
+
+    update_id: str
+    aborts: bool = False  # abort the requests sent before, instead of waiting for their end
+
+
 class Ready(Message, frozen=True):
     """Engine, once: it serves. The fields describe the model to the front end."""
 
@@ -83,6 +98,22 @@ class Updates(Message, frozen=True):
     updates: list[RequestUpdate]
     running: int
     waiting: int
+    weight_version: int = 0  # of the weights that made all of these updates
+
+
+class WeightsRead(Message, frozen=True):
+    """Engine: new weights fit, and are in memory."""
+
+    update_id: str
+
+
+class WeightsUpdated(Message, frozen=True):
+    """Engine: the weights were replaced, or the update was refused and they are unchanged."""
+
+    update_id: str
+    version: int = 0
+    error: str | None = None  # the reason for refusing
+    param: str | None = None
 
 
 class Iterations(Message, frozen=True):
@@ -111,8 +142,8 @@ class Failed(Message, frozen=True):
     is_cluster: bool = False  # another process of the cluster was lost
 
 
-ToEngine = Start | Submit | Abort | Watch
-FromEngine = Ready | Rejected | Updates | Iterations | Heartbeat | Failed
+ToEngine = Start | Submit | Abort | Watch | UpdateWeights | ReplaceWeights
+FromEngine = Ready | Rejected | Updates | WeightsRead | WeightsUpdated | Iterations | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -8,11 +8,17 @@ from typing import Any, cast
 from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, RequestError
-from orca_jax.request import SamplingParams
+from orca_jax.request import DEFAULT_URGENCY, SamplingParams, Urgency
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int]
+
+
+def check_version(version: int | None) -> None:
+    """Check the number of new weights. Raises RequestError; `param` is "version"."""
+    if version is not None and (type(version) is not int or not 0 <= version < 2**63):
+        raise RequestError(f"version must be an integer from 0 on, got {version!r}", param="version")
 
 
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
@@ -26,6 +32,18 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if prompts and all(isinstance(part, int) for part in prompts):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[PromptInput], prompts))
+
+
+def urgencies(priority: Sequence[int] | None, count: int, *, has_priorities: bool) -> list[Urgency]:
+    """Return the urgency of each of `count` prompts. Raises RequestError; `param` is "priority"."""
+    if priority is None:
+        return [DEFAULT_URGENCY] * count
+    if len(priority) != count:
+        raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each prompt", "priority")
+    if any(priority) and not has_priorities:
+        message = 'priority must be 0, since this LLM was not created with scheduling_policy="priority"'
+        raise RequestError(message, param="priority")
+    return [Urgency(one) for one in priority]
 
 
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

@@ -1,10 +1,7 @@
 """`LLM`: the engine in this process, for scripts and notebooks, with the interface of vLLM."""
 
-import contextlib
 import itertools
 import logging
-import signal
-import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, cast
@@ -13,10 +10,20 @@ from orca_jax import progress
 from orca_jax.build.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.errors import EngineError, RequestError
-from orca_jax.llm.arguments import PromptInput, as_list, encoded, engine_settings, naming, one_for_each
+from orca_jax.llm.arguments import (
+    PromptInput,
+    as_list,
+    check_version,
+    encoded,
+    engine_settings,
+    naming,
+    one_for_each,
+    urgencies,
+)
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.interrupts import interrupt_later
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import DEFAULT_URGENCY, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
+from orca_jax.request import RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
@@ -198,6 +205,37 @@ class LLM:
         next(generator)  # start it, so that dropping it unused aborts the request too
         return generator
 
+    def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
+        """Replace the weights without compiling anything, and return their version, which outputs carry.
+
+        Requests of open iterators finish first, with the old weights; the iterators then have their outputs. So no
+        output has tokens of two versions. The prefix cache is emptied. The arrays are copied: the caller may donate
+        them afterwards.
+
+        Args:
+            params: the parameters of the model as a state or module of `flax.nnx` or as nested dicts; or the path of
+                an Orbax checkpoint. Types are cast to that of the weights.
+            version: number of the new weights; None: the next one. Weights at the start have 0.
+            abort_all_requests: end open requests with the reason "abort" instead.
+
+        Raises:
+            CheckpointError: lists all parameters that are missing, unexpected or misshapen, or have another type; the
+                weights are unchanged.
+            ConfigError: the weights are quantised, or the model is the toy.
+        """
+        self._check_usable()
+        check_version(version)
+        put = self._built.prepare_update(params)
+        for request_id in self._open if abort_all_requests else ():
+            self.engine.abort(request_id)
+        while self.engine.has_work:
+            self._step()
+        try:
+            return self.engine.update_weights(lambda: put(lambda: None), version)
+        except BaseException as error:
+            self._unusable = f"an update of the weights failed with {type(error).__name__}: {error}"
+            raise
+
     def close(self) -> None:
         """Free the memory of the device. The LLM cannot be used afterwards."""
         if self._unusable != "it was closed":
@@ -225,30 +263,18 @@ class LLM:
         self._check_usable()
         self._reap()
         params = one_for_each(sampling_params, len(prompts))
-        urgencies = self._urgencies(priority, len(prompts))
-        call = OfflineCall()
+        urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
+        call = OfflineCall(weight_version=self.engine.weight_version)
         ids: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
                 with naming(index):
                     encoded = self._encoded(prompt, params[index], has_special_tokens)
-                    ids.append(self._add_one(call, prompt, params[index], encoded, urgencies[index]))
+                    ids.append(self._add_one(call, prompt, params[index], encoded, urgency[index]))
         except BaseException:
             self._abandon(call.candidates)
             raise
         return call, ids
-
-    def _urgencies(self, priority: Sequence[int] | None, count: int) -> list[Urgency]:
-        if priority is None:
-            return [DEFAULT_URGENCY] * count
-        if len(priority) != count:
-            raise RequestError(
-                f"{len(priority)} priorities for {count} prompts; give one for each prompt", param="priority"
-            )
-        if any(priority) and not self._has_priorities:
-            message = 'priority must be 0, since this LLM was not created with scheduling_policy="priority"'
-            raise RequestError(message, param="priority")
-        return [Urgency(one) for one in priority]
 
     def _add_one(
         self,
@@ -308,7 +334,7 @@ class LLM:
 
     def _step(self) -> None:
         """Run one iteration; its updates may belong to any open call."""
-        with _interrupt_later():
+        with interrupt_later():
             self._step_whole()
         self._reap()
 
@@ -358,20 +384,3 @@ class LLM:
     def _check_usable(self) -> None:
         if self._unusable is not None:
             raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
-
-
-@contextlib.contextmanager
-def _interrupt_later() -> Iterator[None]:
-    """Delay Ctrl-C until the iteration is complete, so that the engine can be used afterwards."""
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-    interrupts: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *details: interrupts.append(details))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if interrupts:
-            previous(*interrupts[0])

@@ -100,6 +100,13 @@ class PagePool:
                 del self._kept[page]
                 self._free.append(page)
 
+    def forget_all(self) -> None:
+        """Erase all digests. Kept pages become free; holders keep theirs, unfindable."""
+        for page in list(self._digest_of):
+            self._erase(page)
+        self._free += reversed(self._kept)
+        self._kept.clear()
+
     def find(self, digests: Iterable[bytes]) -> list[int]:
         """Pages with the content of these digests, up to the first unknown digest."""
         pages = []

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import write_figure
 from orca_jax.timeline.palette import KINDS as COLORS
 from orca_jax.timeline.palette import SCHEDULERS, curve_styles
@@ -148,7 +148,7 @@ def save_figure(figure: Figure, path: str) -> None:
     try:
         write_figure(figure, path, path[-3:], dpi=150)
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="plot") from error
+        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param="plot") from error
 
 
 def _check(timelines: Mapping[str, Timeline]) -> None:

@@ -295,7 +295,7 @@ def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> 
 def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Server, depth: int) -> None:
     """Requests that wait, are preempted and recomputed, or end late: the page's spans against `request_spans`."""
     shape = ONE._replace(budget=6, num_pages=8, depth=depth)
-    lab = WatchedLab(max_bs=3, page_size=2, shape=shape, eos=(43,))
+    lab = WatchedLab(max_bs=3, page_size=2, shape=shape, eos=(43,) if depth > 1 else ())
     lines = lab.watch()
     for name, prompt, generated in (("A", 3, 6), ("B", 5, 7), ("C", 2, 4), ("D", 9, 2)):
         lab.add(name, prompt, generated)

@@ -21,7 +21,7 @@ from orca_jax.bench.online.server import RemoteTarget, look_at
 from orca_jax.bench.online.settings import OpenLoopSettings, read_settings
 from orca_jax.bench.workload.generate import READERS, WorkloadRequest
 from orca_jax.bench.workload.write import write_mooncake
-from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.errors import ConfigError, OrcaError, reason_of
 from orca_jax.reporting import need_matplotlib, print_table, print_warning, write_file
 
 SWEEP = {
@@ -142,4 +142,4 @@ def _save(path: str, line: str) -> None:
     try:
         write_file(path, f"{line}\n".encode())
     except OSError as error:
-        raise ConfigError(f"save {path!r} cannot be written: {error.strerror}", param="save") from error
+        raise ConfigError(f"save {path!r} cannot be written: {reason_of(error)}", param="save") from error
