@@ -65,6 +65,21 @@ def test_no_span_after_the_end() -> None:
     assert shown[1] == [("chunk", 0, 0), ("increment", 1, 5)]
 
 
+def test_increments_are_joined_only_if_they_are_neighbours() -> None:
+    lab = TracedLab()
+    lab.add("A", 3, 9)
+    lab.run()
+    run = lab.timeline
+    run.iterations[3].proposed = [(0, 2)]  # as with speculation, where both are refused
+    shown = [(span.kind, span.first, span.last, span.start, span.tokens) for span in request_spans(run)[0]]
+    assert shown == [
+        ("chunk", 0, 0, 0, 3),
+        ("increment", 1, 2, 3, 2),
+        ("increment", 3, 3, 5, 3),
+        ("increment", 4, 8, 6, 5),
+    ]
+
+
 def test_perfetto(run: Timeline) -> None:
     events = json.loads(json.dumps(perfetto(run)))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}

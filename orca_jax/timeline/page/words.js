@@ -4,7 +4,10 @@ export const counted = (count, name, names = `${name}s`) => `${count.toLocaleStr
 
 const TEXTS = {
   chunk: ({ tokens, start }) => `prefill (initiation), ${counted(tokens, "token")} from position ${start}`,
-  increment: ({ start, first }, column) => `increment, one generated token at position ${start + column - first}`,
+  increment: ({ start, first, last, tokens }, column) =>
+    tokens > last - first + 1
+      ? `increment, one generated token at position ${start} and ${tokens - 1} proposed ones after it`
+      : `increment, one generated token at position ${start + column - first}`,
   repeat: () => "ended, and still in the batch",
   waiting: () => "waiting for admission",
   preempted: () => "preempted, and waiting again",
