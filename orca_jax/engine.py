@@ -18,6 +18,8 @@ from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
 
 HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
 """Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
+ACCEPTED_PER_POS = "spec_decode_accepted_per_pos"
+"""`totals` has the number of accepted tokens at each place of the proposals under this name, `_` and the place."""
 _STATE = frozenset(
     {"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots", "running_loras", "waiting_loras"}
 )
@@ -46,6 +48,10 @@ class EngineStats:
     reserved_slots: int  # the paper's n_rsrv
     running_loras: tuple[str, ...] = ()  # names of the adapters of requests with a row
     waiting_loras: tuple[str, ...] = ()  # and of those without
+    spec_decode_drafts: int = 0  # proposals of speculation, each of one or several tokens
+    spec_decode_draft_tokens: int = 0
+    spec_decode_accepted_tokens: int = 0
+    spec_decode_accepted_per_pos: tuple[int, ...] = ()  # the accepted ones by their place in the proposal
 
     @property
     def mean_batch_size(self) -> float:
@@ -70,6 +76,8 @@ def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
     """
     both = dataclasses.asdict(executor) | dataclasses.asdict(engine)
     both["wait_seconds"] += executor.wait_seconds
+    for place, count in enumerate(both.pop(ACCEPTED_PER_POS)):
+        both[f"{ACCEPTED_PER_POS}_{place}"] = count
     return {name: value for name, value in both.items() if name not in _STATE}
 
 
@@ -284,7 +292,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The totals and the state of this moment."""
-        kv = self.pool.kv
+        kv, drafts = self.pool.kv, self.pool.drafts
         return EngineStats(
             iterations=self._iterations,
             scheduled_requests=self._scheduled_requests,
@@ -303,4 +311,8 @@ class Engine:
             reserved_slots=kv.reserved_slots,
             running_loras=tuple(self.pool.adapters.running),
             waiting_loras=tuple(self.pool.adapters.waiting),
+            spec_decode_drafts=drafts.num_drafts,
+            spec_decode_draft_tokens=drafts.num_draft_tokens,
+            spec_decode_accepted_tokens=drafts.num_accepted_tokens,
+            spec_decode_accepted_per_pos=tuple(drafts.accepted_per_pos),
         )

@@ -23,7 +23,9 @@ def _common(self: Programs) -> Hashable:
 
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
-    config = replace(self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, max_steps=1)
+    config = replace(
+        self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, max_steps=1, num_drafts=0
+    )
     return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.pages, state.history)
 
 

@@ -19,6 +19,7 @@ import msgspec
 from orca_jax.bench.feed import advance, feed
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import PREDICTORS, adapted
+from orca_jax.build.speculation import speculating
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
@@ -30,10 +31,11 @@ from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.sim.proposals import SimProposer, launch_seconds
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
 from orca_jax.timeline.flags import add_file_args
-from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline, shown_figures
+from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline, proposals, shown_figures
 from orca_jax.timeline.views import write_views
 from orca_jax.timeline.writer import Arrival, TimelineHeader, TimelineWriter
 
@@ -44,7 +46,7 @@ _FIRST_ID = OTHER_ID + 1  # of prompt tokens
 
 _FLAGS = (
     "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
-    "check_in_intervals", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
+    "check_in_intervals", "speculative_config", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
 )  # fmt: skip
 
 
@@ -116,11 +118,16 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureC
     clock = VirtualClock(max(arrivals[0].at, timeline.iterations[0].selected))
     head = _head(timeline, config)
     writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
-    executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths)
+    cost, acceptance = replace(cost, buckets=head.buckets), _acceptance(timeline, config)
+    executor = SimExecutor(cost, clock, lengths, acceptance=acceptance)
     scheduler, pool = build_scheduling(
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(timeline, config, arrivals, lengths)
     )
-    engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
+    speculative = config.speculative_config
+    proposer = None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance)
+    launches = launch_seconds(cost)
+    speculated = speculating(head.config, scheduler, head.budget, launches, proposer, clock)
+    engine = Engine(executor, speculated, pool, clock=clock, observer=writer)
     _drive(engine, executor, clock, arrivals, prompts)
     writer.flush()
     return parse_timeline(b"".join(parts))
@@ -140,6 +147,17 @@ def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
         budget=budget,
         buckets=(*smaller, budget) if timeline.head.buckets else (),
     )
+
+
+def _acceptance(timeline: Timeline, config: EngineConfig) -> float:
+    """Return the recorded chance of a proposed token to be accepted, if those before it were."""
+    if config.speculative_config is None:
+        return 1.0
+    _, accepted, tested = proposals(timeline)
+    if not tested:
+        message = "the timeline has no proposals, so their acceptance is not known; record one with speculative_config"
+        raise ConfigError(message, param="speculative_config")
+    return accepted / tested
 
 
 def _predictor(

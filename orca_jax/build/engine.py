@@ -11,6 +11,7 @@ import msgspec
 from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, toy_adapter_reader
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
+from orca_jax.build.draft_model import describe_draft, start_draft
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
@@ -23,6 +24,7 @@ from orca_jax.build.settings import (
     num_workers,
     quantised,
 )
+from orca_jax.build.speculation import speculating
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.build.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
@@ -34,6 +36,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
+from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
@@ -67,6 +70,7 @@ class Built:
     prepare_update: PrepareUpdate = refuse_toy  # see `build.weights`
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     read_adapter: AdapterReader | None = None  # None: the engine has no adapters
+    proposer: ModelProposer | None = None  # with a draft model
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     @property
@@ -77,6 +81,8 @@ class Built:
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
         self.engine.executor.close()
+        if self.proposer is not None:
+            self.proposer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +140,11 @@ def _build(
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
+    draft = describe_draft(config, model, tokenizer, max_model_len)
     if cluster is not None:
+        if draft is not None:
+            message = "speculative_config: method draft_model needs nnodes 1; give method ngram"
+            raise ConfigError(message, param="speculative_config")
         cluster.gather()
     if config.progress:
         announce(f"loading and compiling {config.model}")
@@ -155,6 +165,8 @@ def _build(
         devices=devices,
         num_stages=config.pipeline_parallel_size,
     )
+    # Before the large model, whose KV cache takes the memory that is left.
+    proposer = None if draft is None else start_draft(draft, placed.stages[0].mesh.devices.flatten().tolist(), times)
     resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -165,7 +177,8 @@ def _build(
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
-    scheduler = build_scheduler(config, resolved.cache, budget)
+    plain = build_scheduler(config, resolved.cache, budget)
+    scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(
         executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters
@@ -178,7 +191,8 @@ def _build(
     prepare: PrepareUpdate = refuse_cluster if cluster is not None else refuse_quantised
     if cluster is None and placed.config.quantization is None:
         prepare = WeightUpdater(placed, local, source).prepare
-    return replace(built, directory=texts, self_tests=self_tests, read_adapter=reader, prepare_update=prepare)
+    built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer)
+    return replace(built, read_adapter=reader, prepare_update=prepare)
 
 
 def _warn_of_workers(config: EngineConfig) -> None:
@@ -276,7 +290,8 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
-    scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    plain, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    scheduler = speculating(config, plain, budget, {})
     job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
     toy = toy_executor(job, override)
     executor: Executor = toy

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orca_jax.build.budget import launch_sizes
 from orca_jax.build.scheduler import num_rows
 from orca_jax.build.settings import num_loras
+from orca_jax.build.speculation import most_drafts
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
@@ -95,6 +96,7 @@ def resolve(
         max_steps=max(config.check_in_intervals or (1,)),
         pipeline_parallel_size=len(placed.stages),
         lora=_lora(config),
+        num_drafts=most_drafts(config),
     )
 
 
@@ -122,7 +124,7 @@ def _cache(
     rows = num_rows(config)
     # The stage with the most layers decides, as every page has a part in each stage.
     needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
-    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size)
+    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
     utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
     memory = free_memory(placed.devices, utilization, needed, free)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))

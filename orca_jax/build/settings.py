@@ -18,10 +18,10 @@ from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler, Traits
+from orca_jax.sched.scheduler import KnownScheduler, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
-SCHEDULERS: Mapping[str, type[Scheduler]] = {
+SCHEDULERS: Mapping[str, type[KnownScheduler]] = {
     "orca": OrcaScheduler,
     "request_level": RequestLevelScheduler,
     "chunked": ChunkedScheduler,
@@ -177,6 +177,15 @@ NEEDS: tuple[Need, ...] = (
         ),
     ),
     Need(
+        "check_in_intervals",
+        (None,),
+        lambda config: config.speculative_config is None,
+        lambda config: (
+            "check_in_intervals and speculative_config both run a request further than one token without the host; "
+            "leave one of them out"
+        ),
+    ),
+    Need(
         "decoder",
         (None,),
         lambda config: config.pipeline_parallel_size == 1,
@@ -313,6 +322,9 @@ def check_toy(config: EngineConfig) -> None:
         if getattr(config, name) not in accepted:
             message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
             raise ConfigError(message, param=name)
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = f"speculative_config: method draft_model has no effect on {config.model}; give method ngram"
+        raise ConfigError(message, param="speculative_config")
 
 
 def check_quantization(kind: Quantization | None, model: ModelConfig) -> None:

@@ -153,7 +153,7 @@ class JaxExecutor:
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
         if self.config.max_steps > 1 and self._rows.num_unreported.any():
             handle.unreported = self._last.state.unreported
-        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1]):
+        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.most_scored):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
             if handle.is_complete or not launch.is_constrained(plan):
@@ -238,7 +238,7 @@ class JaxExecutor:
         assert self._num_in_flight == 1, "a plan of many steps with others in flight"
         start = time.perf_counter()
         bucket = bucket_for(self.config.buckets, len(plan.members))
-        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1])
+        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.most_scored)
         layouts = self._shapes.adapted_layouts or self._shapes.layouts
         vector, kept = pack(plan.members, segments, self._rows, layouts[bucket])
         draws = pack_draws(kept, self._rows, draws_layout(bucket))

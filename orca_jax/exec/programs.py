@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig
-from orca_jax.exec.buckets import bucket_for, sampler_widths
+from orca_jax.exec.buckets import bucket_for, sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_cache, allocate_zeros, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
@@ -84,24 +84,32 @@ class Programs:
         self._structure, weights = flatten_module(decoder)
         self.weights, self.unembedding = _shapes(weights), list[jax.ShapeDtypeStruct]()
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
-        self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
+        self.layouts = {
+            size: Layout(size, config.num_rows, pages_per_row, num_drafts=config.num_drafts) for size in config.buckets
+        }
         self.adapted_layouts: dict[int, Layout] = {}
         self._stacks: dict[str, jax.ShapeDtypeStruct] = {}
         if config.lora is not None:
             self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
             self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
-        self.widths = sampler_widths(config.num_rows)
-        self.full_widths: tuple[int, ...] = (self.widths[0], self.widths[-1])
+        self.widths = sampler_widths(config.num_draws)
+        # The full sampler draws no proposals, or as few as fit.
+        self.full_widths: tuple[int, ...] = (self.widths[0], sampler_width(config.num_rows))
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
         if greedy_only:
             self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)
-        self.draws_layouts = {width: draws_layout(width) for width in self.widths}
+        self.draws_layouts = {width: draws_layout(width) for width in {*self.widths, *self.full_widths}}
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = 0
         if self.is_last:
             self._unembed, unembedding = flatten_module(decoder.unembedding)
             self.unembedding = _shapes(unembedding)
             self.num_columns = decoder.unembedding.num_rows
+
+    @property
+    def most_scored(self) -> int:
+        """Tokens of the largest launch in which all are scored."""
+        return (self.full_widths or self.widths)[-1]
 
     @property
     def num_programs(self) -> int:

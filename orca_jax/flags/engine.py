@@ -88,6 +88,8 @@ def options_for(hint: Any, name: str) -> dict[str, Any]:
         kind = type(choices[0])
         return {"choices": choices, "type": _choice if kind is str else kind}
     (kind,) = parts
+    if dataclasses.is_dataclass(kind):
+        return {"type": str, "metavar": METAVARS[name]}
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     several: dict[str, Any] = {}

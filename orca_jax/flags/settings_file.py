@@ -1,6 +1,7 @@
 """Settings by name instead of by flag: the file of `--config`, and mappings in its form."""
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from orca_jax.checks import did_you_mean, short
 from orca_jax.errors import ConfigError
+from orca_jax.flags.texts import JSON_FLAGS
 
 _OUTSIDE = ("config", "help")  # flags about the command line itself
 
@@ -92,6 +94,8 @@ def _value(parser: argparse.ArgumentParser, action: argparse.Action, value: obje
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, got {short(value)}")
         return value
+    if isinstance(value, dict) and action.dest in JSON_FLAGS:
+        value = json.dumps(value)
     items = value if isinstance(value, list) else [value]
     if not items or not all(_is_plain(item) for item in items):
         raise ValueError(f"must be a plain value or a list of plain values, got {short(value)}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from orca_jax.config import GPU_MEMORY_UTILIZATION
+from orca_jax.config import GPU_MEMORY_UTILIZATION, MAX_LORA_RANK, MAX_LORAS
 
 HELP: Mapping[str, str] = {
     "model": 'model to run: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), a GGUF file, or '
@@ -39,6 +39,13 @@ HELP: Mapping[str, str] = {
     "gpu_memory_utilization": "fraction of each accelerator's whole memory for weights and KV cache, above 0 and at "
     f"most 1 (default: {GPU_MEMORY_UTILIZATION})",
     "kv_cache_dtype": "type of the KV cache",
+    "enable_lora": "serve low-rank adapters (LoRA) beside the model; docs/adapters.md",
+    "max_loras": f"most adapters in one iteration (default: {MAX_LORAS})",
+    "max_lora_rank": f"largest rank of an adapter (default: {MAX_LORA_RANK})",
+    "max_cpu_loras": "most adapters loaded at once, in the memory of the host (default: 4 times --max-loras)",
+    "lora_modules": "adapters to load at start, NAME=PATH each: directories in the format of PEFT",
+    "speculative_config": "speculation, as JSON: proposals of next tokens, verified in one iteration, such as "
+    '{"method": "ngram", "num_speculative_tokens": 4} (docs/speculation.md)',
     "max_num_batched_tokens": "most tokens in one launch, the largest compiled shape; chunked: in one iteration, at "
     "least --max-num-seqs (default: by --itl-target-ms)",
     "itl_target_ms": "chunked: most milliseconds between two tokens of a request; the token budget is the largest that "
@@ -72,9 +79,12 @@ METAVARS: Mapping[str, str] = {
     "decoder": "CLASS",
     "host": "ADDRESS",
     "master_addr": "ADDRESS",
+    "speculative_config": "JSON",
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""
+JSON_FLAGS = frozenset({"speculative_config"})
+"""Flags of JSON objects; a file of `--config` may have mappings for them."""
 
 BRIEF = frozenset(
     {

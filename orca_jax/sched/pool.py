@@ -12,7 +12,7 @@ from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.results import advance, append, update_of
+from orca_jax.sched.results import DraftCounts, advance, append, update_of
 from orca_jax.step import StepPlan, StepResult
 
 NOTHING_ALLOWED = (
@@ -69,6 +69,7 @@ class RequestPool:
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
         self.num_cache_hits = 0  # of these, tokens in pages of the prefix cache
+        self.drafts = DraftCounts()
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._live.values())
@@ -214,6 +215,8 @@ class RequestPool:
         for member, each, num_steps in zip(plan.members, result.members, steps, strict=True):
             request = self._live[member.request_id]
             advance(request, member, each, num_steps)
+            if member.num_drafts:
+                self.drafts.add(member.num_drafts, len(each.run or ()) - 1)
             if not each.is_finite and not request.is_suspect:
                 self._distrust(request)
             if not request.in_flight:

@@ -27,7 +27,7 @@ class State(Enum):
     FINISHED = "finished"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """One request of the pool. Only the pool and `results` change the fields below `seed`.
 

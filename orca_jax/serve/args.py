@@ -13,6 +13,7 @@ from orca_jax.flags import (
     add_engine_args,
     add_field_args,
     engine_config_from_args,
+    flag_of,
     program,
 )
 from orca_jax.request import MAX_LOGPROBS

@@ -260,6 +260,9 @@ class ToyExecutor:
             if not member.is_sampling:
                 results.append(MemberResult(scores=scored))
                 continue
+            if member.num_drafts:
+                results.append(self._verify(member))
+                continue
             token, logprobs = self._sample(member, next(sets) if member.is_constrained else None)
             run = tuple(self._memory.row(member.row).report(token or 0))
             results.append(MemberResult(run, token is not None, logprobs, scored))
@@ -267,6 +270,18 @@ class ToyExecutor:
         # `sim/clock.py` counts the latency from the draw, so a token must not be seen before that.
         handle.ready_at = max(handle.ready_at, time.perf_counter() + self._latency)
         self._ready_at = max(self._ready_at, handle.ready_at)
+
+    def _verify(self, member: Member) -> MemberResult:
+        """Sample after a member's newest token and after each proposal, up to the first other id."""
+        drafts = [*member.ids[-member.num_drafts :], None]
+        run = []
+        for before, draft in zip(range(member.num_drafts, -1, -1), drafts, strict=True):
+            token, _ = self._sample(member, None, before)
+            run.append(token or 0)
+            if token != draft:
+                break
+        self._memory.row(member.row).last_token = None  # the host decides about it
+        return MemberResult(run, token is not None)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
         """Run a plan of many steps, with its members written once: draw, write the drawn token, and so on."""
@@ -294,10 +309,16 @@ class ToyExecutor:
         ]
         return StepResult(plan.iteration, results, num_steps)
 
-    def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
-        """The next id after a member's whole context (None if logits are not finite), and its log probability."""
+    def _sample(
+        self, member: Member, allowed: TokenSet | None, before: int = 0
+    ) -> tuple[int | None, TokenLogprobs | None]:
+        """The id after a member's context without its last `before` tokens (None if logits are not finite).
+
+        The second value is the log probability of the id.
+        """
         row = self._memory.row(member.row)
-        sampling, length, total = row.sampling, len(row.sums), row.sums[-1]
+        length = len(row.sums) - before
+        sampling, total = row.sampling, row.sums[length - 1]
         params = sampling.params
         if self._check_pages:
             self._memory.check(member.row)

@@ -55,7 +55,7 @@ class ToyMemory:
             assert row.last_token is not None, f"row {member.row} has no token on the device"
             ids.append(row.last_token)
         assert ids, f"{member.request_id} processes nothing"
-        if member.targets or member.is_constrained:
+        if member.targets or member.is_constrained or member.num_drafts:
             self._check_claims(member, ids)
         assert all(0 <= token < self._vocab_size for token in ids), f"{member.request_id}: ids outside the vocabulary"
         assert member.start <= len(row.sums), (
@@ -140,6 +140,12 @@ class ToyMemory:
         assert member.is_sampling or not member.is_constrained, (
             f"{member.request_id} is constrained and does not sample"
         )
+        if member.num_drafts:
+            assert member.is_sampling and member.num_drafts < len(member.ids), f"{member.request_id}: only proposals"
+            is_plain = not (member.is_constrained or member.targets or member.last_on_device)
+            assert is_plain, f"{member.request_id}: proposals beside targets, a constraint or an id on the device"
+            params = self._rows[member.row].sampling.params
+            assert not params.has_extras, f"{member.request_id}: proposals of a request with extras"
         if not member.targets:
             return
         targets, expected = list(member.targets), len(ids) - member.is_sampling

@@ -19,7 +19,7 @@ from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics, SpeculationSeries
 from orca_jax.telemetry.otel import RequestEnd, Tracing
 
 COMPLETE = frozenset({"stop", "length", "tool_calls"})  # only complete requests count for the latency of the server
@@ -160,7 +160,7 @@ class ServerObserver:
         self._registry.register(self.metrics)
         ProcessCollector(registry=self._registry)
         self._engine: EngineView | None = None
-        self._totals = _EngineTotals(self.metrics.engine)
+        self._totals = _EngineTotals(self.metrics.engine, self.metrics.speculation, self._model)
         self._last_beat: tuple[float, Heartbeat] | None = None
         self._open_calls = 0
 
@@ -263,8 +263,9 @@ class _EngineTotals:
     The work of an engine between its last heartbeat and its death is lost.
     """
 
-    def __init__(self, series: EngineSeries) -> None:
-        self._series = series
+    def __init__(self, series: EngineSeries, speculation: SpeculationSeries, model: str) -> None:
+        self._series, self._speculation = series, speculation
+        self._model = model
         self._has_served = False
         self._last: dict[str, float] = {}
 
@@ -291,6 +292,7 @@ class _EngineTotals:
         series = self._series
         for name, counter in series.totals.items():
             counter.add(grown[name])
+        self._speculation.add(grown, self._model)
         for part in HOST_PARTS:
             series.host_seconds.add(grown[f"{part}_seconds"], (part,))
         if grown["iterations"]:

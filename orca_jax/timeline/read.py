@@ -78,7 +78,8 @@ def parse_timeline(data: bytes) -> Timeline:
 
 def members(iteration: IterationRecord) -> Iterator[tuple[int, int, int]]:
     """Yield (request, position, tokens) of each member."""
-    yield from ((n, start, 1) for n, start in iteration.increments)
+    proposed = dict(iteration.proposed or ())
+    yield from ((n, start, 1 + proposed.get(n, 0)) for n, start in iteration.increments)
     yield from ((n, start, size) for n, start, size, _ in iteration.chunks)
     yield from iteration.repeats
 
@@ -115,6 +116,17 @@ def shown_figures(timeline: Timeline) -> dict[str, float]:
     return name_tails(found, int(found["requests"]), int(found["output_tokens"] - found["requests"]))
 
 
+def proposals(timeline: Timeline) -> tuple[int, int, int]:
+    """Return the number of proposed tokens, of those accepted, and of those with all others before them accepted."""
+    proposed = accepted = tested = 0
+    for iteration in timeline.iterations:
+        told = dict(iteration.told or ())
+        for n, count in iteration.proposed or ():
+            hits = told.get(n, 1) - 1
+            proposed, accepted, tested = proposed + count, accepted + hits, tested + min(hits + 1, count)
+    return proposed, accepted, tested
+
+
 def figures(timeline: Timeline) -> Mapping[str, float]:
     """Return latencies, throughput and counts. Only requests that ended with "stop" or "length" are measured.
 
@@ -136,6 +148,7 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
     first = [times[n][0] - arrived[n] for n in served]
     gaps = [after - before for n in served for before, after in zip(times[n], times[n][1:], strict=False)] or [0.0]
     num_tokens = sum(len(times[n]) for n in served)
+    proposed, accepted, _ = proposals(timeline)
     batch = [sum(1 for _ in members(iteration)) for iteration in timeline.iterations]
     return {
         "requests": len(served),
@@ -152,6 +165,8 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         "p99_inter_token_ms": 1e3 * percentile(gaps, 99),
         "iterations": len(timeline.iterations),
         "mean_batch_size": statistics.fmean(batch),
+        "proposed_tokens": proposed,
+        "accepted_tokens": accepted,
         "preemptions": sum(len(iteration.preempted) for iteration in timeline.iterations),
         "cached_tokens": sum(timeline.ends[n].cached for n in served),
         "device_idle_share": sum(iteration.idle for iteration in timeline.iterations) / wall if wall else 0.0,

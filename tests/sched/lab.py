@@ -161,7 +161,7 @@ class Lab:
         """Each plan as `A5 B1`: the members and their numbers of tokens; `-` marks a member that does not sample.
 
         A multi-step plan begins with its largest number of steps, `4x`, or `4!x` if it stops early. `~` marks a member
-        without a report of its tokens.
+        without a report of its tokens, and `+2` two proposals.
         """
         return [" ".join(_shown(plan)) for plan in self.executor.plans]
 
@@ -176,7 +176,9 @@ def _shown(plan: StepPlan) -> Iterable[str]:
         yield f"{many.num_steps}{'!' if many.stops_early else ''}x"
     reports = [True] * len(plan.members) if many is None else [limit.reports for limit in many.limits]
     for member, report in zip(plan.members, reports, strict=True):
-        yield f"{member.request_id}{member.num_tokens}{'' if member.is_sampling else '-'}{'' if report else '~'}"
+        size = member.num_tokens - member.num_drafts
+        drafts = f"+{member.num_drafts}" if member.num_drafts else ""
+        yield f"{member.request_id}{size}{drafts}{'' if member.is_sampling else '-'}{'' if report else '~'}"
 
 
 def run_lab(requests: Iterable[tuple[str, int, int]], **sizes: Any) -> Lab:
