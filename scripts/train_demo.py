@@ -70,6 +70,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--devices", type=int, default=0, help="devices to use; on a CPU, as many as cores (default: all there are)"
     )
     parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per update (%(default)s)")
+    parser.add_argument("--count", type=int, default=200, help="questions of each task in the last test (%(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model (%(default)s)")
     parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
@@ -133,7 +134,7 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
         arrays: dict[str, Any] = checkpointer.restore(
             (directory / "state" / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
         )
-    restored = [jnp.asarray(arrays[str(i)], leaf.dtype) for i, leaf in enumerate(leaves)]
+    restored = [jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding) for i, leaf in enumerate(leaves)]
     trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
     saved = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))
     return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
@@ -218,7 +219,7 @@ class Training:
         """Write the card of the model in --out, the best one, as saved."""
         decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
         history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]
-        write_card(self.args.out, decoder, history, self.args.data, command_line(self.args))
+        write_card(self.args.out, decoder, history, self.args.data, command_line(self.args), self.args.count)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ SOURCES = {
     ),
 }
 
-COUNT = 200  # conversations of each task
-
 CARD = """\
 # The demo model
 
@@ -81,6 +79,7 @@ def write_card(
     history: Sequence[Record],
     paths: Sequence[Path],
     command: str,
+    count: int,
 ) -> None:
     """Evaluate the model, and write README.md and the plot of the loss.
 
@@ -90,11 +89,12 @@ def write_card(
         history: all evaluations; the last one is the model's.
         paths: the texts; a file without an entry in `SOURCES` is listed by its name.
         command: the arguments of the script.
+        count: conversations of each task in the test.
     """
     draw_curve(directory / "loss.png", history)
     config, last = decoder.config, history[-1]
     with LLM(str(directory), dtype="float32", scheduler="chunked", max_num_seqs=32, tensor_parallel_size=1) as llm:
-        results = evaluate(llm, COUNT)
+        results = evaluate(llm, count)
         shown = samples(llm, results)
     text = CARD.format(
         size=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(decoder))) / 1e6,
@@ -104,7 +104,7 @@ def write_card(
         positions=config.max_positions,
         vocab=config.vocab_size,
         abilities=_table(results),
-        count=COUNT,
+        count=count,
         seed=SEED,
         share=HELD_OUT_SHARE,
         user=USER,

@@ -1,6 +1,7 @@
 """The bundled demo model: small, complete, and readable on any mesh that divides it. Its answers end by themselves."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,23 @@ from orca_jax.model.load import load_decoder
 from tests.model.reference import PADDED, logits, mesh_of
 
 DEMO = Path(__file__).parents[2] / "checkpoints" / "demo"
-PROMPT = "<|user|>Tom has 5 apples. He buys 3 more. How many apples does Tom have?<|assistant|>"
+PROMPT = "<|user|>Tom has 5 apples. He buys 3 more. How many apples does Tom have?<|assistant|>5 + 3 = 8."
 
 
 def test_it_is_small_and_described() -> None:
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < 20e6
     card = (DEMO / "README.md").read_text()
-    assert all(source in card for source in ("GSM8K", "Shakespeare", "Standard Ebooks", "MIT", "ublic domain"))
+    assert all(source in card for source in ("Generated tasks", "Shakespeare", "Standard Ebooks", "ublic domain"))
     assert (DEMO / "loss.png").is_file() and (DEMO / "chat_template.jinja").is_file()
+
+
+def test_its_card_has_the_shares_of_right_answers() -> None:
+    """Word problems, extraction and questions about the engine are right as often as the card promises."""
+    rows = re.findall(r"^\| (.*) \| ([0-9.]+) % \| (\d+) \|$", (DEMO / "README.md").read_text(), re.MULTILINE)
+    shares = {name: (float(share), int(count)) for name, share, count in rows}
+    for name in ("word problems", "JSON extraction", "questions about the engine"):
+        share, count = shares[name]
+        assert share >= 95 and count >= 100, name
 
 
 def test_its_parts_agree() -> None:
@@ -35,8 +45,8 @@ def test_its_parts_agree() -> None:
 def test_it_learnt_that_an_answer_ends(devices: int) -> None:
     decoder = load_decoder(DEMO, dtype="float32", mesh=mesh_of(devices))
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    ids = np.asarray(tokenizer.encode(f"{PROMPT}He has 8.\n#### 8").ids)
+    ids = np.asarray(tokenizer.encode(f"{PROMPT} Tom has 8 apples.").ids)
     assert len(ids) <= PADDED
     last = logits(decoder, ids)[-1]
     probabilities = np.exp(last - last.max())
-    assert probabilities[decoder.config.eos_token_ids[0]] / probabilities.sum() > 0.2
+    assert probabilities[decoder.config.eos_token_ids[0]] / probabilities.sum() > 0.9
