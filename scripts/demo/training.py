@@ -18,8 +18,8 @@ from orca_jax.model.transformer import Decoder
 
 Batch = dict[str, Array]
 
-MUON_RATE = 0.005  # matrices of the blocks
-ADAM_RATE = 0.001  # tables, norms and biases
+MUON_RATE = 0.012  # matrices of the blocks
+ADAM_RATE = 0.002  # tables, norms and biases
 WARM_UP_STEPS = 60
 
 REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("data")

@@ -62,6 +62,18 @@ def test_rows(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (batch.weights[batch.segments == 0] == 0).all()
 
 
+def test_long_pieces_leave_room_for_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are too short for most pieces are filled all the same, and a long row takes the long ones."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from demo.data import Packer, train_tokenizer
+
+    pieces = ["7" * 300, "7" * 300, "7" * 300, "12"]
+    packer = Packer(train_tokenizer([], iter(pieces), 300), [], cycle(pieces), max_positions=1024, seed=0)
+    for _ in range(30):
+        assert (packer.draw(rows=4, length=64, text_rows=0).segments > 0).mean() > 0.9
+    assert np.bincount(packer.draw(rows=1, length=1024, text_rows=0).segments[0]).max() == 300
+
+
 @pytest.mark.slow
 def test_a_run_ends_resumes_and_is_bundled(text: Path, tmp_path: Path) -> None:
     shape = ["--layers=2", "--embed=16", "--heads=2", "--vocab=300", "--batch-tokens=2048", "--eval-minutes=0.01"]
