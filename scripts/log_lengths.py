@@ -20,7 +20,6 @@ from orca_jax.flags import FlagParser
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
-
 QUESTION_SEED = 1_000_000  # of generated questions; the training of the demo begins with seed 0
 
 

@@ -51,7 +51,7 @@ outside of it are hand-written or have topics of their own.
 
 A conversation is rendered as `{user}question{assistant}answer<|end|>`, once for each turn. `<|end|>` also ends a text.
 Only answers count in the loss. The last 2 % of each text were held out. Typographic quotation marks were replaced by
-plain ones. Digits are single tokens.
+plain ones. Digits and blanks are tokens of their own.
 
 ## Training
 {steps:,} updates of {batch} tokens, {tokens:.1f} million tokens in all, {minutes:.0f} minutes on {hardware}.
@@ -59,7 +59,7 @@ Float32; Muon for the matrices, AdamW for the rest; the weights are stored as bf
 
     python scripts/train_demo.py {command}
 
-| loss, nats per token | |
+{note}| loss, nats per token | |
 |---|---|
 | held-out answers | {answer_loss:.3f} |
 | held-out literature | {text_loss:.3f} |
@@ -79,6 +79,7 @@ def write_card(
     history: Sequence[Record],
     paths: Sequence[Path],
     command: str,
+    note: str,
     count: int,
 ) -> None:
     """Evaluate the model, and write README.md and the plot of the loss.
@@ -89,6 +90,7 @@ def write_card(
         history: all evaluations; the last one is the model's.
         paths: the texts; a file without an entry in `SOURCES` is listed by its name.
         command: the arguments of the script.
+        note: a remark on the training.
         count: conversations of each task in the test.
     """
     draw_curve(directory / "loss.png", history)
@@ -116,6 +118,7 @@ def write_card(
         minutes=last.minutes,
         hardware=f"{jax.device_count()} {jax.devices()[0].device_kind} devices",
         command=command,
+        note=f"{note}\n\n" if note else "",
         answer_loss=last.answer_loss,
         text_loss=last.text_loss,
         samples="\n".join(f"```text\n{question}\n-> {answer}\n```\n" for question, answer in shown),

@@ -50,11 +50,14 @@ def split_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
 def train_tokenizer(texts: Sequence[str], pieces: Iterator[Piece], vocab_size: int, count: int = 20_000) -> Tokenizer:
     """Train byte-level BPE on texts and the first `count` pieces.
 
-    Digits stay single: a number has the same tokens in every place.
+    Digits and blanks are tokens of their own: a number and a word have the same tokens in every place, also after a
+    quotation mark and at the beginning of a text. So a word is copied token by token.
     """
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    blanks = pre_tokenizers.Split(" ", "isolated")
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, blanks, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from orca_jax.llm import LLM
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
+from orca_jax.request import SamplingParams, StructuredOutput
 from tests.model.reference import PADDED, logits, mesh_of
 
-DEMO = Path(__file__).parents[2] / "checkpoints" / "demo"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "checkpoints" / "demo"
 PROMPT = "<|user|>Tom has 5 apples. He buys 3 more. How many apples does Tom have?<|assistant|>5 + 3 = 8."
 
 
@@ -50,3 +53,23 @@ def test_it_learnt_that_an_answer_ends(devices: int) -> None:
     last = logits(decoder, ids)[-1]
     probabilities = np.exp(last - last.max())
     assert probabilities[decoder.config.eos_token_ids[0]] / probabilities.sum() > 0.9
+
+
+@pytest.mark.slow
+def test_it_answers_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out tasks, and the request of the README, whose answer stands below it."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from demo.evaluation import evaluate
+
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"chat/completions .*? -d '(\{.*?\})'\n```\n\nThe answer is `(.*?)`", readme, re.DOTALL)
+    assert found is not None
+    body = json.loads(found[1])
+    schema = json.dumps(body["response_format"]["json_schema"]["schema"])
+    params = SamplingParams(temperature=0.0, max_tokens=60, structured=StructuredOutput("json_schema", schema))
+    with LLM("demo", dtype="float32", scheduler="chunked", max_num_seqs=16, tensor_parallel_size=1) as llm:
+        (answer,) = llm.chat(body["messages"], params)
+        results = evaluate(llm, 25)
+    assert answer.outputs[0].text == found[2]
+    for name in ("word problems", "JSON extraction", "questions about the engine"):
+        assert results[name].share >= 0.9, name
