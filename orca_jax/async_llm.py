@@ -2,20 +2,24 @@
 
 import asyncio
 import itertools
+import os
+import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
-from orca_jax.errors import EngineDeadError, EngineError, RequestError
+from orca_jax.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready, Rejected, Submit
-from orca_jax.llm.arguments import PromptInput, encoded, engine_settings
+from orca_jax.llm.arguments import PromptInput, check_same_adapter, check_version, encoded, engine_settings
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import RequestOutput, SamplingParams, Urgency, of_candidate
+from orca_jax.request import LoRARequest, RequestOutput, SamplingParams, Urgency, of_candidate
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.stream import OutputStream
@@ -57,6 +61,7 @@ class AsyncLLM:
         self._client: EngineClient | None = None
         self._engine: asyncio.Task[None] | None = None
         self._texts: _Texts | None = None
+        self._loading = asyncio.Lock()  # of adapters
 
     async def __aenter__(self) -> Self:
         """Start the engine, and wait until it serves.
@@ -89,7 +94,12 @@ class AsyncLLM:
             self._texts = None
 
     async def generate(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the output so far after each iteration that changes it; the last one is `finished`.
 
@@ -99,12 +109,14 @@ class AsyncLLM:
             prompt: a text or token ids.
             sampling_params: None for the defaults.
             priority: a lower one runs sooner. It needs `scheduling_policy="priority"`.
+            lora_request: an adapter. It needs `enable_lora=True`; the first use of its name loads it.
 
         Raises:
             RequestError: the prompt or its parameters are wrong, or the queue is full; `param` names the field.
             EngineError: the engine has ended, or does not respond.
         """
-        async for output in self._outputs(prompt, sampling_params or SamplingParams(), priority, True):
+        params = sampling_params or SamplingParams()
+        async for output in self._outputs(prompt, params, priority, True, lora_request):
             yield output
 
     async def chat(
@@ -116,6 +128,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the answer to one conversation, as `generate` does. The arguments are those of `LLM.chat`."""
         _, texts = self._parts()
@@ -129,17 +142,49 @@ class AsyncLLM:
                 kwargs=chat_template_kwargs,
             )
         )
-        async for output in self._outputs(text, sampling_params or SamplingParams(), priority, False):
+        params = sampling_params or SamplingParams()
+        async for output in self._outputs(text, params, priority, False, lora_request):
             yield output
 
+    async def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
+        """Replace the weights without compiling anything, and return their version, which outputs carry.
+
+        The engine serves while it reads the new weights. Requests that are open then finish with the old ones, and
+        later requests wait. The arguments are those of `LLM.update_params`. A tree is written to a temporary folder as
+        an Orbax checkpoint, which the process of the engine reads; the path of a checkpoint must lead there for it too.
+
+        Raises:
+            ConfigError: the parameters do not fit, or these weights cannot be replaced; the weights are unchanged.
+            EngineError: the engine has ended.
+        """
+        client, _ = self._parts()
+        check_version(version)
+        try:
+            if isinstance(params, str | PathLike):
+                path = os.path.abspath(params)
+                return await client.update_weights(path, version, aborts=abort_all_requests)
+            with tempfile.TemporaryDirectory(prefix="orca_jax_weights_") as folder:
+                await asyncio.to_thread(save_tree, params, Path(folder))
+                return await client.update_weights(folder, version, aborts=abort_all_requests)
+        except RequestError as error:
+            raise ConfigError(error.message, error.param) from None
+        except LinkError as error:
+            raise EngineDeadError(error.message) from None
+
     async def _outputs(
-        self, prompt: PromptInput, params: SamplingParams, priority: int, add_special_tokens: bool
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        priority: int,
+        add_special_tokens: bool,
+        lora_request: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput]:
         client, texts = self._parts()
         if priority and self._config.engine.scheduling_policy != "priority":
             message = 'priority must be 0, since this engine was not started with scheduling_policy="priority"'
             raise RequestError(message, param="priority")
         ids, in_ids = await self._threads.run_async(partial(_checked, texts, prompt, params, add_special_tokens))
+        adapter = None if lora_request is None else await self._adapter(client, lora_request)
         text = prompt if isinstance(prompt, str) else None
         of = OpenPrompt(str(next(self._numbers)), OfflineCall(num_open=1), text, tuple(ids))
         candidates: dict[str, OpenCandidate] = {}
@@ -148,7 +193,7 @@ class AsyncLLM:
             request_id = client.new_request_id()
             stream = OutputStream.for_params(texts.tokenizer, params)
             candidates[request_id] = of.add(stream, params.logprobs is not None)
-            submits.append(Submit(request_id, ids, of_candidate(in_ids, index), Urgency(priority)))
+            submits.append(Submit(request_id, ids, of_candidate(in_ids, index), Urgency(priority), adapter))
         try:
             async with client.open(submits) as call:
                 while of.num_open:
@@ -163,11 +208,28 @@ class AsyncLLM:
                         if update.finish_reason is None:
                             call.abort(update.request_id)  # ended by a stop string
                         candidate.finish(update.metrics)
+                    of.call.weight_version = call.weight_version
                     yield of.output()
         except (Overloaded, CallTooLarge) as error:
             raise RequestError(error.message, param="prompt") from None
         except LinkError as error:
             raise EngineDeadError(error.message) from None
+
+    async def _adapter(self, client: EngineClient, request: LoRARequest) -> str:
+        """The name of a loaded adapter. The first use of a name loads it. Raises RequestError."""
+        name, config = request.lora_name, self._config.engine
+        if not config.enable_lora:
+            raise RequestError("lora_request needs an AsyncLLM created with enable_lora=True", param="lora_request")
+        async with self._loading:
+            known = config.lora_paths | client.adapters.loaded
+            if name not in known:
+                try:
+                    await client.adapters.load(name, request.lora_path)
+                except LinkError as error:
+                    raise EngineDeadError(error.message) from None
+                known[name] = request.lora_path
+        check_same_adapter(request, known[name])
+        return name
 
     async def _set_ready(self, ready: Ready) -> None:
         tokenizer = await asyncio.to_thread(load_tokenizer, ready.tokenizer)
@@ -178,6 +240,17 @@ class AsyncLLM:
         if self._client is None or self._texts is None:
             raise EngineError("this AsyncLLM is not open: use it as `async with AsyncLLM(...) as llm:`")
         return self._client, self._texts
+
+
+def save_tree(params: Any, folder: Path) -> None:
+    """Write a tree of parameters as an Orbax checkpoint."""
+    import orbax.checkpoint as ocp
+
+    from orca_jax.model.orbax_files import PARAMS
+    from orca_jax.model.trees.memory import flat_tree, nested
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(folder / PARAMS, args=ocp.args.PyTreeSave(nested(flat_tree(params))))
 
 
 def _checked(

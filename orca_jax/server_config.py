@@ -65,6 +65,12 @@ class ServerConfig:
     api_key_file: str | None = _flag(
         None, "access", "file of API keys, one per line; unlike --api-key it does not show them in process lists"
     )
+    admin_key_file: str | None = _flag(
+        None,
+        "access",
+        "file of keys, one per line, for replacing weights by POST /update_weights_from_disk; default: no such route",
+    )
+    weights_root: str | None = _flag(None, "access", "folder of the checkpoints that may replace the weights")
     cache_salt_per_key: bool = _flag(
         False,
         "access",
@@ -72,6 +78,12 @@ class ServerConfig:
     )
     allowed_origins: tuple[str, ...] = _flag(
         (), "access", "origins of web pages that may call the server (CORS); default: none"
+    )
+    lora_dir: str | None = _flag(
+        None,
+        "access",
+        "directory of adapters that callers may load and unload by /v1/load_lora_adapter and /v1/unload_lora_adapter; "
+        "default: these routes are off",
     )
     allow_credentials: bool = _flag(False, "access", "allow these web pages to send credentials (CORS)")
 

@@ -221,9 +221,8 @@ class Training:
         """Write the card of the model in --out, the best one, as saved."""
         decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
         history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]
-        write_card(
-            self.args.out, decoder, history, self.args.data, command_line(self.args), self.args.note, self.args.count
-        )
+        args = self.args
+        write_card(args.out, decoder, history, args.data, command_line(args), args.note, args.count)
 
 
 if __name__ == "__main__":

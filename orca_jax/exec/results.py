@@ -16,7 +16,7 @@ from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import TokenLogprobs, TokenSet
-from orca_jax.step import MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.step import Member, MemberResult, MultiStep, StepPlan, StepResult
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Launch:
     def of_nothing(cls, hidden: jax.Array) -> "Launch":
         """A launch without kept tokens."""
         empty = np.zeros(0, np.int32)
-        return cls(Kept([], [], empty, empty), hidden, [])
+        return cls(Kept([], [], empty, empty, empty), hidden, [])
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """True if a token is drawn here for a constrained member."""
@@ -73,7 +73,7 @@ def read_results(
 
     `unreported` has the tokens of rows left on the device by earlier plans; it is empty if there are none.
     """
-    drawn: dict[int, tuple[int, bool, TokenLogprobs | None]] = {}
+    drawn: dict[int, list[tuple[int, bool, TokenLogprobs | None]]] = {}
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
     for launch in launches:
         if launch.drawn is None:
@@ -88,16 +88,30 @@ def read_results(
                 continue
             num_top = launch.num_top[place]
             logprobs = None if num_top is None or reader is None else reader.read(place, num_top)
-            drawn[index] = tokens[place], finite[place], logprobs
+            drawn.setdefault(index, []).append((tokens[place], finite[place], logprobs))
     results = []
     for index, member in enumerate(plan.members):
         scored = scores.get(index, ())
         if not member.is_sampling:
             results.append(MemberResult(scores=scored))
             continue
-        token, is_finite, logprobs = drawn[index]
+        if member.num_drafts:
+            results.append(_verified(member, drawn[index]))
+            continue
+        [(token, is_finite, logprobs)] = drawn[index]
         results.append(MemberResult((*unreported.get(member.row, ()), token), is_finite, logprobs, scored))
     return StepResult(plan.iteration, results)
+
+
+def _verified(member: Member, drawn: Sequence[tuple[int, bool, TokenLogprobs | None]]) -> MemberResult:
+    """The drawn ids up to the first one unlike its proposal. All later ones follow a context that does not exist."""
+    drafts = member.ids[-member.num_drafts :]
+    run = []
+    for (token, is_finite, _), draft in zip(drawn, [*drafts, None], strict=True):
+        run.append(token)
+        if token != draft or not is_finite:
+            break
+    return MemberResult(run, is_finite)
 
 
 def read_many(

@@ -13,10 +13,30 @@ from typing import Literal, Protocol, Self
 
 import msgspec
 
+from orca_jax.link.adapters import AdapterCalls
 from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
 from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.feed import Feed
-from orca_jax.link.wire import Abort, FromEngine, Heartbeat, Iterations, Ready, Rejected, Submit, Updates, Watch
+from orca_jax.link.open_updates import OpenUpdates
+from orca_jax.link.wire import (
+    Abort,
+    AdapterAnswer,
+    FromEngine,
+    FromFrontEnd,
+    Heartbeat,
+    Iterations,
+    LoadAdapter,
+    Ready,
+    Rejected,
+    ReplaceWeights,
+    Submit,
+    UnloadAdapter,
+    Updates,
+    UpdateWeights,
+    Watch,
+    WeightsRead,
+    WeightsUpdated,
+)
 from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary
@@ -38,7 +58,7 @@ _REFUSALS: dict[EngineState, str] = {
 class Link(Protocol):
     """A connection to an engine. The engine's messages go to `EngineClient.take`, in the engine's order."""
 
-    def send(self, message: Submit | Abort | Watch) -> None:
+    def send(self, message: FromFrontEnd) -> None:
         """Send a message to the engine; discard it if the engine has ended."""
         ...
 
@@ -59,6 +79,7 @@ class OpenCall:
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
+        self.weight_version = 0  # of the weights that made the updates so far
         for seconds, end in ((limits.queue, self._end_if_waiting), (limits.total, self._end_late)):
             if seconds is not None:
                 self._timers.append(asyncio.get_running_loop().call_later(seconds, end))
@@ -143,6 +164,7 @@ class EngineClient:
         ready: resolves when an engine serves for the first time; fails if none ever will.
         idle: set while no call is open.
         feed: the engine's iterations for pages that watch.
+        adapters: loads and unloads adapters.
     """
 
     def __init__(
@@ -156,7 +178,8 @@ class EngineClient:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
         self.idle.set()
-        self.feed = Feed(self._send_watch)
+        self.feed = Feed(self._post)
+        self.adapters = AdapterCalls(self._send_change)
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
         self._on_heartbeat = on_heartbeat
@@ -164,6 +187,7 @@ class EngineClient:
         self._routes: dict[str, OpenCall] = {}  # request id -> its call, until the request ends
         self._calls: set[OpenCall] = set()
         self._numbers = itertools.count()
+        self._updates = OpenUpdates(self._post)
         self._link: Link | None = None
 
     @property
@@ -218,6 +242,21 @@ class EngineClient:
             if self._link is not None:
                 self._link.send(Abort(request_id))
 
+    async def update_weights(self, source: str, version: int | None = None, *, aborts: bool = False) -> int:
+        """Replace the weights by those of the checkpoint `source`, and return their version.
+
+        The engine serves while it reads them. The calls that are open then finish with the old weights, or are aborted
+        if `aborts` is set, and later ones wait for the new weights. If the engine is started again, it has the weights
+        of its model, and version 0.
+
+        Raises:
+            RequestError: the checkpoint does not fit, or the engine cannot replace weights; the weights are unchanged.
+            Unavailable: the engine does not serve, or ended before the weights were replaced.
+        """
+        if self.state != "ready" or self._link is None:
+            raise self._refusal()
+        return await self._updates.run(source, version, aborts=aborts)
+
     def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
         """Use a new engine, still loading. Its messages go to `take`, and its heartbeats also to `watch`."""
         self._link = link
@@ -227,6 +266,7 @@ class EngineClient:
     def serve(self, ready: Ready) -> None:
         """Accept requests: the engine serves."""
         self._admission.num_rows = ready.num_rows
+        self._updates.version = 0
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self._move("ready")
@@ -240,6 +280,7 @@ class EngineClient:
         self.running = self.waiting = 0
         self._move(state)
         self._fail_all(Unavailable(_REFUSALS[state]))
+        self.adapters.fail(Unavailable(_REFUSALS[state]))
 
     def give_up(self, error: Exception) -> None:
         """Fail `ready` if no engine has served: none will be started any more."""
@@ -262,8 +303,13 @@ class EngineClient:
         match message:
             case Updates(updates, running, waiting):
                 self.running, self.waiting = running, waiting
+                self._updates.version = message.weight_version
                 for update in updates:
                     self._deliver(update, is_last=update.finish_reason is not None)
+            case AdapterAnswer():
+                self.adapters.take(message)
+            case WeightsRead() | WeightsUpdated():
+                self._updates.take(message)
             case Rejected():
                 self._deliver(message, is_last=True)
             case Iterations(lines):
@@ -283,18 +329,25 @@ class EngineClient:
             self._forget(message.request_id)
         elif call.waiting:
             self._admission.started(call.waiting.pop(message.request_id, 0))
+        call.weight_version = self._updates.version
         call.deliver(message)
 
     def _forget(self, request_id: str) -> None:
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
 
-    def _send_watch(self, message: Watch) -> None:
+    def _send_change(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if self.state != "ready" or self._link is None:
+            raise self._refusal()
+        self._link.send(message)
+
+    def _post(self, message: Watch | UpdateWeights | ReplaceWeights) -> None:
         if self._link is not None:
             self._link.send(message)
 
     def _fail_all(self, error: Exception) -> None:
         for call in tuple(self._calls):
             call.fail(error)
+        self._updates.fail(error)
 
     def _refusal(self) -> Unavailable:
         return Unavailable(_REFUSALS.get(self.state, "the engine is not there"))

@@ -9,22 +9,30 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from orca_jax.build.adapters import AdapterReader, ReadAdapter
 from orca_jax.build.engine import Built
+from orca_jax.build.updates import PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
+from orca_jax.link.weight_updates import Prepared, WeightUpdates
 from orca_jax.link.wire import (
     Abort,
+    AdapterAnswer,
     Heartbeat,
+    LoadAdapter,
     Message,
     Phase,
     Ready,
     Rejected,
+    ReplaceWeights,
     Start,
     Submit,
     ToEngine,
+    UnloadAdapter,
     Updates,
+    UpdateWeights,
     Watch,
 )
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
@@ -46,13 +54,21 @@ class Compiled:
 
 
 @dataclass(frozen=True)
+class AdapterRead:
+    """A message from a reading thread to the main thread: an adapter, or the reason for refusal."""
+
+    load: LoadAdapter
+    result: ReadAdapter | RequestError
+
+
+@dataclass(frozen=True)
 class ResultReady:
     """A message from the waiting thread to the main thread: a result that the main thread waits for, or has read."""
 
     handle: Handle
 
 
-ToLoop = ToEngine | Compiled | ResultReady | None
+ToLoop = ToEngine | Compiled | AdapterRead | ResultReady | Prepared | None
 """None means that the front end has gone."""
 Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
@@ -132,6 +148,7 @@ def ready_message(built: Built) -> Ready:
         num_rows=kv.num_rows,
         self_tests={test.implementation: test.result for test in built.self_tests},
         summary=built.summary,
+        adapters=tuple(built.engine.pool.adapters.named),
     )
 
 
@@ -146,6 +163,8 @@ class EngineLoop:
         status: updated with the progress of the thread.
         compiler: makes a constraint of a grammar; called by several threads.
         live: observes the engine when the front end watches it; None if no front end does.
+        prepare_update: checks new weights; called by a thread.
+        reader: reads adapters; called by several threads. None: the engine has none.
     """
 
     def __init__(
@@ -156,12 +175,16 @@ class EngineLoop:
         status: EngineStatus,
         compiler: Compile,
         live: EngineWatch | None = None,
+        prepare_update: PrepareUpdate = refuse_toy,
+        reader: AdapterReader | None = None,
     ) -> None:
+        self._updates = WeightUpdates(engine, prepare_update, inbox.put, send, status.work)
         self._engine = engine
         self._inbox = inbox
         self._send = send
         self._status = status
         self._compile = compiler
+        self._reader = reader
         self._live = live
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
@@ -186,12 +209,17 @@ class EngineLoop:
                         return
                     status.work(is_progress=not self._is_computing())
                     self._take(message)
+                    if self._updates.is_due:
+                        self._replace_weights()
                 updates = engine.step(self._wait)
                 status.end_step(engine)
                 if updates or not engine.has_work:  # a late-found end frees its row without an update
                     status.work()
                     self._send_updates(updates)
+                    if self._updates.is_due:
+                        self._replace_weights()
         finally:
+            self._updates.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._waiter.shutdown(wait=False, cancel_futures=True)
 
@@ -225,10 +253,26 @@ class EngineLoop:
     def _send_updates(self, updates: list[RequestUpdate]) -> None:
         engine = self._engine
         waiting = engine.num_waiting + len(self._compiling)
-        self._send(Updates(updates, running=engine.num_running, waiting=waiting))
+        self._send(Updates(updates, running=engine.num_running, waiting=waiting, weight_version=engine.weight_version))
 
-    def _take(self, message: ToEngine | Compiled | ResultReady) -> None:
+    def _replace_weights(self) -> None:
+        """Replace the weights if all requests sent before have ended; then add those sent after."""
+        if not self._engine.has_work and not self._compiling:
+            for submit in self._updates.replace():
+                self._take(submit)
+
+    def _abort_all(self) -> None:
+        """End all requests, those with a grammar being compiled included."""
+        for request in tuple(self._engine.pool):
+            self._engine.abort(request.request_id)
+        compiling, self._compiling = self._compiling, {}
+        if compiling:
+            self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
+
+    def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | Prepared) -> None:
         match message:
+            case Submit() | Abort() if self._updates.holds(message):
+                pass
             case Submit(request_id, params=params) if params.structured is not None:
                 self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)
             case Submit():
@@ -240,12 +284,26 @@ class EngineLoop:
                     self._reject(submit.request_id, result)
                 else:
                     self._add(submit, result)
+            case LoadAdapter():
+                self._threads.submit(self._read_adapter, message)
+            case AdapterRead(load, result):
+                self._change(load.number, lambda: self._add_adapter(result))
+            case UnloadAdapter(number, name):
+                self._change(number, lambda: self._engine.remove_adapter(name))
             case Abort(request_id):
                 future = self._compiling.pop(request_id, None)
                 if future is None:
                     self._engine.abort(request_id)
                 else:
                     future.cancel()
+            case UpdateWeights():
+                self._updates.add(message)
+            case Prepared():
+                self._updates.take(message)
+            case ReplaceWeights():
+                self._updates.begin()
+                if message.aborts:
+                    self._abort_all()
             case ResultReady():
                 pass  # it has ended a wait, or the result was collected before
             case Watch(is_on):
@@ -256,9 +314,38 @@ class EngineLoop:
 
     def _add(self, submit: Submit, constraint: Constraint | None) -> None:
         try:
-            self._engine.add(submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency)
+            self._engine.add(
+                submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency, submit.adapter
+            )
         except RequestError as error:
             self._reject(submit.request_id, error)
+
+    def _read_adapter(self, load: LoadAdapter) -> None:
+        """Read an adapter in a thread of its own, and report the result or the failure to the main thread."""
+        result: ReadAdapter | RequestError
+        try:
+            if self._reader is None:
+                raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
+            result = self._reader(load.name, load.path)
+        except RequestError as error:
+            result = error
+        except BaseException as error:  # each call gets an answer
+            result = RequestError(f"the adapter cannot be read: {type(error).__name__}", "lora_path")
+        self._inbox.put(AdapterRead(load, result))
+
+    def _add_adapter(self, result: ReadAdapter | RequestError) -> None:
+        if isinstance(result, RequestError):
+            raise result
+        self._engine.add_adapter(*result)
+
+    def _change(self, number: int, change: Callable[[], None]) -> None:
+        """Change the adapters, and answer."""
+        try:
+            change()
+        except RequestError as error:
+            self._send(AdapterAnswer(number, error.message, error.param))
+        else:
+            self._send(AdapterAnswer(number))
 
     def _reject(self, request_id: str, error: RequestError) -> None:
         self._send(Rejected(request_id, error.message, error.param))

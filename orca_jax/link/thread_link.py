@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orca_jax.build.engine import Built
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
-from orca_jax.link.wire import Abort, FromEngine, Message, Submit, Updates, Watch
+from orca_jax.link.wire import FromEngine, FromFrontEnd, Message, Submit, Updates
 from orca_jax.request import RequestUpdate
 
 MOST_HELD = 64  # updates of one request joined into one
@@ -34,11 +34,19 @@ class EngineThread:
         self._outbox = Outbox()
         self._loop = asyncio.get_running_loop()
         self._inbox: Inbox = queue.SimpleQueue()
-        engine_loop = EngineLoop(built.engine, self._inbox, self._deliver, EngineStatus(), built.grammars.compile)
+        self._engine_loop = engine_loop = EngineLoop(
+            built.engine,
+            self._inbox,
+            self._deliver,
+            EngineStatus(),
+            built.grammars.compile,
+            prepare_update=built.prepare_update,
+            reader=built.read_adapter,
+        )
         self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
         self._thread.start()
 
-    def send(self, message: Submit | Abort | Watch) -> None:
+    def send(self, message: FromFrontEnd) -> None:
         if isinstance(message, Submit) and self.reads_at_once:
             self._outbox.watch(message.request_id)
         self._inbox.put(message)
@@ -63,7 +71,7 @@ class EngineThread:
             ready = self._outbox.take(message.updates)
             if not ready:
                 return
-            message = Updates(ready, message.running, message.waiting)
+            message = Updates(ready, message.running, message.waiting, message.weight_version)
         self._loop.call_soon_threadsafe(self._client.take, message)
 
 

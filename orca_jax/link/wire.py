@@ -42,6 +42,22 @@ class Submit(Message, frozen=True):
     prompt_ids: list[int]
     params: SamplingParams
     urgency: Urgency = DEFAULT_URGENCY
+    adapter: str | None = None  # name of a loaded adapter
+
+
+class LoadAdapter(Message, frozen=True):
+    """Front end: read an adapter and make it available to requests; the engine sends an `AdapterAnswer`."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Front end: refuse an adapter to new requests; the engine sends an `AdapterAnswer`."""
+
+    number: int
+    name: str
 
 
 class Abort(Message, frozen=True):
@@ -56,6 +72,21 @@ class Watch(Message, frozen=True):
     is_on: bool
 
 
+class UpdateWeights(Message, frozen=True):
+    """Front end: check and read new weights, then answer with `WeightsRead` or a refusal."""
+
+    update_id: str
+    source: str  # path of a checkpoint
+    version: int | None = None  # of the new weights; None: the next number
+
+
+class ReplaceWeights(Message, frozen=True):
+    """Front end: use the weights that were read. Requests sent before it end with the old ones."""
+
+    update_id: str
+    aborts: bool = False  # abort the requests sent before, instead of waiting for their end
+
+
 class Ready(Message, frozen=True):
     """Engine, once: it serves. The fields describe the model to the front end."""
 
@@ -67,6 +98,15 @@ class Ready(Message, frozen=True):
     num_rows: int  # requests that can run at once
     self_tests: dict[str, str] = {}  # results of the attention kernels by implementation; empty if none were tested
     summary: EngineSummary | None = None
+    adapters: tuple[str, ...] = ()  # names of those loaded at the start
+
+
+class AdapterAnswer(Message, frozen=True):
+    """Engine: a change of the adapters is done, or was refused."""
+
+    number: int
+    error: str | None = None
+    param: str | None = None
 
 
 class Rejected(Message, frozen=True):
@@ -83,6 +123,22 @@ class Updates(Message, frozen=True):
     updates: list[RequestUpdate]
     running: int
     waiting: int
+    weight_version: int = 0  # of the weights that made all of these updates
+
+
+class WeightsRead(Message, frozen=True):
+    """Engine: new weights fit, and are in memory."""
+
+    update_id: str
+
+
+class WeightsUpdated(Message, frozen=True):
+    """Engine: the weights were replaced, or the update was refused and they are unchanged."""
+
+    update_id: str
+    version: int = 0
+    error: str | None = None  # the reason for refusing
+    param: str | None = None
 
 
 class Iterations(Message, frozen=True):
@@ -111,8 +167,9 @@ class Failed(Message, frozen=True):
     is_cluster: bool = False  # another process of the cluster was lost
 
 
-ToEngine = Start | Submit | Abort | Watch
-FromEngine = Ready | Rejected | Updates | Iterations | Heartbeat | Failed
+FromFrontEnd = Submit | Abort | Watch | LoadAdapter | UnloadAdapter | UpdateWeights | ReplaceWeights
+ToEngine = Start | FromFrontEnd
+FromEngine = Ready | AdapterAnswer | Rejected | Updates | WeightsRead | WeightsUpdated | Iterations | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -8,11 +8,17 @@ from typing import Any, cast
 from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, RequestError
-from orca_jax.request import SamplingParams
+from orca_jax.request import DEFAULT_URGENCY, LoRARequest, SamplingParams, Urgency
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int]
+
+
+def check_version(version: int | None) -> None:
+    """Check the number of new weights. Raises RequestError; `param` is "version"."""
+    if version is not None and (type(version) is not int or not 0 <= version < 2**63):
+        raise RequestError(f"version must be an integer from 0 on, got {version!r}", param="version")
 
 
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
@@ -28,6 +34,24 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     return list(cast(Sequence[PromptInput], prompts))
 
 
+def urgencies(priority: Sequence[int] | None, count: int, *, has_priorities: bool) -> list[Urgency]:
+    """Return the urgency of each of `count` prompts. Raises RequestError; `param` is "priority"."""
+    if priority is None:
+        return [DEFAULT_URGENCY] * count
+    if len(priority) != count:
+        raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each prompt", "priority")
+    if any(priority) and not has_priorities:
+        message = 'priority must be 0, since this LLM was not created with scheduling_policy="priority"'
+        raise RequestError(message, param="priority")
+    return [Urgency(one) for one in priority]
+
+
+def check_prompt_type(prompt: object) -> None:
+    """Check that a prompt is a text or a list. Raises RequestError."""
+    if not isinstance(prompt, str | list | tuple):
+        raise RequestError(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt")
+
+
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     """Return the parameters of each of `count` prompts. Raises RequestError; `param` is "sampling_params"."""
     if params is None or isinstance(params, SamplingParams):
@@ -40,6 +64,32 @@ def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count
         message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
         raise RequestError(message, param="sampling_params")
     return params
+
+
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+"""The adapters of a call: one for all prompts, one for each, or none."""
+
+
+def lora_for_each(requests: Loras, count: int) -> Sequence[LoRARequest | None]:
+    """Return the adapter of each of `count` prompts. Raises RequestError; `param` is "lora_request"."""
+    if requests is None or isinstance(requests, LoRARequest):
+        return [requests] * count
+    given: object = requests
+    is_list = isinstance(given, Sequence) and all(one is None or isinstance(one, LoRARequest) for one in given)
+    if not is_list:
+        message = f"lora_request must be a LoRARequest or a list of them, not {type(requests).__name__}"
+        raise RequestError(message, param="lora_request")
+    if len(requests) != count:
+        message = f"{len(requests)} lora_requests for {count} prompts; give one for each prompt, or one for all"
+        raise RequestError(message, param="lora_request")
+    return requests
+
+
+def check_same_adapter(request: LoRARequest, path: str) -> None:
+    """Check that a name stands for the adapter of this path. Raises RequestError."""
+    if request.lora_path != path:
+        message = f"lora_name {request.lora_name!r} stands for {path}, not for {request.lora_path}; use another name"
+        raise RequestError(message, param="lora_request")
 
 
 def engine_settings(of: str, model: str, settings: Mapping[str, Any]) -> EngineConfig:

@@ -14,6 +14,7 @@ class OfflineCall:
     num_open: int = 0
     done: deque[RequestOutput] = field(default_factory=deque)
     candidates: list[str] = field(default_factory=list)  # ids of the engine's requests
+    weight_version: int = 0  # of the weights for all of them
 
 
 @dataclass(eq=False)
@@ -45,6 +46,7 @@ class OpenPrompt:
             finished=not self.num_open,
             metrics=_joined([candidate.metrics for candidate in self.candidates]),
             prompt_logprobs=self.prompt_logprobs,
+            weight_version=self.call.weight_version,
         )
 
 

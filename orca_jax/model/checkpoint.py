@@ -5,9 +5,10 @@ opened, so optimiser state beside them costs nothing.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,14 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _ARRAYS = ("jax.Array", "np.ndarray")
 
 logger = logging.getLogger(__name__)
+
+
+class ArrayOfTree(NamedTuple):
+    """An array of a tree, open and not read: its values, its type, and the shape of its parts on disk."""
+
+    view: View
+    dtype: str
+    chunk: tuple[int, ...] = ()  # empty in memory
 
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
@@ -84,29 +93,16 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
             problem = "the parameters are quantised, and config.json has no quantization_config for them"
             raise CheckpointError(str(tree.folder), [problem], remedy=CONVERT_AGAIN)
         wanted = wanted.as_held()
-    leaves, shapes = flat_parameters(wanted.shapes), stored_shapes(wanted.of_model, config)
-    of_model = flat_parameters(wanted.of_model)
-    stacked = {path: path in with_layers(wanted.of_model) for path in shapes}
-    mapping = read_mapping(directory)
-    if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
-        mapping = TreeMapping(TreeTable(config.decoder, rows))
-    placed = choose_table(tree, stacked, config, mapping)
-    sources, problems = find_arrays(tree, placed, stacked, shapes, config.num_layers)
-    views: dict[str, View] = {}
-    for path, source in sources.items():
-        found = _view(tree, source, path, shapes[path], of_model[path].dtype.name)
-        if isinstance(found, str):
-            problems.append(found)
-        else:
-            views[path] = found
+    views, problems = views_of(tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory))
+    leaves, stacked = flat_parameters(wanted.shapes), with_layers(wanted.of_model)
     values: dict[str, Array] = {}
     parts = wanted.make_parts()
     for number, (path, leaf) in enumerate(leaves.items() if not problems else (), start=1):
         try:
             view = views[path]
-            if stacked[path]:
+            if path in stacked:
                 view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + leaf.shape[0]))
-            values |= parts(path, _read(view, leaf, num_copies(path, config), config.head_dim))
+            values |= parts(path, read_parameter(view, leaf, num_copies(path, config), config.head_dim))
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
         progress(number, len(leaves))
@@ -115,21 +111,64 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     return wanted.filled(values)
 
 
-def _view(tree: StoredTree, source: ParameterArrays, path: str, shape: tuple[int, ...], dtype: str) -> View | str:
+def views_of(
+    tree: StoredTree,
+    open_array: Callable[[Keys], ArrayOfTree],
+    of_model: nnx.State,
+    config: ModelConfig,
+    mapping: TreeMapping | None,
+) -> tuple[dict[str, View], list[str]]:
+    """A view of each parameter of a model, with all layers, by the table of the tree; and the problems.
+
+    Args:
+        tree: the keys of a checkpoint, or those of a tree in memory.
+        open_array: opens the array of some keys, without reading it.
+        of_model: shapes of all parameters, stacked.
+        config: the model; gives the size of the vocabulary without padding.
+        mapping: of the model directory.
+
+    Raises:
+        CheckpointError: no table fits the tree.
+        ConfigError: the table of the tree does not support the family.
+    """
+    shapes, types = stored_shapes(of_model, config), flat_parameters(of_model)
+    stacked = {path: path in with_layers(of_model) for path in shapes}
+    if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
+        mapping = TreeMapping(TreeTable(config.decoder, rows))
+    placed = choose_table(tree, stacked, config, mapping)
+    sources, problems = find_arrays(tree, placed, stacked, shapes, config.num_layers)
+    views: dict[str, View] = {}
+    for path, source in sources.items():
+        found = _view(tree, open_array, source, path, shapes[path], types[path].dtype.name)
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            views[path] = found
+    return views, problems
+
+
+def _view(
+    tree: StoredTree,
+    open_array: Callable[[Keys], ArrayOfTree],
+    source: ParameterArrays,
+    path: str,
+    shape: tuple[int, ...],
+    dtype: str,
+) -> View | str:
     """The array of a parameter after the operations of its row, or the problem with it."""
     views = []
     for label, keys in source.arrays.items():
         if tree.leaves[keys] not in _ARRAYS:
             return f"{label}: type {tree.leaves[keys]} is not supported, only {', '.join(_FLOATS)}"
         try:
-            store = _open(tree, keys)
+            opened = open_array(keys)
         except Exception as error:  # TensorStore raises several kinds for broken files
             return f"{label}: cannot be read: {first_line(error)}"
         types = (dtype,) if is_quantised_part(path) else _FLOATS
-        if (problem := _problem(store, types)) is not None:
+        if (problem := _problem(opened, types)) is not None:
             return f"{label}: {problem}"
         try:
-            views.append(_changed(Stored(store), source))
+            views.append(_changed(opened.view, source))
         except ValueError as error:
             return f"{label}: {error}; {path} needs {list(shape)}"
     if any(view.shape != views[0].shape for view in views):
@@ -158,7 +197,7 @@ def _changed(view: View, source: ParameterArrays) -> View:
     return view
 
 
-def _open(tree: StoredTree, keys: Keys) -> Any:
+def open_stored(tree: StoredTree, keys: Keys) -> ArrayOfTree:
     """Open an array without reading its values. Orbax names it by its keys, joined with dots."""
     name = ".".join(keys)
     kvstore: dict[str, Any] = {"driver": "file", "path": f"{tree.folder / name}/"}
@@ -171,20 +210,22 @@ def _open(tree: StoredTree, keys: Keys) -> Any:
         # Otherwise the values of a lost file are zeros. Old versions of Orbax leave out chunks of zeros on purpose.
         "fill_missing_data_reads": not tree.has_all_chunks,
     }
-    return tensorstore.open(spec, open=True, read=True).result()
+    store = tensorstore.open(spec, open=True, read=True).result()
+    chunk = tuple(size or 0 for size in store.chunk_layout.read_chunk.shape or ())
+    return ArrayOfTree(Stored(store), store.dtype.name, chunk)
 
 
-def _problem(store: Any, types: Sequence[str]) -> str | None:
+def _problem(opened: ArrayOfTree, types: Sequence[str]) -> str | None:
     """The problem of an array's type or of its parts."""
-    if store.dtype.name not in types:
-        return f"type {store.dtype.name} is not supported, only {', '.join(types)}"
-    shape, chunk = tuple(store.shape), store.chunk_layout.read_chunk.shape or ()
+    if opened.dtype not in types:
+        return f"type {opened.dtype} is not supported, only {', '.join(types)}"
+    shape, chunk = opened.view.shape, opened.chunk
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=False)):
         return f"chunks of {list(chunk)} values are larger than the array"  # and than the memory
     return None
 
 
-def _read(view: View, leaf: jax.ShapeDtypeStruct, copies: int, head_dim: int) -> Array:
+def read_parameter(view: View, leaf: jax.ShapeDtypeStruct, copies: int, head_dim: int) -> Array:
     """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
 
     `copies` and `head_dim` are those of `copied_columns`.

@@ -118,6 +118,10 @@ class Loading:
         decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self._dtype, mesh, span))
         return decoder
 
+    def of_model(self, mesh: Mesh) -> nnx.State:
+        """A sharded shape for each parameter of all layers, stacked."""
+        return abstract_decoder(self.config, self._dtype, mesh)[1]
+
     def load(
         self,
         mesh: Mesh,

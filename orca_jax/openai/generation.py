@@ -139,6 +139,7 @@ class Generation:
         self.job = job
         self._client = service.client
         self._observer = service.observer
+        self.has_versions = service.config.admin_key_file is not None
         self._overload_status = service.config.overload_status
         tokenizer = service.model.tokenizer
         self._outputs = [
@@ -153,6 +154,7 @@ class Generation:
         ]
         self._open: dict[str, OpenChoice] = {}  # by the id of the engine's request
         self._cached = [0 for _ in job.prompts]  # cached tokens of each prompt, as its first candidate reported
+        self.weight_version: int | None = None  # of the weights; None before the first update
         self._shown = [0 for _ in job.requests]  # generated tokens of each choice, up to its last piece
 
     async def pieces(self, receive: Receive) -> AsyncGenerator[list[Piece]]:
@@ -172,6 +174,7 @@ class Generation:
                 try:
                     while (messages := await _receive_soon(call)) is None:
                         yield []
+                    self.weight_version = call.weight_version
                     while True:
                         pieces, failed = self._collect(call, messages)
                         if pieces:  # also the pieces before a failure

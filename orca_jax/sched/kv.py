@@ -170,6 +170,10 @@ class KVManager:
         """Remove all pages with this root from the prefix cache; rows keep theirs."""
         self._pages.forget(root)
 
+    def forget_all(self) -> None:
+        """Empty the prefix cache; rows keep their pages."""
+        self._pages.forget_all()
+
     @property
     def watcher(self) -> CacheWatcher | None:
         """The receiver of changes of the prefix cache, if any."""

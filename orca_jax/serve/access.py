@@ -12,8 +12,9 @@ from pathlib import Path
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import ApiError
+from orca_jax.serve.events import WEIGHT_VERSION
 from orca_jax.serve.handlers import IGNORED_FIELDS
 from orca_jax.server_config import ServerConfig
 
@@ -29,20 +30,29 @@ logger = logging.getLogger(__name__)
 class Access:
     """ASGI middleware: refuses calls without one of `keys`, except on `open_paths`; without keys it accepts all.
 
+    Posts to `own_keys` are passed on as well: the routes of these paths are behind an `Access` of their own.
+
     A key is in `Authorization: Bearer`; without this header it may be in one of `KEY_HEADERS`.
 
     It runs before the router, so it also guards routes added later and paths without a route. An accepted call
     carries the digest of its key in `scope["state"]["caller"]`. The digest reveals nothing about the key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Collection[str] = OPEN_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        open_paths: Collection[str] = OPEN_PATHS,
+        own_keys: Collection[str] = (),
+    ) -> None:
         self._app = app
         self._open_paths = open_paths
+        self._own_keys = own_keys
         self._secret = secrets.token_bytes(32)
         self._digests = tuple(self._digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._digests or scope["type"] == "lifespan" or _is_open(scope, self._open_paths):
+        if not self._digests or scope["type"] == "lifespan" or self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "an API key is required"})
@@ -53,6 +63,15 @@ class Access:
             else:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """True if the router takes this call to an open route: the exact path, in no other spelling."""
+        if scope["type"] != "http":
+            return False
+        paths = self._open_paths if scope["method"] in OPEN_METHODS else ()
+        paths = self._own_keys if scope["method"] == "POST" else paths
+        path, root = scope["path"], scope.get("root_path", "")
+        return path in paths if not root else path.removeprefix(root) in paths
 
     def _caller(self, scope: Scope) -> str | ApiError:
         """The digest of the call's key, or the refusal."""
@@ -92,7 +111,7 @@ def read_keys(config: ServerConfig) -> tuple[str, ...]:
     for key in keys:
         _check(key, "api_key", "--api-key")
     if config.api_key_file is not None:
-        keys += _read_file(Path(config.api_key_file))
+        keys += read_key_file(Path(config.api_key_file), "api_key_file")
     return tuple(dict.fromkeys(keys))
 
 
@@ -115,35 +134,29 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_methods=("GET", "POST"),
         allow_headers=("*",),  # browser clients send a dozen of their own headers
         allow_credentials=config.allow_credentials,
-        expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS),
+        expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS, WEIGHT_VERSION),
     )
-
-
-def _is_open(scope: Scope, paths: Collection[str]) -> bool:
-    """True if the router takes this call to an open route: the exact path, in no other spelling."""
-    if scope["type"] != "http" or scope["method"] not in OPEN_METHODS:
-        return False
-    path, root = scope["path"], scope.get("root_path", "")
-    return path in paths if not root else path.removeprefix(root) in paths
 
 
 def _refuse(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
-def _read_file(path: Path) -> list[str]:
+def read_key_file(path: Path, param: str) -> list[str]:
+    """The keys of a file, one per line. Raises ConfigError as `read_keys` does, with `param`."""
+    flag = f"--{param.replace('_', '-')}"
     try:
         with path.open(encoding="utf-8-sig") as file:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
-        raise ConfigError(f"--api-key-file {path} cannot be read: {reason}", param="api_key_file") from None
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not valid UTF-8"
+        raise ConfigError(f"{flag} {path} cannot be read: {reason}", param=param) from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"--api-key-file {path} holds no key; write one key per line", param="api_key_file")
+        raise ConfigError(f"{flag} {path} holds no key; write one key per line", param=param)
     for key in keys:
-        _check(key, "api_key_file", f"--api-key-file {path}")
+        _check(key, param, f"{flag} {path}")
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
         logger.warning("every user of this machine can read %s; run chmod 600 on it to keep its keys secret", path)
     return keys

@@ -16,6 +16,8 @@ from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
+from orca_jax.serve.adapters import adapter_routes
+from orca_jax.serve.admin import ADMIN_PATH, admin_routes
 from orca_jax.serve.events import Silence
 from orca_jax.serve.handlers import complete, read_json_body
 from orca_jax.serve.health import health_routes
@@ -28,16 +30,18 @@ from orca_jax.telemetry.observer import ServerObserver
 
 
 def create_app(service: Service, config: ServerConfig, observer: ServerObserver) -> ASGIApp:
-    """Build the application over one engine. Raises ConfigError for unusable keys or origins."""
+    """Build the application over one engine. Raises ConfigError for unusable keys, folders or origins."""
     keys = read_keys(config)
     app = Starlette(
         routes=[
             *health_routes(service),
             *model_routes(service),
             *observer.routes(),
+            *admin_routes(service, config),
             openapi_route(service, has_keys=bool(keys)),
             *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
             *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+            *adapter_routes(service),
             _post("/tokenize", partial(tokenize, service)),
             _post("/detokenize", partial(detokenize, service)),
             *(playground_routes(service, read_json_body) if config.has_playground else ()),
@@ -53,7 +57,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
     routed = WithoutLastSlash(app)
     opened = OPEN_PATHS | page_paths() if config.has_playground else OPEN_PATHS
-    guarded = Access(routed, keys, opened) if keys else routed
+    guarded = Access(routed, keys, opened, {ADMIN_PATH}) if keys else routed
     return RequestContext(with_cors(guarded, config), observer)
 
 

@@ -14,6 +14,13 @@ from orca_jax.openai.schema.sampling import StreamOptions
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+WEIGHT_VERSION = "x-orca-weight-version"  # header of an answer, if the weights can be replaced
+
+
+def version_header(generation: Generation) -> dict[str, str]:
+    """The header with the version of the weights, on a server that can replace them."""
+    version = generation.weight_version
+    return {} if version is None or not generation.has_versions else {WEIGHT_VERSION: str(version)}
 
 
 class Silence(Response):
@@ -54,6 +61,7 @@ class EventStream(Response):
                     async for event in events:
                         if not has_started:
                             has_started = True
+                            self.headers.update(version_header(self._generation))
                             start = {"status": self.status_code, "headers": self.raw_headers}
                             await send({"type": "http.response.start", **start})
                         await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -67,8 +75,14 @@ class EventStream(Response):
     async def _events(self, receive: Receive) -> AsyncGenerator[bytes]:
         """Yield the events; those that arrived together are joined."""
         generation, chunk = self._generation, self._renderer.chunk
+        is_late = False
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
+                if generation.weight_version is None:
+                    is_late = generation.has_versions  # the headers leave before the version is known
+                elif is_late:
+                    is_late = False
+                    yield b": %b: %d\n\n" % (WEIGHT_VERSION.encode(), generation.weight_version)
                 if self._has_running_usage:
                     events = [chunk(piece, generation.running_usage(piece)) for piece in pieces]
                     yield b"".join(events) or KEEP_ALIVE

@@ -15,7 +15,7 @@ from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.tolerant import Ignored
-from orca_jax.serve.events import EventStream, Silence
+from orca_jax.serve.events import EventStream, Silence, version_header
 
 LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
 IGNORED_FIELDS = "x-orca-ignored-fields"  # header of an answer
@@ -38,7 +38,7 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
         answer = await whole_answer(generation, renderer, request.receive)
     except ClientGone:
         return Silence()
-    return Response(answer, headers=headers, media_type="application/json")
+    return Response(answer, headers=headers | version_header(generation), media_type="application/json")
 
 
 async def read_request[T: msgspec.Struct](

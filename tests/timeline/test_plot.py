@@ -16,10 +16,10 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
+from orca_jax.timeline.palette import KINDS as COLORS
 from orca_jax.timeline.plot import draw_latencies, draw_timelines, save_figure, title
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.record import record
-from orca_jax.timeline.spans import COLORS
 from tests.timeline.traced import TracedLab
 
 TOY = EngineConfig(model="preset:toy", max_num_seqs=2, progress=False)

@@ -1,0 +1,125 @@
+"""New weights for a running executor: checked, read to the host, and put in place between two iterations.
+
+Nothing is compiled. A tree in memory is copied parameter by parameter, so the devices hold one parameter twice at most.
+A checkpoint is first read to the memory of the host.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from orca_jax.build.executor import PlacedModel
+from orca_jax.build.updates import PutInPlace
+from orca_jax.errors import CheckpointError
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, views_of
+from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
+from orca_jax.model.parameters import first_line, flat_parameters, num_copies, split_layer, with_layers, with_parameters
+from orca_jax.model.trees.mapping import TreeMapping, read_mapping
+from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
+from orca_jax.model.trees.views import Entry, Taken, View
+
+REMEDY = "The weights in use are unchanged. Pass the tree of parameters of the served model (docs/rollouts.md)"
+
+logger = logging.getLogger(__name__)
+
+
+class WeightUpdater:
+    """Replaces the weights of an executor by those of a tree with the parameters of the same model.
+
+    Args:
+        placed: the model. Its tables map the keys of trees, as for checkpoints.
+        executor: of this model.
+        directory: of the model, for its mapping.json; empty for a preset.
+    """
+
+    def __init__(self, placed: PlacedModel, executor: JaxExecutor, directory: str) -> None:
+        self._placed = placed
+        self._executor = executor
+        self._mapping: TreeMapping | None = read_mapping(Path(directory)) if directory else None
+
+    @cached_property
+    def _of_model(self) -> nnx.State:
+        """The shapes of all parameters. It takes as long as tracing the constructor of the model."""
+        return self._placed.weights.of_model(self._placed.mesh)
+
+    def prepare(self, source: Any) -> PutInPlace:
+        """Check new weights, and return the function that puts them in place.
+
+        Args:
+            source: a tree (a state of `flax.nnx`, a module, nested dicts), or the path of an Orbax checkpoint. It is
+                in the format of the decoder, of MaxText, of Tunix, or of the model's mapping.json. The values are cast
+                to the type of the weights.
+
+        Raises:
+            CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other
+                types. The weights in use are unchanged.
+        """
+        try:
+            return partial(self._put, self._views(source))
+        except CheckpointError as error:
+            raise CheckpointError(error.source, error.problems, remedy=REMEDY) from None
+
+    def _views(self, source: Any) -> Mapping[str, View]:
+        """The values of each parameter, with all layers."""
+        is_path = isinstance(source, str | PathLike)
+        if is_path:
+            root = Path(source).absolute()
+            folder = orbax_root(root)
+            if folder is None:
+                problem = f"the path is not an Orbax checkpoint, and has no folder {PARAMS}/ with one"
+                raise CheckpointError(str(root), [problem])
+            tree = read_tree(folder)
+            mapping = read_mapping(root) or self._mapping
+            open_array: Callable[[Keys], ArrayOfTree] = partial(open_stored, tree)
+        else:
+            leaves = flat_tree(source)
+            tree, mapping, open_array = stored_tree(leaves), self._mapping, partial(_opened, leaves)
+        views, problems = views_of(tree, open_array, self._of_model, self._placed.config, mapping)
+        if is_path and not problems:
+            views, problems = _read_all(views)
+        if problems:
+            raise CheckpointError(str(tree.folder), problems)
+        return views
+
+    def _put(self, views: Mapping[str, View], progress: Callable[[], None]) -> None:
+        config, stacked = self._placed.config, with_layers(self._of_model)
+        own = [stage for stage in self._placed.stages if stage.is_local]
+        for placed, stage in zip(own, self._executor.stages, strict=True):
+            state, first = nnx.state(placed.shapes), placed.shapes.span.start
+            paths = jax.tree.leaves(with_parameters(state, {path: path for path in flat_parameters(state)}))
+            shapes = flat_parameters(state)
+            for index, path in enumerate(paths):
+                whole, layer = (path, None) if path in views else split_layer(path)
+                view, leaf = views[whole], shapes[path]
+                if layer is not None:
+                    view = Entry(view, 0, first + layer)
+                elif path in stacked:
+                    view = Taken(view, 0, np.arange(first, first + leaf.shape[0]))
+                stage.put_weight(index, read_parameter(view, leaf, num_copies(whole, config), config.head_dim))
+                progress()
+
+
+def _opened(leaves: Mapping[Keys, Any], keys: Keys) -> ArrayOfTree:
+    array = leaves[keys]
+    check_readable(array)
+    return ArrayOfTree(InMemory(array), np.dtype(array.dtype).name)
+
+
+def _read_all(views: Mapping[str, View]) -> tuple[dict[str, View], list[str]]:
+    """The same views with their values in the memory of the host, and the problems of reading them."""
+    held: dict[str, View] = {}
+    problems: list[str] = []
+    for path, view in views.items():
+        try:
+            held[path] = InMemory(view.start([range(size) for size in view.shape])())
+        except Exception as error:  # TensorStore raises several kinds for broken files
+            problems.append(f"{path}: cannot be read: {first_line(error)}")
+    return held, problems

@@ -1,0 +1,66 @@
+"""`POST /update_weights_from_disk`: new weights for a running server, with a key of its own."""
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, request_response
+
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.link.errors import LinkError
+from orca_jax.openai.errors import ApiError, api_error
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema.weights import UpdatedWeights, update_weights_parser
+from orca_jax.serve.access import Access, read_key_file
+from orca_jax.serve.handlers import read_request, report_ignored
+from orca_jax.serve.models import json_response
+from orca_jax.server_config import ServerConfig
+
+ADMIN_PATH = "/update_weights_from_disk"
+
+
+def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
+    """Build the route, if the server has keys for it. It accepts these keys alone.
+
+    Raises:
+        ConfigError: the file of keys or the folder cannot be used.
+    """
+    if config.admin_key_file is None:
+        return []
+    keys = read_key_file(Path(config.admin_key_file), "admin_key_file")
+    assert config.weights_root is not None, "the flags were checked"
+    root = Path(config.weights_root)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not a directory", param="weights_root")
+
+    async def update(request: Request) -> Response:
+        return await _update(service, root.resolve(), request)
+
+    return [Route(ADMIN_PATH, Access(request_response(update), keys, ()), methods=["POST"])]
+
+
+async def _update(service: Service, root: Path, request: Request) -> Response:
+    """Replace the weights, and answer when new requests get the new ones. Raises ApiError."""
+    call, ignored = await read_request(request, update_weights_parser, service)
+    source = _folder(root, call.model_path)
+    if source is None:
+        raise ApiError(400, "model_path must be a folder below that of --weights-root", "model_path")
+    try:
+        version = await service.client.update_weights(
+            str(source), call.weight_version, aborts=bool(call.abort_all_requests)
+        )
+    except RequestError as error:
+        raise ApiError(400, error.message, "model_path" if error.param == "model" else error.param) from None
+    except LinkError as error:
+        raise api_error(error, service.config.overload_status) from None
+    answer = UpdatedWeights(success=True, message="the weights were replaced", weight_version=version)
+    return json_response(answer, headers=report_ignored(service, ignored))
+
+
+def _folder(root: Path, name: str) -> Path | None:
+    """The folder below `root`, with links followed; None if there is none."""
+    try:
+        path = (root / name).resolve()
+        return path if path.is_relative_to(root) and path.is_dir() else None
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
+        return None

@@ -1,0 +1,155 @@
+"""`POST /update_weights_from_disk`: its own keys, its folder, and the version in answers."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orca_jax.config import EngineConfig
+from orca_jax.errors import ConfigError
+from orca_jax.link.wire import Message, ReplaceWeights, Updates, UpdateWeights, WeightsRead, WeightsUpdated
+from orca_jax.serve.app import create_app
+from orca_jax.server_config import ServerConfig
+from tests.serve.played import PlayedLink, Stage, on_stage, saying
+
+PATH = "/update_weights_from_disk"
+ADMIN = {"authorization": "Bearer admin-key"}
+USER = {"authorization": "Bearer user-key"}
+
+
+class UpdatedLink(PlayedLink):
+    """Answers updates as an engine: folders named "bad" are refused, and the version is 5 if none is given."""
+
+    def send(self, message: Message) -> None:
+        super().send(message)
+        if isinstance(message, UpdateWeights):
+            self.version, self.source = message.version or 5, message.source
+            refused = WeightsUpdated(message.update_id, error="these weights are bad", param="model")
+            self._client.take(refused if message.source.endswith("bad") else WeightsRead(message.update_id))
+        elif isinstance(message, ReplaceWeights):
+            self.aborts = message.aborts
+            self._client.take(WeightsUpdated(message.update_id, self.version))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServerConfig:
+    (tmp_path / "admin").write_text("# the trainer\nadmin-key\n")
+    for name in ("root/step_1", "root/bad", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "other")
+    return ServerConfig(
+        EngineConfig(model="m"),
+        api_key=("user-key",),
+        admin_key_file=str(tmp_path / "admin"),
+        weights_root=str(tmp_path / "root"),
+    )
+
+
+def post(
+    config: ServerConfig, calls: Sequence[tuple[str, dict[str, str], Any]]
+) -> tuple[list[httpx.Response], UpdatedLink]:
+    """The answers to calls of one server, each a path, headers and a body."""
+
+    async def act(stage: Stage) -> tuple[list[httpx.Response], UpdatedLink]:
+        link = UpdatedLink(stage.client, stage.link.script)
+        stage.client._link = link  # type: ignore[assignment]
+        async with stage.http() as http:
+            return [await http.post(path, headers=headers, json=body) for path, headers, body in calls], link
+
+    return on_stage(saying("ab"), act, config)
+
+
+def test_only_the_key_of_the_route_opens_it(config: ServerConfig) -> None:
+    body = {"model_path": "step_1"}
+    refused = [(path, headers, body) for path in (PATH, PATH + "/") for headers in (USER, {})]
+    refused += [("/v1/completions", ADMIN, {"model": "m", "prompt": "x"}), (PATH + "/", ADMIN, body)]
+    answers, _ = post(config, [*refused, (PATH, ADMIN, body), ("/v1/completions", USER, {"model": "m", "prompt": "x"})])
+    assert [answer.status_code for answer in answers] == [401] * len(refused) + [200, 200]
+
+
+def test_an_update_is_answered_with_its_version(config: ServerConfig) -> None:
+    calls = [
+        (PATH, ADMIN, {"model_path": "step_1"}),
+        (PATH, ADMIN, {"model_path": "step_1", "weight_version": 12, "abort_all_requests": True, "flush_cache": True}),
+    ]
+    (first, second), link = post(config, calls)
+    assert first.json() == {"success": True, "message": "the weights were replaced", "weight_version": 5}
+    assert second.json()["weight_version"] == 12 and link.aborts is True
+    assert config.weights_root is not None and link.source == str(Path(config.weights_root).resolve() / "step_1")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model_path": "../other"}, "model_path"),
+        ({"model_path": "link"}, "model_path"),
+        ({"model_path": "/etc"}, "model_path"),
+        ({"model_path": "missing"}, "model_path"),
+        ({"model_path": "step_1\0"}, "model_path"),
+        ({"model_path": ""}, "model_path"),
+        ({}, "model_path"),
+        ({"model_path": "bad"}, "model_path"),
+        ({"model_path": "step_1", "weight_version": -1}, "weight_version"),
+        ({"model_path": "step_1", "flush_cache": False}, "flush_cache"),
+        ({"model_path": "step_1", "load_format": "auto"}, "load_format"),
+    ],
+)
+def test_a_wrong_field_is_named(body: dict[str, Any], param: str, config: ServerConfig) -> None:
+    (answer,), _ = post(config, [(PATH, ADMIN, body)])
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_answers_carry_the_version(config: ServerConfig) -> None:
+    body = {"model": "m", "prompt": "x"}
+
+    async def act(stage: Stage) -> list[str | None]:
+        stage.client.take(Updates([], 0, 0, weight_version=9))
+        plain = stage.link.script
+        stage.link.script = lambda submit: [
+            Updates(one.updates, 1, 0, 9) for one in plain(submit) if isinstance(one, Updates)
+        ]
+        async with stage.http() as http:
+            bodies = (body, {**body, "stream": True})
+            answers = [await http.post("/v1/completions", headers=USER, json=each) for each in bodies]
+        return [answer.headers.get("x-orca-weight-version") for answer in answers]
+
+    assert on_stage(saying("ab"), act, config) == ["9", "9"]
+    assert on_stage(saying("ab"), act, ServerConfig(EngineConfig(model="m"))) == [None, None]
+
+
+def test_a_slow_stream_has_the_version_in_a_comment(config: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_jax.openai.generation.QUIET_SECONDS", 0.02)
+
+    async def act(stage: Stage) -> str:
+        plain, stage.link.script = stage.link.script, lambda submit: []
+        async with stage.http() as http:
+            call = asyncio.create_task(
+                http.post("/v1/completions", headers=USER, json={"model": "m", "prompt": "x", "stream": True})
+            )
+            await asyncio.sleep(0.1)
+            for one in plain(stage.link.submitted[0]):
+                assert isinstance(one, Updates)
+                stage.client.take(Updates(one.updates, 1, 0, 4))
+            return (await call).text
+
+    text = on_stage(saying("ab"), act, config)
+    assert text.startswith(": keep-alive") and text.count(": x-orca-weight-version: 4\n\n") == 1
+
+
+def test_without_keys_there_is_no_route() -> None:
+    (answer,), _ = post(ServerConfig(EngineConfig(model="m")), [(PATH, ADMIN, {"model_path": "step_1"})])
+    assert answer.status_code == 404
+
+
+def test_a_missing_folder_is_refused_at_start(config: ServerConfig, tmp_path: Path) -> None:
+    wrong = ServerConfig(config.engine, admin_key_file=config.admin_key_file, weights_root=str(tmp_path / "none"))
+
+    async def act(stage: Stage) -> None:
+        with pytest.raises(ConfigError, match="is not a directory") as caught:
+            create_app(stage.service, wrong, stage.observer)
+        assert caught.value.param == "weights_root"
+
+    on_stage(saying("ab"), act)
