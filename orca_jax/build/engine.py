@@ -17,7 +17,6 @@ from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import (
     TOY,
-    check_lora_model,
     check_settings,
     check_toy,
     is_toy,
@@ -126,17 +125,14 @@ def _build(
     check_settings(config)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
-    if cluster is not None and config.enable_lora:
-        raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
+    if cluster is not None:
+        _check_hosts(config)
     _warn_of_workers(config)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
-    if cluster is not None and config.decoder is not None:
-        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
     model = quantised(config, read_model_config(source, config.decoder))
-    check_lora_model(config, model)
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
@@ -180,11 +176,8 @@ def _build(
     plain = build_scheduler(config, resolved.cache, budget)
     scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(
-        executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters
-    )
-    reader = adapter_reader(placed.config, resolved)
-    load_first(engine, config, reader)
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
+    reader = load_first(engine, config, adapter_reader(placed.config, resolved))
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
@@ -193,6 +186,14 @@ def _build(
         prepare = WeightUpdater(placed, local, source).prepare
     built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer)
     return replace(built, read_adapter=reader, prepare_update=prepare)
+
+
+def _check_hosts(config: EngineConfig) -> None:
+    """Refuse settings of one host. Raises ConfigError."""
+    if config.enable_lora:
+        raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
+    if config.decoder is not None:
+        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
 
 
 def _warn_of_workers(config: EngineConfig) -> None:
@@ -302,8 +303,7 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
         executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
-    reader = toy_adapter_reader(config)
-    load_first(engine, config, reader)
+    reader = load_first(engine, config, toy_adapter_reader(config))
     tokenizer = _tokenizer(config, config.model)
     built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
     return replace(built, read_adapter=reader)

@@ -114,9 +114,7 @@ def make_layers(
             groups, names = groups_of(model), stack_names(model)
             weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
             options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
-        hidden, pages = structure(weights)(
-            ids if inputs is None else inputs, batch.positions, attend, pages, **options
-        )
+        hidden, pages = structure(weights)(ids if inputs is None else inputs, batch.positions, attend, pages, **options)
         return pages, history, hidden
 
     return layers
