@@ -302,6 +302,19 @@ class EngineConfig:
         object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
         check_values(self)
 
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """The paths of `lora_modules` by name. Raises ConfigError."""
+        paths: dict[str, str] = {}
+        for module in self.lora_modules:
+            name, _, path = module.partition("=")
+            if not name or not path:
+                raise ConfigError(f"lora_modules must be NAME=PATH, got {module!r}", param="lora_modules")
+            if name in paths:
+                raise ConfigError(f"lora_modules has the name {name!r} twice; use other names", param="lora_modules")
+            paths[name] = path
+        return paths
+
 
 @dataclass(frozen=True)
 class ClusterConfig:

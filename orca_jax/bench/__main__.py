@@ -35,6 +35,7 @@ COMMANDS = {
     "held_out": Benchmark("simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Benchmark("host_time", "host time and device idle time per iteration"),
     "load": Benchmark("loading.command", "time and memory of loading weights, against a plain read"),
+    "lora": Benchmark("lora.command", "cost of adapters in one batch"),
     "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
     "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
     "paper": Benchmark("paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"),

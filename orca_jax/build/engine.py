@@ -17,7 +17,6 @@ from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import (
     TOY,
-    check_lora_model,
     check_settings,
     check_toy,
     is_toy,
@@ -129,7 +128,6 @@ def _build(
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
     model = quantised(config, read_model_config(source, config.decoder))
-    check_lora_model(config, model)
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
@@ -165,8 +163,7 @@ def _build(
     scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
-    reader = adapter_reader(placed.config, resolved)
-    load_first(engine, config, reader)
+    reader = load_first(engine, config, adapter_reader(placed.config, resolved))
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
@@ -304,8 +301,7 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
         executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
-    reader = toy_adapter_reader(config)
-    load_first(engine, config, reader)
+    reader = load_first(engine, config, toy_adapter_reader(config))
     tokenizer = _tokenizer(config, config.model)
     built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
     return replace(built, read_adapter=reader)

@@ -36,8 +36,8 @@ from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("adapted", bucket), ("multi_step", bucket), ("full", width), (a kind of plain samplers, width), or
-("write_slot", 0). "adapted" are the layers for launches with adapters."""
+"""("layers", bucket), ("adapted", bucket), ("multi_step", bucket), ("full", width),
+(a kind of plain samplers, width), or ("write_slot", 0). "adapted" are the layers for launches with adapters."""
 
 
 class DeviceState(NamedTuple):
