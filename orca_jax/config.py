@@ -174,11 +174,6 @@ class ExecutorConfig:
     lora: LoraConfig | None = None  # None: no adapters
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
 
-    @property
-    def num_draws(self) -> int:
-        """The most tokens drawn in a launch."""
-        return self.num_rows + self.num_drafts
-
 
 @names_checked(ConfigError)
 @dataclass(frozen=True)
@@ -306,6 +301,19 @@ class EngineConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
         check_values(self)
+
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """The paths of `lora_modules` by name. Raises ConfigError."""
+        paths: dict[str, str] = {}
+        for module in self.lora_modules:
+            name, _, path = module.partition("=")
+            if not name or not path:
+                raise ConfigError(f"lora_modules must be NAME=PATH, got {module!r}", param="lora_modules")
+            if name in paths:
+                raise ConfigError(f"lora_modules has the name {name!r} twice; use other names", param="lora_modules")
+            paths[name] = path
+        return paths
 
 
 @dataclass(frozen=True)

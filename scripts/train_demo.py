@@ -39,7 +39,7 @@ from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 
 SHAPES = (256, 256, 256, 256, 256, 256, 256, 1024)  # row lengths in turn: mostly short ones, which cost less
-TEXT_ROWS = 8  # one of so many rows is literature
+TEXT_ROWS = 16  # one of so many rows is literature
 
 
 @dataclass
@@ -70,6 +70,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--devices", type=int, default=0, help="devices to use; on a CPU, as many as cores (default: all there are)"
     )
     parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per update (%(default)s)")
+    parser.add_argument("--count", type=int, default=200, help="questions of each task in the last test (%(default)s)")
+    parser.add_argument("--note", default="", help="remark on the training for the card")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model (%(default)s)")
     parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
@@ -79,7 +81,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    """The shape of a small Qwen3: a Llama with norms of queries and keys, which keep training stable."""
+    """The shape of a small Qwen3: rotary positions, norms of queries and keys."""
     return ModelConfig(
         family="qwen3",
         vocab_size=args.vocab,
@@ -105,7 +107,8 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
 def command_line(args: argparse.Namespace) -> str:
     """The arguments needed to repeat the run; files without their folders."""
     data = " ".join(path.name for path in args.data)
-    return (f"--data {data} " if data else "") + f"--minutes {args.minutes:g}"
+    devices = f" --devices {args.devices}" if args.devices else ""
+    return f"{f'--data {data} ' if data else ''}--minutes {args.minutes:g} --decay-from {args.decay_from:g}{devices}"
 
 
 def best(history: list[Record]) -> Record:
@@ -133,7 +136,7 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
         arrays: dict[str, Any] = checkpointer.restore(
             (directory / "state" / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
         )
-    restored = [jnp.asarray(arrays[str(i)], leaf.dtype) for i, leaf in enumerate(leaves)]
+    restored = [jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding) for i, leaf in enumerate(leaves)]
     trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
     saved = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))
     return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
@@ -218,7 +221,8 @@ class Training:
         """Write the card of the model in --out, the best one, as saved."""
         decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
         history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]
-        write_card(self.args.out, decoder, history, self.args.data, command_line(self.args))
+        args = self.args
+        write_card(args.out, decoder, history, args.data, command_line(args), args.note, args.count)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _MEANING_OF_ENGINE = (
     "load_format",
     "dtype",
     "quantization",
+    "lora_modules",
     "kv_cache_dtype",
     "seed",
     "max_model_len",

@@ -35,6 +35,7 @@ COMMANDS = {
     "held_out": Benchmark("simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Benchmark("host_time", "host time and device idle time per iteration"),
     "load": Benchmark("loading.command", "time and memory of loading weights, against a plain read"),
+    "lora": Benchmark("lora.command", "cost of adapters in one batch"),
     "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
     "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
     "paper": Benchmark("paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"),
@@ -54,7 +55,9 @@ COMMANDS = {
     ),
     "replay": Benchmark("replay", "run recorded arrivals under another scheduler, on a virtual clock"),
     "schedulers": Benchmark("schedulers", "compare schedulers over a sweep of arrival rates"),
-    "speculation": Benchmark("speculation", "speculation against none: tokens per second and accepted proposals"),
+    "speculation": Benchmark(
+        "speculation.command", "speculation against none: tokens per second and accepted proposals"
+    ),
     "start": Benchmark("start", "time from the command of a server to its first token, cold and warm"),
     "tracing": Benchmark("timeline_cost", "cost of --trace-file"),
 }

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.build.settings import lora_modules
 from orca_jax.config import EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import CheckpointError, ConfigError, OrcaError, RequestError
@@ -36,14 +35,15 @@ def toy_adapter_reader(config: EngineConfig) -> AdapterReader | None:
     return _read_toy if config.enable_lora else None
 
 
-def load_first(engine: Engine, config: EngineConfig, reader: AdapterReader | None) -> None:
-    """Load the adapters of the settings. Raises ConfigError; `param` is "lora_modules"."""
-    for name, path in lora_modules(config).items():
+def load_first(engine: Engine, config: EngineConfig, reader: AdapterReader | None) -> AdapterReader | None:
+    """Load the adapters of the settings, and return the reader. Raises ConfigError; `param` is "lora_modules"."""
+    for name, path in config.lora_paths.items():
         assert reader is not None, "the settings of adapters were checked"
         try:
             engine.add_adapter(*reader(name, path))
         except OrcaError as error:
             raise ConfigError(f"lora_modules, {name}: {error}", param="lora_modules") from None
+    return reader
 
 
 def _read(model: ModelConfig, config: ExecutorConfig, name: str, path: str) -> ReadAdapter:

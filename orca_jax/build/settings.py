@@ -257,19 +257,6 @@ def most_loras(config: EngineConfig) -> int:
     return config.max_cpu_loras or 4 * num_loras(config)
 
 
-def lora_modules(config: EngineConfig) -> dict[str, str]:
-    """Return the paths of the adapters to load at the start, by name. Raises ConfigError."""
-    paths: dict[str, str] = {}
-    for module in config.lora_modules:
-        name, _, path = module.partition("=")
-        if not name or not path:
-            raise ConfigError(f"lora_modules must be NAME=PATH, got {module!r}", param="lora_modules")
-        if name in paths:
-            raise ConfigError(f"lora_modules has the name {name!r} twice; use other names", param="lora_modules")
-        paths[name] = path
-    return paths
-
-
 def check_loras(config: EngineConfig) -> None:
     """Refuse numbers and names of adapters that do not fit together. Raises ConfigError."""
     if not config.enable_lora:
@@ -278,7 +265,7 @@ def check_loras(config: EngineConfig) -> None:
     if most < num_loras(config):
         message = f"max_cpu_loras {most} is less than max_loras {num_loras(config)}; raise it"
         raise ConfigError(message, param="max_cpu_loras")
-    if len(lora_modules(config)) > most:
+    if len(config.lora_paths) > most:
         message = f"lora_modules has {len(config.lora_modules)} adapters, more than max_cpu_loras {most}; raise it"
         raise ConfigError(message, param="lora_modules")
 
@@ -340,9 +327,11 @@ def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """Return the model with the kind of quantisation that the settings ask for.
 
     Raises:
-        ConfigError: the model is quantised in another kind already, or it cannot be quantised.
+        ConfigError: the model is quantised in another kind already, it cannot be quantised, or it cannot have the
+            adapters that the settings ask for.
     """
     check_quantization(config.quantization, model)
+    check_lora_model(config, model)
     if config.quantization is None:
         return model
     if model.quantization not in (None, config.quantization):

@@ -36,8 +36,8 @@ from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("adapted", bucket), ("multi_step", bucket), ("full", width), (a kind of plain samplers, width), or
-("write_slot", 0). "adapted" are the layers for launches with adapters."""
+"""("layers", bucket), ("adapted", bucket), ("multi_step", bucket), ("full", width),
+(a kind of plain samplers, width), or ("write_slot", 0). "adapted" are the layers for launches with adapters."""
 
 
 class DeviceState(NamedTuple):
@@ -92,7 +92,7 @@ class Programs:
         if config.lora is not None:
             self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
             self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
-        self.widths = sampler_widths(config.num_draws)
+        self.widths = sampler_widths(config.num_rows + config.num_drafts)
         # The full sampler draws no proposals, or as few as fit.
         self.full_widths: tuple[int, ...] = (self.widths[0], sampler_width(config.num_rows))
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)

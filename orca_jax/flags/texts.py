@@ -71,7 +71,7 @@ METAVARS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"),
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
-    **dict.fromkeys(("compile_cache", "download_dir", "generation_config"), "DIR"),
+    **dict.fromkeys(("compile_cache", "download_dir", "generation_config", "lora_dir"), "DIR"),
     **dict.fromkeys(("root_path", "tokenizer", "uds"), "PATH"),
     "allowed_origins": "ORIGIN",
     "api_key": "KEY",
@@ -80,6 +80,7 @@ METAVARS: Mapping[str, str] = {
     "host": "ADDRESS",
     "master_addr": "ADDRESS",
     "speculative_config": "JSON",
+    "lora_modules": "NAME=PATH",
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""

@@ -204,7 +204,7 @@ class _SelectionBuilder:
         self.choose(request, num_left, size, pages)
 
     def held(self, num_free_rows: int) -> Held:
-        """The reason for not admitting the first waiting request: no row, else no slot, else a spent budget, else pages."""
+        """The reason for not admitting the first waiting request: no row, no slot, a spent budget, or too few pages."""
         if num_free_rows + len(self.preempted) <= 0:
             return "rows"
         if self.is_out_of_slots:

@@ -322,7 +322,8 @@ class RequestPool:
             is_new = self.kv.remember(row, index, digests[index], digests[0])
             if is_new and watcher is not None:
                 parent = digests[index - 1] if index else None
-                watcher.stored(digests[index], parent, request.ids_from(index * size, size), request.params.cache_salt)
+                ids, salt = request.ids_from(index * size, size), request.params.cache_salt
+                watcher.stored(digests[index], parent, ids, salt, request.adapter)
         request.num_remembered = num_full
 
     def _distrust(self, request: Request) -> None:

@@ -45,7 +45,9 @@ def advance(request: Request, member: Member, result: MemberResult, num_steps: i
     if not member.is_sampling:
         return
     if member.num_drafts:
-        assert run is not None and len(run) <= 1 + member.num_drafts, f"{request.request_id}: {run} is no verification"
+        assert run is not None and len(run) <= 1 + member.num_drafts, (
+            f"{request.request_id}: {run} for {member.num_drafts} proposals"
+        )
         request.num_pending -= 1
         if request.row is not None:  # else preempted
             request.num_computed -= 1 + member.num_drafts - len(run)  # keys and values of wrong ids

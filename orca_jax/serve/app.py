@@ -16,6 +16,7 @@ from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
+from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
 from orca_jax.serve.events import Silence
 from orca_jax.serve.handlers import complete, read_json_body
@@ -40,6 +41,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             openapi_route(service, has_keys=bool(keys)),
             *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
             *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+            *adapter_routes(service),
             _post("/tokenize", partial(tokenize, service)),
             _post("/detokenize", partial(detokenize, service)),
             *(playground_routes(service, read_json_body) if config.has_playground else ()),

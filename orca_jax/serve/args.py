@@ -4,6 +4,7 @@ import dataclasses
 import math
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from orca_jax.errors import ConfigError
@@ -69,6 +70,7 @@ def check(config: ServerConfig) -> None:
     for name, needed in (("admin_key_file", "weights_root"), ("weights_root", "admin_key_file")):
         _require(getattr(config, name) is None or getattr(config, needed), name, f"needs {flag_of(needed)}")
     _check_kv_events(config)
+    _check_adapters(config)
     endpoint = config.otlp_traces_endpoint
     _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
@@ -141,6 +143,16 @@ def _check_kv_events(config: ServerConfig) -> None:
             _require(fault is None, name, fault or "")
     for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote"):
         _require(config.kv_events_endpoint is not None or not getattr(config, name), name, "needs --kv-events-endpoint")
+
+
+def _check_adapters(config: ServerConfig) -> None:
+    folder = config.lora_dir
+    if folder is not None:
+        _require(config.engine.enable_lora, "lora_dir", "needs --enable-lora")
+        _require(Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
+    for name in config.engine.lora_paths:
+        is_taken = name in config.names
+        _require(not is_taken, "lora_modules", f"{name} is the name of the model; choose another one")
 
 
 def _require(holds: bool, param: str, what: str) -> None:

@@ -4,7 +4,8 @@ After ids `x_0 .. x_{n-1}` its favourite is `sum((i + 1) * (x_i + 1)) mod vocab_
 in `toy_logits.py`. Greedy sampling chooses the favourite; with a temperature, `seed + n + top_k` is added to the sum
 first. So every id, its position, the row's seed and every page matter. Biases, penalties and masks then act on the
 logits around this id, and the highest is drawn. Log probabilities are the model's own, without the temperature's
-addition. With an adapter, its number is added to each `x_i`. `ToyExecutor` checks every plan: a mistake of a scheduler raises an AssertionError.
+addition. With an adapter, its number is added to each `x_i`. `ToyExecutor` checks every plan: a mistake of a scheduler
+raises an AssertionError.
 """
 
 import time

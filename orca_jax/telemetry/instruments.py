@@ -54,6 +54,10 @@ class Gauge:
         """Replace the value; `labels` in the order of their names."""
         self._values[labels] = value
 
+    def has(self, labels: Labels) -> bool:
+        """True if there is a value for these labels."""
+        return labels in self._values
+
     def clear(self) -> None:
         """Remove the values of all labels."""
         self._values.clear()

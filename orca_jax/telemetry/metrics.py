@@ -1,6 +1,6 @@
 """The metrics of `/metrics` and their names. They belong to the event loop's thread."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -157,6 +157,20 @@ class GatewaySeries:
             ("block_size", "num_gpu_blocks"),
             prefix="vllm:",
         )
+
+        self.loras = Gauge(
+            "lora_requests_info",
+            "Time of the last change in seconds since 1970, with the adapters of running and waiting requests.",
+            ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            prefix="vllm:",
+        )
+
+    def show_loras(self, most: int, running: Sequence[str], waiting: Sequence[str], now: float) -> None:
+        """Set the gauge of the adapters, unless nothing has changed."""
+        labels = str(most), ",".join(running), ",".join(waiting)
+        if not self.loras.has(labels):
+            self.loras.clear()
+            self.loras.set(now, labels)
 
     def show(self, summary: EngineSummary) -> None:
         """Set the gauge of the resolved settings."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orca_jax.config import MAX_LORAS
 from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
@@ -156,6 +157,7 @@ class ServerObserver:
         self.clock = clock
         self.logs_requests = config.log_requests
         self._model = config.names[0]
+        self._max_loras = (config.engine.max_loras or MAX_LORAS) if config.engine.enable_lora else 0
         self._registry = CollectorRegistry()
         self._registry.register(self.metrics)
         ProcessCollector(registry=self._registry)
@@ -247,6 +249,9 @@ class ServerObserver:
         engine.busy.set(0.0 if beat is None else beat.busy_seconds)
         engine.pages_total.set(pages)
         engine.pages_used.set(used)
+        if self._max_loras:
+            running_loras, waiting_loras = ((), ()) if stats is None else (stats.running_loras, stats.waiting_loras)
+            gateway.show_loras(self._max_loras, running_loras, waiting_loras, time.time())
         model = (self._model,)
         for gauge, twin, value in (
             (engine.running, gateway.running, running),

@@ -54,7 +54,7 @@ def imported_packages(file: SourceFile) -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_no_forbidden_import(file: SourceFile) -> None:
     # These run in environments of their own: the named ones use transformers, the others are the peers.
-    named = ("make_reference.py", "record_transformers.py", "judge_lm_eval.py", "peer.py")
+    named = ("make_adapters.py", "make_reference.py", "record_transformers.py", "judge_lm_eval.py", "peer.py")
     is_named = file.path.name in named
     has_torch = is_named or file.path.is_relative_to("scripts/peers")
     allowed = {"torch"} if has_torch else {"pickle"} if str(file) == HOLDS_CODE else set()
@@ -119,7 +119,9 @@ def test_direct_dependencies_are_pinned(extra: str) -> None:
     assert not [line for line in lines if "://" in line or line.startswith("-")]
 
 
-@pytest.mark.parametrize("name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/judges/run", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/docs", "scripts/judges/run", ".ci/run"]
+)
 def test_shell_scripts_run_and_stop_at_errors(name: str) -> None:
     path = ROOT / name
     lines = path.read_text(encoding="utf-8").splitlines()

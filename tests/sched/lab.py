@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
+from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -83,6 +84,7 @@ class Lab:
         seed: int = 0,
         override: Override | None = None,
         shape: Shape | None = None,
+        num_loras: int = 0,
     ) -> None:
         self.max_bs = max_bs
         self.n_slots = n_slots
@@ -108,11 +110,14 @@ class Lab:
             max_model_len=max_model_len,
             eos_token_ids=eos,
             reuses_prefixes=shape is not None and shape.reuses_prefixes,
+            adapters=AdapterSlots(num_loras, 100),
         )
         self.scheduler = RecordingScheduler(scheduler)
         self.executor = RecordingExecutor(rows, self.kv, override)
         self.now = 0.0
-        self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)
+        self.engine = Engine(
+            self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick, weights=self.executor.adapters
+        )
         self.eos = eos
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}

@@ -19,10 +19,10 @@ from jaxtyping import Array, Bool, Float
 from orca_jax.kernels.low_rank.blocks import by_blocks
 from orca_jax.kernels.low_rank.dense import by_all_slots
 from orca_jax.kernels.low_rank.gather import by_gather
-from orca_jax.kernels.low_rank.parts import Implementation, Operands, SlotPlan, Sum
+from orca_jax.kernels.low_rank.parts import LowRankForm, Operands, SlotPlan, Sum
 from orca_jax.kernels.low_rank.ragged import by_ragged_products
 
-IMPLEMENTATIONS: Mapping[str, Implementation] = {
+IMPLEMENTATIONS: Mapping[str, LowRankForm] = {
     "gather": by_gather,
     "blocks": by_blocks,
     "ragged": by_ragged_products,

@@ -25,6 +25,4 @@ def by_all_slots(
 
 
 def _contract(x: Array, y: Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-    return jax.lax.dot_general(
-        x, y, (axes, ((), ())), precision=precision_of(y), preferred_element_type=jnp.float32
-    )
+    return jax.lax.dot_general(x, y, (axes, ((), ())), precision=precision_of(y), preferred_element_type=jnp.float32)

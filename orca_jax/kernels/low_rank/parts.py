@@ -42,7 +42,7 @@ class Operands(NamedTuple):
 
 
 type Sum = Callable[[Array], Array]
-type Implementation = Callable[[Array, Operands, SlotPlan, Bool[Array, ""], Sum | None], tuple[Array, ...]]
+type LowRankForm = Callable[[Array, Operands, SlotPlan, Bool[Array, ""], Sum | None], tuple[Array, ...]]
 """`(x, operands, plan, is_active, sum) -> additions`, as `api.low_rank`."""
 
 

@@ -24,7 +24,9 @@ _HARMLESS = frozenset(
 _OFF: tuple[object, ...] = (None, False, "none", [], {})
 """Values of all other keys, by which a feature is off."""
 
-_CHANGES_BASE = "init_lora_weights {!r} changes the weights of the base model; convert the adapter with PEFT to a plain one"
+_CHANGES_BASE = (
+    "init_lora_weights {!r} changes the weights of the base model; convert the adapter with PEFT to a plain one"
+)
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 

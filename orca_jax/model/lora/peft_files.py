@@ -58,7 +58,7 @@ class AdapterValues:
         return sum(each.nbytes for each in self.values.values())
 
 
-class _Place(NamedTuple):
+class _AdaptedModule(NamedTuple):
     """A linear layer of the decoder, as a module of a checkpoint, or a part of one."""
 
     target: str
@@ -139,11 +139,11 @@ def _tensor(key: str, entry: Any, data: np.ndarray, problems: list[str]) -> np.n
     return values
 
 
-def _places(model: ModelConfig) -> dict[str, list[_Place]]:
+def _places(model: ModelConfig) -> dict[str, list[_AdaptedModule]]:
     """The linear layers of the decoder by the names of modules in checkpoints."""
     family = FAMILIES[model.family]
     targets = {target for group in groups_of(model).values() for target in group.targets}
-    places: dict[str, list[_Place]] = {}
+    places: dict[str, list[_AdaptedModule]] = {}
     for weight in family.weights(model):
         part = weight.path.split(".")
         if part[0] != "blocks" or part[-1] != "kernel" or part[-2] not in targets:
@@ -152,7 +152,7 @@ def _places(model: ModelConfig) -> dict[str, list[_Place]]:
             for key in (weight.key, *weight.others):
                 for prefix in family.prefixes:
                     module = prefix + key.format(layer=layer).removesuffix(".weight")
-                    places.setdefault(module, []).append(_Place(part[-2], layer, weight))
+                    places.setdefault(module, []).append(_AdaptedModule(part[-2], layer, weight))
     return places
 
 
@@ -189,8 +189,9 @@ def _arrange(
         if problem is not None:
             problems.append(f"{module}: {problem}")
             continue
-        for place in places[module]:
-            _place_values(out, place, sides["A"], sides["B"] * config.scale, model, lora.max_rank)
+        with np.errstate(over="ignore"):  # found below
+            for place in places[module]:
+                _place_values(out, place, sides["A"], sides["B"] * config.scale, model, lora.max_rank)
     infinite = [name for name, each in out.items() if not np.isfinite(each.astype(np.float32)).all()]
     if infinite:
         problems.append(f"values of {', '.join(infinite)} are too large for {dtype}")
@@ -200,7 +201,7 @@ def _arrange(
 
 
 def _problem_of_shapes(
-    sides: Mapping[str, np.ndarray], places: list[_Place], model: ModelConfig, rank: int
+    sides: Mapping[str, np.ndarray], places: list[_AdaptedModule], model: ModelConfig, rank: int
 ) -> str | None:
     place = places[0]
     group = next(group for group in groups_of(model).values() if place.target in group.targets)
@@ -220,7 +221,12 @@ def _stored_width(target: str, model: ModelConfig) -> int:
 
 
 def _place_values(
-    out: Mapping[str, NDArray[Any]], place: _Place, a: np.ndarray, b: np.ndarray, model: ModelConfig, max_rank: int
+    out: Mapping[str, NDArray[Any]],
+    place: _AdaptedModule,
+    a: np.ndarray,
+    b: np.ndarray,
+    model: ModelConfig,
+    max_rank: int,
 ) -> None:
     """Write the matrices of one module, or the part of one, into the arrays of the adapter."""
     names = groups_of(model)

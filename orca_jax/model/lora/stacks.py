@@ -80,9 +80,7 @@ def zero_values(model: ModelConfig, lora: LoraConfig, dtype: DType) -> dict[str,
     return {name: np.zeros(shape, _dtype(name, dtype)) for name, (shape, _) in shapes.items()}
 
 
-def value_specs(
-    model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh
-) -> dict[str, jax.ShapeDtypeStruct]:
+def value_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of one adapter with their shardings; `model` has the layers of a stage."""
     return {
         name: jax.ShapeDtypeStruct(shape, _dtype(name, dtype), sharding=NamedSharding(mesh, partition_spec(axes)))
@@ -90,9 +88,7 @@ def value_specs(
     }
 
 
-def stack_specs(
-    model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh
-) -> dict[str, jax.ShapeDtypeStruct]:
+def stack_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of all slots with their shardings; `model` has the layers of a stage."""
     slots, specs = lora.num_slots + 1, {}
     for name, (shape, axes) in value_shapes(model, lora.max_rank).items():

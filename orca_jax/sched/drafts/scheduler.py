@@ -47,7 +47,7 @@ class DraftLimits:
     max_tokens: int
 
 
-class _Iteration(NamedTuple):
+class _OpenMeasurement(NamedTuple):
     """An iteration of increments, to be measured."""
 
     at: float  # seconds, when it was selected
@@ -65,6 +65,7 @@ class SpeculativeScheduler:
         proposer: makes proposals.
         limits: of their number.
         launches: seconds of a launch of each bucket; empty: proposals cost nothing.
+        overlaps: True if `inner` selects an iteration while the one before runs on the same devices.
         charge: counts proposed ids for the ordering of `inner`, if it has one.
         clock: seconds, monotonic.
     """
@@ -76,11 +77,12 @@ class SpeculativeScheduler:
         limits: DraftLimits,
         launches: Mapping[int, float],
         *,
+        overlaps: bool = False,
         charge: Callable[[Request, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.inner = inner
-        self.traits = inner.traits
+        self._overlaps = overlaps
         self.n_workers = inner.n_workers
         self.is_on = False
         self.times = IterationTimes(launches)
@@ -88,7 +90,7 @@ class SpeculativeScheduler:
         self._limits = limits
         self._charge = charge
         self._clock = clock
-        self._last: _Iteration | None = None
+        self._last: _OpenMeasurement | None = None
         self._until_check = 1
         self._num_on = 0  # iterations since it was turned on
         self._is_trying = False  # to be measured, iterations have all proposals
@@ -98,13 +100,13 @@ class SpeculativeScheduler:
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """The selection of the inner scheduler, with proposals; nothing while their tokens are awaited."""
         now = self._clock()
-        if self.is_on and self.traits.has_overlap and any([one.in_flight for one in pool.running.values()]):
+        if self.is_on and self._overlaps and any([one.in_flight for one in pool.running.values()]):
             return Selection(())
         self._take_results()
         selection = self.inner.select(pool, kv)
-        if self._sent:  # several iterations in flight: the place of the next token of some requests is unknown
-            open_choices = [choice for choice in selection.choices if choice.request.request_id not in self._sent]
-            selection = selection._replace(choices=open_choices)
+        if self.is_on or self._sent:  # on several stages: the next token of some requests is on its way
+            known = [choice for choice in selection.choices if not self._is_awaited(choice.request)]
+            selection = selection._replace(choices=known)
         if not selection.choices:
             return selection
         self._measure(selection.choices, now)
@@ -123,6 +125,10 @@ class SpeculativeScheduler:
     def may_return(self, request: Request) -> bool:
         """True if the inner scheduler delivers its tokens now."""
         return self.inner.may_return(request)
+
+    def _is_awaited(self, request: Request) -> bool:
+        """True if a result in flight decides about the next token of a request, or about its proposals."""
+        return request.request_id in self._sent or (self.is_on and request.num_pending > 0 and _may_propose(request))
 
     def _take_results(self) -> None:
         """Pass the results of proposals on."""
@@ -209,7 +215,7 @@ class SpeculativeScheduler:
         """Remember an iteration to be measured, if all its requests generate."""
         if all([choice.num_tokens == 1 for choice in choices]):
             members = frozenset([choice.request.request_id for choice in choices])
-            self._last = _Iteration(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
+            self._last = _OpenMeasurement(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
 
 
 def _may_propose(request: Request) -> bool:

@@ -47,7 +47,9 @@ class Oracle:
 def speculative_lab(name: SchedulerName = "chunked", limits: DraftLimits = LIMITS, **sizes: Any) -> tuple[Lab, Oracle]:
     lab = Lab(name, **sizes)
     oracle = Oracle()
-    scheduler = SpeculativeScheduler(lab.scheduler.inner, oracle, limits, {})
+    shape: Shape | None = sizes.get("shape")
+    overlaps = shape is not None and shape.stages == 1 and shape.depth == 2
+    scheduler = SpeculativeScheduler(lab.scheduler.inner, oracle, limits, {}, overlaps=overlaps)
     lab.scheduler.inner = scheduler
     scheduler.is_on = True
     return lab, oracle
