@@ -32,7 +32,7 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
             member = _with_extras(member, request)
         members.append(member)
     pool.num_plans = iteration + 1
-    return StepPlan(iteration, tuple(members), multi_step, pool.adapters.take_writes())
+    return StepPlan(iteration, tuple(members), multi_step, pool.adapters.take_writes() if pool.adapters.writes else ())
 
 
 def _member(

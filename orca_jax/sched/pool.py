@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from orca_jax.errors import RequestError
 from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
-from orca_jax.sched.adapters import AdapterSlots
+from orca_jax.sched.adapters import AdapterRoom, AdapterSlots
 from orca_jax.sched.admission import check_length, check_params, check_prompt
 from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
@@ -146,6 +146,19 @@ class RequestPool:
         if not request.in_flight:  # an iteration in flight still writes into the request's pages
             self._end_aborted(request)
         return True
+
+    def newcomers(self) -> Callable[[Request], bool]:
+        """A test for the selection of one iteration: true if a newcomer needs no slot, or can have one."""
+        room: AdapterRoom | None = None
+
+        def takes(request: Request) -> bool:
+            nonlocal room
+            if request.adapter is None:
+                return True
+            room = room or self.adapters.room()
+            return room.takes(request.adapter)
+
+        return takes
 
     def admit(self, request: Request, now: float) -> None:
         """Give a waiting request a row, a reservation (with `n_slots`), and its pages in the prefix cache."""
