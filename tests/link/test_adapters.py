@@ -63,13 +63,11 @@ def test_a_new_engine_gets_what_calls_have_loaded(caplog: pytest.LogCaptureFixtu
             task = await started(calls.load(name, name.upper()))
             calls.take(AdapterAnswer(sent[-1].number))
             await task
-        calls.load_again()
-        assert [(each.name, each.path) for each in sent[2:] if isinstance(each, LoadAdapter)] == [
-            ("a", "A"),
-            ("b", "B"),
-        ]
-        calls.take(AdapterAnswer(sent[2].number))
-        calls.take(AdapterAnswer(sent[3].number, "gone", "lora_path"))
+        calls.load_again(("b",))
+        kinds = [(type(each), each.name) for each in sent[2:]]
+        assert kinds == [(LoadAdapter, "a"), (UnloadAdapter, "b"), (LoadAdapter, "b")], "b was another adapter"
+        for each, error in zip(sent[2:], (None, None, "gone"), strict=True):
+            calls.take(AdapterAnswer(each.number, error))
         assert calls.loaded == {"a": "A"}
         assert "the adapter b cannot be loaded again: gone" in caplog.text
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig, SchedulerName
@@ -96,11 +98,19 @@ def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[
     for built in engine_of(REFERENCE / LLAMA, cache):
         for number, adapter in enumerate(adapters):
             merged = merge(adapter, folder / f"merged {number}")
-            put = built.prepare_update(load_decoder(str(merged), dtype="float32", mesh=mesh_of(1)))
+            put = built.prepare_update(tree_of(merged, built.model_config.vocab_size))
             built.engine.update_weights(partial(put, lambda: None))
             built.engine.add("0", prompt_of(number), SCORED)
             answers.append(run(built)["0"])
     return answers
+
+
+def tree_of(directory: Path, vocab_size: int) -> dict[str, Any]:
+    """The parameters of a model, without the padding of its vocabulary."""
+    tree: dict[str, Any] = nnx.to_pure_dict(nnx.state(load_decoder(str(directory), dtype="float32", mesh=mesh_of(1))))
+    for name in ("embedding", "head"):
+        tree[name]["table"] = tree[name]["table"][:vocab_size]
+    return tree
 
 
 def prompt_of(number: int) -> list[int]:
