@@ -70,7 +70,7 @@ class Service:
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
-        await self._load_again(ready)
+        self._take_adapters(ready)
         if ready == self._ready:
             return  # the same model in a new process
         self.close()
@@ -125,18 +125,11 @@ class Service:
         except LinkError as error:
             raise api_error(error, self.config.overload_status) from None
 
-    async def _load_again(self, ready: Ready) -> None:
-        """Take the adapters of a new engine, and load those that calls have loaded into the one before it."""
-        paths, now = self.config.engine.lora_paths, int(time.time())
-        others = {name: place for name, place in self.adapters.items() if name not in ready.adapters}
-        self.adapters = {name: AdapterPlace(paths[name], now) for name in ready.adapters}
-        for name, place in others.items():
-            if place.path == paths.get(name):
-                continue  # unloaded since, or to be loaded by the settings
-            try:
-                await self.load_adapter(name, place.path)
-            except ApiError as error:
-                logger.warning("the adapter %s cannot be loaded again: %s", name, error.message)
+    def _take_adapters(self, ready: Ready) -> None:
+        """Take the adapters of a new engine: those of the settings, and those that calls have loaded."""
+        paths = self.config.engine.lora_paths | self.client.adapters.loaded
+        names, now = (*ready.adapters, *self.client.adapters.loaded), int(time.time())
+        self.adapters = {name: self.adapters.get(name, AdapterPlace(paths[name], now)) for name in names}
 
     async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text. Raises ApiError naming `param`."""

@@ -74,14 +74,14 @@ class AdapterSlots:
         Raises:
             RequestError: no adapter has this name.
         """
-        key = self.get(name).key
+        key = self.get(name, "lora_name").key
         del self._named[name]
         self._drop_if_unused(key)
 
-    def get(self, name: str) -> Adapter:
-        """The adapter of a name. Raises RequestError."""
+    def get(self, name: str, param: str = "model") -> Adapter:
+        """The adapter of a name. Raises RequestError with `param`."""
         if name not in self._named:
-            raise RequestError(f"the adapter {name!r} is not loaded", param="lora_name")
+            raise RequestError(f"the adapter {name!r} is not loaded", param=param)
         return self._named[name]
 
     def enter(self, adapter: Adapter) -> None:
