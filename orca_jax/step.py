@@ -6,7 +6,7 @@ to a socket, replayed, or run by a simulator.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
 
@@ -27,6 +27,14 @@ class RowSampling(NamedTuple):
     seed: int  # 64 bits; resolved, while `params.seed` may be None
     num_prompt: int = 0  # tokens of the context that were not generated
     stop_ids: tuple[int, ...] = ()  # end tokens of the request, for plans of many steps
+
+
+Pools = Literal["last", "sum", "mean"]
+"""The use of a member's hidden vectors for the embedding of its request.
+
+"last" returns the vector of the last token. "sum" adds the vectors to the sum of the row, which begins at position 0.
+"mean" does so for the last tokens of a prompt, and returns the mean.
+"""
 
 
 class Member(NamedTuple):
@@ -57,6 +65,7 @@ class Member(NamedTuple):
     is_constrained: bool = False
     targets: Sequence[int] = ()
     num_top_targets: int = 0  # most probable tokens to report for each target
+    pools: Pools | None = None  # of a request with `pooling`
 
     @property
     def num_tokens(self) -> int:
@@ -119,6 +128,7 @@ class MemberResult(NamedTuple):
     is_finite: bool = True  # False: the logits held NaN or infinity, and the last id is undefined
     logprobs: TokenLogprobs | None = None  # of the last id, if requested
     scores: Sequence[TokenLogprobs] = ()  # one for each of its targets
+    pooled: bytes | None = None  # with `pools` "last" or "mean": the vector as float32 in the machine's order
 
 
 @dataclass(frozen=True, slots=True)

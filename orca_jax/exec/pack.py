@@ -116,6 +116,16 @@ class Layout:
         return Batch(requests=requests, **out)
 
 
+class PooledTokens(NamedTuple):
+    """Kept tokens of one member for the embedding of its request, at consecutive places among the hidden vectors."""
+
+    member: int  # index in the plan
+    place: int  # of the first one
+    size: int
+    position: int  # of the first one in its request
+    is_last: bool  # True if the last token of the member is among them
+
+
 class Kept(NamedTuple):
     """The tokens of a launch for the sampler, in its order. The sampler draws or scores the token after each."""
 
@@ -123,6 +133,7 @@ class Kept(NamedTuple):
     targets: list[int | None]  # the following id, to be scored; None: the next token is drawn
     row: NDArray[np.int32]  # R if no token is drawn
     context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
+    pooled: Sequence[PooledTokens] = ()  # after those for the sampler
 
     @property
     def has_targets(self) -> bool:
@@ -165,7 +176,31 @@ def pack(
     is_drawn = np.array([target is None for target in targets], bool)
     kept_row = np.where(is_drawn, row[owners], np.int32(layout.num_rows))
     kept = Kept([segments[i].member for i in owners], targets, kept_row, view["positions"][indices] + 1)
+    if any([members[index].pools for index, _, _ in segments]):
+        kept = kept._replace(pooled=_keep_pooled(members, segments, start.tolist(), view["kept_token"], len(indices)))
     return vector, kept
+
+
+def _keep_pooled(
+    members: Sequence[Member],
+    segments: Sequence[Segment],
+    starts: Sequence[int],
+    kept_token: NDArray[np.int32],
+    place: int,
+) -> list[PooledTokens]:
+    """Keep the tokens for embeddings, from `place` on: the last ones of members, or all of those that are added up."""
+    pooled = []
+    for i, (index, offset, size) in enumerate(segments):
+        member = members[index]
+        is_last = offset + size == member.num_tokens
+        if member.pools is None or (member.pools == "last" and not is_last):
+            continue
+        count = 1 if member.pools == "last" else size
+        kept_token[place : place + count] = np.arange(starts[i] + size - count, starts[i] + size)
+        position = member.start + offset + size - count
+        pooled.append(PooledTokens(index, place, count, position, is_last))
+        place += count
+    return pooled
 
 
 def _kept(
