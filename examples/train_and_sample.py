@@ -3,8 +3,8 @@
     python examples/train_and_sample.py
 
 The GPT learns a rhyme by heart. After every round of training its parameters become the weights of the engine, without
-a file and without a compilation. The engine then continues the lines of the rhyme, and reports the log probability of each
-generated character.
+a file and without a compilation. The engine then continues the lines of the rhyme, and reports the log probability of
+each generated character.
 """
 
 import argparse
@@ -124,8 +124,8 @@ def train(folder: Path, rounds: int, steps: int) -> Report:
 def main() -> None:
     """Train, and print the time of each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8, help="number of updates of the engine")
-    parser.add_argument("--steps", type=int, default=25, help="steps of training in each round")
+    parser.add_argument("--rounds", type=int, default=5, help="number of updates of the engine")
+    parser.add_argument("--steps", type=int, default=20, help="steps of training in each round")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = train(Path(folder), args.rounds, args.steps)

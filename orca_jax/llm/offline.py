@@ -3,7 +3,6 @@
 import itertools
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, cast
 
 from orca_jax import progress
@@ -13,21 +12,23 @@ from orca_jax.errors import EngineError, RequestError
 from orca_jax.llm.arguments import (
     PromptInput,
     as_list,
+    check_pooling,
     check_version,
-    encoded,
+    encode_prompt,
     engine_settings,
     naming,
     one_for_each,
     urgencies,
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.interrupts import interrupt_later
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
+from orca_jax.request import Pooling, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
-from orca_jax.text.tokenizer import Tokenizer, check_characters
+from orca_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,35 @@ class LLM:
             for conversation in as_conversations(messages)
         ]
         return self._run(texts, sampling_params, use_tqdm, None, has_special_tokens=True)
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embeddings of all prompts in their order, from the hidden vectors after the last norm.
+
+        Args:
+            prompts: strings or lists of token ids, as in `generate`.
+            pooling: "last" for the vector of the last token, "mean" for the mean over all tokens. A mean computes all
+                tokens of its prompt, and reads no cached prefix.
+            normalize: scale each vector to a length of one.
+            use_tqdm: show a progress bar on standard error.
+            priority: as in `generate`.
+
+        Raises:
+            EngineError: a vector is not finite.
+            RequestError: a prompt or an argument is wrong; `param` names it. No prompt was run.
+        """
+        call, ids = self._add(as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True)
+        candidates = [self._open[request_id] for request_id in ids]
+        with progress.bar(total=len(ids), desc="Embedding", unit="req", disable=not use_tqdm) as bar:
+            for _ in self._drain(call):
+                bar.update()
+        return [embedded(candidate, normalize) for candidate in candidates]
 
     def _run(
         self,
@@ -255,21 +285,27 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         has_special_tokens: bool = False,
+        *,
+        pools: bool = False,
     ) -> tuple[OfflineCall, list[str]]:
         """Add all prompts to the engine, or none of them. Return the ids of the prompts.
 
-        `has_special_tokens` is True for texts of a chat template: it has written the special tokens into them.
+        `has_special_tokens` is True for texts of a chat template: it has written the special tokens into them. `pools`
+        is True for embeddings.
         """
         self._check_usable()
         self._reap()
         params = one_for_each(sampling_params, len(prompts))
+        check_pooling(params, pools=pools)
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
         call = OfflineCall(weight_version=self.engine.weight_version)
         ids: list[str] = []
         try:
             for index, prompt in enumerate(prompts):
                 with naming(index):
-                    encoded = self._encoded(prompt, params[index], has_special_tokens)
+                    encoded = encode_prompt(
+                        prompt, params[index], self.tokenizer, self.max_model_len, self._threads, has_special_tokens
+                    )
                     ids.append(self._add_one(call, prompt, params[index], encoded, urgency[index]))
         except BaseException:
             self._abandon(call.candidates)
@@ -298,20 +334,6 @@ class LLM:
             call.candidates.append(candidate_id)
         call.num_open += 1
         return request_id
-
-    def _encoded(
-        self, prompt: PromptInput, params: SamplingParams, has_special_tokens: bool
-    ) -> tuple[list[int], SamplingParams]:
-        """The ids of a prompt, and the parameters for the engine."""
-        if not isinstance(prompt, str | list | tuple):
-            raise RequestError(
-                f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt"
-            )
-
-        convert = partial(encoded, prompt, params, self.tokenizer, not has_special_tokens)
-        if isinstance(prompt, str):
-            check_characters(prompt, self.max_model_len, self.tokenizer)
-        return self._threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
 
     def _drain(self, call: OfflineCall) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""

@@ -61,6 +61,9 @@ class OpenCandidate:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: bytes | None = None  # the embedding, if it was requested
+    num_cached: int = 0  # tokens of the prompt read from the prefix cache
+    error: str | None = None
     metrics: RequestMetrics | None = None  # None before the end, and if an error or a stop string was the end
 
     def take(self, update: RequestUpdate) -> bool:
@@ -68,6 +71,9 @@ class OpenCandidate:
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
         self.logprobs += update.logprobs
+        if update.finish_reason is not None:
+            self.pooled, self.error = update.pooled, update.error
+        self.num_cached = update.num_cached or self.num_cached
         if update.prompt_logprobs is not None:
             self.of.prompt_logprobs = update.prompt_logprobs
         return self.stream.finish_reason is not None
