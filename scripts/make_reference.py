@@ -326,7 +326,7 @@ def verify(name: str, directory: Path) -> bool:
 @torch.no_grad()
 def embed(out: Path) -> None:
     """Write the hidden vectors after the last norm, of the last token and their mean, beside the folder `out`."""
-    expected: dict[str, np.ndarray] = {}
+    expected: dict[str, Any] = {}
     for name in EMBEDDED:
         model = transformers.AutoModelForCausalLM.from_pretrained(out / name, attn_implementation="eager").eval()
         stored = np.load(out / name / "expected.npz")
