@@ -21,7 +21,8 @@ from flax import nnx
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from orca_jax.llm.tunix_rollout import BASE  # noqa: E402
+from orca_jax.llm.tunix_rollout import BASE, orca_rollout  # noqa: E402
+from record_tunix import REFERENCE, read_model  # noqa: E402
 from tests.rollouts import tunix_contract as recorded  # noqa: E402
 
 NAME = "qwen2-tied"
@@ -85,7 +86,7 @@ def check_rollouts(base: Any) -> None:
             scale_of = np.abs(theirs[row]).max()
             for found in (output.logprobs[row], ours[row, : len(tokens)]):
                 error = np.abs(found - theirs[row, : len(tokens)]).max() / scale_of
-                assert error <= TOLERANCE, f"log probabilities differ by {error:.1e}"
+                assert error <= TOLERANCE, f"log probabilities differ by {error:.1e}: {found} and {theirs[row]}, {tokens}"
         assert before is None or not np.array_equal(before, theirs), "the update changed nothing"
         before = theirs
     print("log probabilities are those of Tunix, before and after an update")

@@ -140,12 +140,9 @@ class LLM:
         """Return the embeddings of all prompts in their order, from the hidden vectors after the last norm.
 
         Args:
-            prompts: strings or lists of token ids, as in `generate`.
-            pooling: "last" for the vector of the last token, "mean" for the mean over all tokens. A mean computes all
-                tokens of its prompt, and reads no cached prefix.
+            prompts, use_tqdm, priority: as in `generate`.
+            pooling: "last" for the vector of the last token, "mean" for the mean over all tokens.
             normalize: scale each vector to a length of one.
-            use_tqdm: show a progress bar on standard error.
-            priority: as in `generate`.
 
         Raises:
             EngineError: a vector is not finite.
@@ -238,19 +235,16 @@ class LLM:
     def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
         """Replace the weights without compiling anything, and return their version, which outputs carry.
 
-        Requests of open iterators finish first, with the old weights; the iterators then have their outputs. So no
-        output has tokens of two versions. The prefix cache is emptied. The arrays are copied: the caller may donate
-        them afterwards.
+        Requests of open iterators finish first, with the old weights, and the prefix cache is emptied. So no output
+        has tokens of two versions. The arrays are copied: the caller may donate them afterwards.
 
         Args:
-            params: the parameters of the model as a state or module of `flax.nnx` or as nested dicts; or the path of
-                an Orbax checkpoint. Types are cast to that of the weights.
+            params: a state or module of `flax.nnx`, nested dicts, or the path of an Orbax checkpoint.
             version: number of the new weights; None: the next one. Weights at the start have 0.
             abort_all_requests: end open requests with the reason "abort" instead.
 
         Raises:
-            CheckpointError: lists all parameters that are missing, unexpected or misshapen, or have another type; the
-                weights are unchanged.
+            CheckpointError: lists all problems of the parameters; the weights are unchanged.
             ConfigError: the weights are quantised, or the model is the toy.
         """
         self._check_usable()
@@ -290,8 +284,7 @@ class LLM:
     ) -> tuple[OfflineCall, list[str]]:
         """Add all prompts to the engine, or none of them. Return the ids of the prompts.
 
-        `has_special_tokens` is True for texts of a chat template: it has written the special tokens into them. `pools`
-        is True for embeddings.
+        `has_special_tokens` is True for texts of a chat template, which has them. `pools` is True for embeddings.
         """
         self._check_usable()
         self._reap()
@@ -303,9 +296,8 @@ class LLM:
         try:
             for index, prompt in enumerate(prompts):
                 with naming(index):
-                    encoded = encode_prompt(
-                        prompt, params[index], self.tokenizer, self.max_model_len, self._threads, has_special_tokens
-                    )
+                    sizes = self.tokenizer, self.max_model_len
+                    encoded = encode_prompt(prompt, params[index], *sizes, self._threads, has_special_tokens)
                     ids.append(self._add_one(call, prompt, params[index], encoded, urgency[index]))
         except BaseException:
             self._abandon(call.candidates)

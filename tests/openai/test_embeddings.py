@@ -15,10 +15,11 @@ import pytest
 from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Rejected, Submit, Updates
 from orca_jax.openai.model import _dimensions
-from orca_jax.request import RequestUpdate
+from orca_jax.request import RequestUpdate, Urgency
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import toy_pooled
 from orca_jax.step import NOT_FINITE
+from orca_jax.text.tokenizer import ByteTokenizer
 from tests.serve.played import Script, Stage, on_stage
 from tests.serve.running import MODEL, Server
 
@@ -57,6 +58,7 @@ def expected(ids: list[int]) -> list[float]:
     return [value / math.hypot(*raw) for value in raw]
 
 
+@pytest.mark.conforms("POST /v1/embeddings", "embeddings.model", "embeddings.input", "embeddings.encoding_format")
 def test_the_client_of_openai(idle_server: Server) -> None:
     """It asks for base64 by itself, and decodes it."""
     client = openai.OpenAI(base_url=f"{idle_server.url}/v1", api_key="none")
@@ -78,6 +80,7 @@ def test_the_client_of_openai(idle_server: Server) -> None:
     assert caught.value.param == "dimensions" and "is_matryoshka" in str(caught.value)
 
 
+@pytest.mark.conforms("embeddings.pooling", "embeddings.normalize", "embeddings.cache_salt")
 def test_forms_of_a_vector() -> None:
     answer, (submit,), ends = post({"input": "x"})
     assert answer.json()["data"] == [{"object": "embedding", "index": 0, "embedding": pytest.approx([0.6, 0, -0.8])}]
@@ -91,6 +94,7 @@ def test_forms_of_a_vector() -> None:
     assert answer.json()["data"][0]["embedding"] == [1, 0], "shortened, then scaled"
 
 
+@pytest.mark.conforms("embeddings.without effect")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -120,6 +124,7 @@ def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
     assert not submitted
 
 
+@pytest.mark.conforms("embeddings.dimensions")
 def test_dimensions_are_those_of_the_model(tmp_path: Path) -> None:
     for values, sizes in (({}, None), ({"is_matryoshka": True}, ()), ({"matryoshka_dimensions": [2, 4]}, (2, 4))):
         (tmp_path / "config.json").write_text(json.dumps(values))
@@ -131,10 +136,31 @@ def test_dimensions_are_those_of_the_model(tmp_path: Path) -> None:
     assert answer.status_code == 400 and "at most 3" in answer.json()["error"]["message"]
 
 
+class MarkingTokenizer(ByteTokenizer):
+    """Bytes, after an id that marks the beginning."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [*([256] if add_special_tokens else []), *super().encode(text, add_special_tokens)]
+
+
+@pytest.mark.conforms(
+    "embeddings.user", "embeddings.priority", "embeddings.request_id", "embeddings.add_special_tokens"
+)
+def test_the_place_in_the_queue_and_the_ids() -> None:
+    config = ServerConfig(EngineConfig(model="m", scheduling_policy="priority"))
+    body = {"input": "x", "user": "u", "priority": -3, "timeout": 9, "request_id": "mine"}
+    answer, (submit,), _ = post(body, config=config, tokenizer=MarkingTokenizer())
+    assert submit.urgency == Urgency(-3, "u", 9) and submit.prompt_ids == [256, 120]
+    assert answer.json()["id"] == "embd-mine"
+    _, (submit,), _ = post({**body, "add_special_tokens": False}, config=config, tokenizer=MarkingTokenizer())
+    assert submit.prompt_ids == [120]
+
+
 def test_a_context_may_be_full() -> None:
     assert post({"input": [1] * 1024})[0].status_code == 200
 
 
+@pytest.mark.conforms("embeddings.timeout", "embeddings.queue_timeout")
 def test_failures() -> None:
     def failing(submit: Submit) -> list[Updates | Rejected]:
         return [Updates([RequestUpdate(submit.request_id, (), "error", error=NOT_FINITE)], 0, 0)]
@@ -145,6 +171,8 @@ def test_failures() -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
     full = ServerConfig(EngineConfig(model="m"), max_num_queued_reqs=0)
     assert post({"input": ["x"] * 65}, config=full)[0].status_code in (400, 503)
+    answer, _, _ = post({"input": "x", "queue_timeout": 0.05}, lambda submit: [])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
     answer, _, ends = post({"input": "x", "timeout": 0.05}, lambda submit: [])
     assert answer.status_code == 408 and ends == {"timeout": 1}
 
