@@ -5,13 +5,13 @@
 
 from typing import TYPE_CHECKING
 
-from orca_jax.request import RequestOutput, SamplingParams
+from orca_jax.request import LoRARequest, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from orca_jax.async_llm import AsyncLLM
     from orca_jax.llm import LLM
 
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "LoRARequest", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:

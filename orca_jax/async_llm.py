@@ -16,11 +16,11 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready, Rejected, Submit
-from orca_jax.llm.arguments import PromptInput, check_version, encoded, engine_settings
+from orca_jax.llm.arguments import PromptInput, check_same_adapter, check_version, encoded, engine_settings
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.new_weights import save_tree
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import RequestOutput, SamplingParams, Urgency, of_candidate
+from orca_jax.request import LoRARequest, RequestOutput, SamplingParams, Urgency, of_candidate
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.stream import OutputStream
@@ -62,6 +62,7 @@ class AsyncLLM:
         self._client: EngineClient | None = None
         self._engine: asyncio.Task[None] | None = None
         self._texts: _Texts | None = None
+        self._loading = asyncio.Lock()  # of adapters
 
     async def __aenter__(self) -> Self:
         """Start the engine, and wait until it serves.
@@ -94,7 +95,12 @@ class AsyncLLM:
             self._texts = None
 
     async def generate(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the output so far after each iteration that changes it; the last one is `finished`.
 
@@ -104,12 +110,14 @@ class AsyncLLM:
             prompt: a text or token ids.
             sampling_params: None for the defaults.
             priority: a lower one runs sooner. It needs `scheduling_policy="priority"`.
+            lora_request: an adapter. It needs `enable_lora=True`; the first use of its name loads it.
 
         Raises:
             RequestError: the prompt or its parameters are wrong, or the queue is full; `param` names the field.
             EngineError: the engine has ended, or does not respond.
         """
-        async for output in self._outputs(prompt, sampling_params or SamplingParams(), priority, True):
+        params = sampling_params or SamplingParams()
+        async for output in self._outputs(prompt, params, priority, True, lora_request):
             yield output
 
     async def chat(
@@ -121,6 +129,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the answer to one conversation, as `generate` does. The arguments are those of `LLM.chat`."""
         _, texts = self._parts()
@@ -134,7 +143,8 @@ class AsyncLLM:
                 kwargs=chat_template_kwargs,
             )
         )
-        async for output in self._outputs(text, sampling_params or SamplingParams(), priority, False):
+        params = sampling_params or SamplingParams()
+        async for output in self._outputs(text, params, priority, False, lora_request):
             yield output
 
     async def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
@@ -163,13 +173,19 @@ class AsyncLLM:
             raise EngineDeadError(error.message) from None
 
     async def _outputs(
-        self, prompt: PromptInput, params: SamplingParams, priority: int, add_special_tokens: bool
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        priority: int,
+        add_special_tokens: bool,
+        lora_request: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput]:
         client, texts = self._parts()
         if priority and self._config.engine.scheduling_policy != "priority":
             message = 'priority must be 0, since this engine was not started with scheduling_policy="priority"'
             raise RequestError(message, param="priority")
         ids, in_ids = await self._threads.run_async(partial(_checked, texts, prompt, params, add_special_tokens))
+        adapter = None if lora_request is None else await self._adapter(client, lora_request)
         text = prompt if isinstance(prompt, str) else None
         of = OpenPrompt(str(next(self._numbers)), OfflineCall(num_open=1), text, tuple(ids))
         candidates: dict[str, OpenCandidate] = {}
@@ -178,7 +194,7 @@ class AsyncLLM:
             request_id = client.new_request_id()
             stream = OutputStream.for_params(texts.tokenizer, params)
             candidates[request_id] = of.add(stream, params.logprobs is not None)
-            submits.append(Submit(request_id, ids, of_candidate(in_ids, index), Urgency(priority)))
+            submits.append(Submit(request_id, ids, of_candidate(in_ids, index), Urgency(priority), adapter))
         try:
             async with client.open(submits) as call:
                 while of.num_open:
@@ -199,6 +215,22 @@ class AsyncLLM:
             raise RequestError(error.message, param="prompt") from None
         except LinkError as error:
             raise EngineDeadError(error.message) from None
+
+    async def _adapter(self, client: EngineClient, request: LoRARequest) -> str:
+        """The name of a loaded adapter. The first use of a name loads it. Raises RequestError."""
+        name, config = request.lora_name, self._config.engine
+        if not config.enable_lora:
+            raise RequestError("lora_request needs an AsyncLLM created with enable_lora=True", param="lora_request")
+        async with self._loading:
+            known = config.lora_paths | client.adapters.loaded
+            if name not in known:
+                try:
+                    await client.adapters.load(name, request.lora_path)
+                except LinkError as error:
+                    raise EngineDeadError(error.message) from None
+                known[name] = request.lora_path
+        check_same_adapter(request, known[name])
+        return name
 
     async def _set_ready(self, ready: Ready) -> None:
         tokenizer = await asyncio.to_thread(load_tokenizer, ready.tokenizer)

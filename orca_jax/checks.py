@@ -5,6 +5,7 @@ Flags, arguments of Python and `--config` files share these checks.
 
 import dataclasses
 import difflib
+import errno
 import functools
 import operator
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get_type_hints
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 
 VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 """Values accepted in place of others, as in vLLM."""
@@ -80,6 +81,26 @@ def check_values(settings: Any) -> None:
             raise ConfigError(f"{name} must be {_described(hint)}, got {value!r}{hint_of_value}", param=name)
         if fitting is not value:
             object.__setattr__(settings, name, fitting)
+
+
+def is_writable(folder: Path) -> bool:
+    """True if this process may make files in a folder."""
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def check_new_file(path: str | Path, param: str) -> None:
+    """Refuse a path that cannot be written, before the work whose result it shall hold.
+
+    Raises:
+        ConfigError: its folder is missing or not writable, or it is a folder itself.
+    """
+    target = Path(path)
+    fault = errno.EISDIR if target.is_dir() else 0
+    if not target.exists():
+        fault = errno.ENOENT if not target.parent.is_dir() else 0 if is_writable(target.parent) else errno.EACCES
+    if fault:
+        reason = reason_of(OSError(fault, os.strerror(fault)))
+        raise ConfigError(f"{str(path)!r} cannot be written: {reason}", param=param)
 
 
 def short(value: object) -> str:

@@ -4,6 +4,8 @@ Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto
 into the other classes. No setting is read from the environment.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -20,8 +22,15 @@ PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, s
 AttentionName = Literal["tpu", "gpu", "triton", "gather", "xla", "reference"]  # see docs/kernels.md
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
+SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
+MAX_LORAS = 8  # adapters in one batch by default
+MAX_LORA_RANK = 16
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
+DEFAULT_NGRAM = 5  # ids; as in vLLM
+MAX_NGRAM = 64
+MAX_DRAFTS = 16  # beyond some eight tokens, proposals are hardly ever accepted
+_SPECULATIVE_EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,14 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """The adapters on the devices."""
+
+    num_slots: int  # adapters in one batch
+    max_rank: int
+
+
+@dataclass(frozen=True)
 class ExecutorConfig:
     """Shapes and devices of the executor."""
 
@@ -154,6 +171,80 @@ class ExecutorConfig:
     strict_compile: bool = False  # a compile while serving raises
     max_steps: int = 1  # most repetitions of an iteration in one dispatch, and tokens kept per row
     pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
+    lora: LoraConfig | None = None  # None: no adapters
+    num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
+
+
+@names_checked(ConfigError)
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Proposals of next tokens, with the names of vLLM. `None` means "auto".
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type or out of range, or has no effect on the method.
+    """
+
+    method: SpeculativeMethod = "ngram"
+    num_speculative_tokens: int = 0  # most proposed tokens of a request in an iteration; at least 1
+    prompt_lookup_max: int | None = None  # ngram: the longest n-gram; None: as `prompt_lookup_min`, or 5
+    prompt_lookup_min: int | None = None  # ngram: the shortest n-gram; None: as `prompt_lookup_max`, or 5
+    model: str | None = None  # draft_model: as `EngineConfig.model`
+    disable_by_batch_size: int | None = None  # no proposals in iterations of more requests
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        for name, bound in (("num_speculative_tokens", MAX_DRAFTS), ("prompt_lookup_max", MAX_NGRAM)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= bound:
+                raise _speculative_error(f"{name} must be an integer from 1 to {bound}, got {value}")
+        if self.ngrams[0] < 1 or self.ngrams[0] > self.ngrams[1]:
+            raise _speculative_error(
+                f"prompt_lookup_min must be an integer from 1 to prompt_lookup_max ({self.ngrams[1]}), "
+                f"got {self.prompt_lookup_min}"
+            )
+        if self.disable_by_batch_size is not None and self.disable_by_batch_size < 1:
+            raise _speculative_error(f"disable_by_batch_size must be at least 1, got {self.disable_by_batch_size}")
+        lookups = self.prompt_lookup_max is not None or self.prompt_lookup_min is not None
+        if self.method == "ngram" and self.model is not None:
+            raise _speculative_error('model has no effect on method ngram; leave it out, or give "draft_model"')
+        if self.method == "draft_model" and lookups:
+            raise _speculative_error("prompt_lookup_max and prompt_lookup_min have no effect on method draft_model")
+        if self.method == "draft_model" and self.model is None:
+            raise _speculative_error("method draft_model needs model: a directory, a name of the Hub, or a preset")
+
+    @property
+    def ngrams(self) -> tuple[int, int]:
+        """The shortest and the longest n-gram."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        least = most if least is None else least
+        most = least if most is None else most
+        return (DEFAULT_NGRAM if least is None else least), (DEFAULT_NGRAM if most is None else most)
+
+
+def _speculative_error(message: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {message}", param="speculative_config")
+
+
+def speculative_config(value: object) -> SpeculativeConfig | None:
+    """Read the settings of speculation from JSON or a mapping.
+
+    Raises:
+        ConfigError: `param` is "speculative_config".
+    """
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise _speculative_error(f"{value!r} is not valid JSON; give {_SPECULATIVE_EXAMPLE}") from None
+    if not isinstance(value, Mapping):
+        raise _speculative_error(f"must be a JSON object such as {_SPECULATIVE_EXAMPLE}, got {value!r}")
+    try:
+        return SpeculativeConfig(**value)
+    except ConfigError as error:
+        text = error.message if error.param == "speculative_config" else f"speculative_config: {error.message}"
+        raise ConfigError(text, param="speculative_config") from None
 
 
 @names_checked(ConfigError)
@@ -192,17 +283,37 @@ class EngineConfig:
     num_pages: int | None = None
     gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
     kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
+    speculative_config: SpeculativeConfig | None = None  # or a mapping, or JSON; None: no speculation
     max_num_batched_tokens: int | None = None  # in one launch; chunked: in one iteration (None: by measurement)
     itl_target_ms: float | None = None  # chunked: time between tokens for which the budget is measured
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: AttentionName | None = None
     kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
+    enable_lora: bool = False  # serve low-rank adapters beside the model
+    max_loras: int | None = None  # adapters in one batch; None: MAX_LORAS
+    max_lora_rank: int | None = None  # None: MAX_LORA_RANK
+    max_cpu_loras: int | None = None  # adapters loaded at once, on the host; None: 4 times max_loras
+    lora_modules: tuple[str, ...] = ()  # NAME=PATH of adapters to load at the start
     trace_file: str | None = None  # file for the timeline, which `python -m orca_jax.timeline` shows
     progress: bool = True  # bars on standard error while loading and compiling
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
         check_values(self)
+
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """The paths of `lora_modules` by name. Raises ConfigError."""
+        paths: dict[str, str] = {}
+        for module in self.lora_modules:
+            name, _, path = module.partition("=")
+            if not name or not path:
+                raise ConfigError(f"lora_modules must be NAME=PATH, got {module!r}", param="lora_modules")
+            if name in paths:
+                raise ConfigError(f"lora_modules has the name {name!r} twice; use other names", param="lora_modules")
+            paths[name] = path
+        return paths
 
 
 @dataclass(frozen=True)

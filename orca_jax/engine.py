@@ -5,11 +5,12 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orca_jax.observer import Observer
-from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, Adapter, Constraint, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -17,7 +18,11 @@ from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
 
 HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
 """Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
-_STATE = frozenset({"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots"})
+ACCEPTED_PER_POS = "spec_decode_accepted_per_pos"
+"""`totals` has the number of accepted tokens at each place of the proposals under this name, `_` and the place."""
+_STATE = frozenset(
+    {"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots", "running_loras", "waiting_loras"}
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,12 @@ class EngineStats:
     num_pages: int
     free_pages: int
     reserved_slots: int  # the paper's n_rsrv
+    running_loras: tuple[str, ...] = ()  # names of the adapters of requests with a row
+    waiting_loras: tuple[str, ...] = ()  # and of those without
+    spec_decode_drafts: int = 0  # proposals of speculation, each of one or several tokens
+    spec_decode_draft_tokens: int = 0
+    spec_decode_accepted_tokens: int = 0
+    spec_decode_accepted_per_pos: tuple[int, ...] = ()  # the accepted ones by their place in the proposal
 
     @property
     def mean_batch_size(self) -> float:
@@ -65,6 +76,8 @@ def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
     """
     both = dataclasses.asdict(executor) | dataclasses.asdict(engine)
     both["wait_seconds"] += executor.wait_seconds
+    for place, count in enumerate(both.pop(ACCEPTED_PER_POS)):
+        both[f"{ACCEPTED_PER_POS}_{place}"] = count
     return {name: value for name, value in both.items() if name not in _STATE}
 
 
@@ -82,6 +95,7 @@ class Engine:
         seed: seeds the random seeds of requests without one.
         clock: seconds, monotonic; the unit of all times in updates.
         observer: receives every event.
+        weights: of adapters by key, as the executor reads them; None for no adapters.
     """
 
     def __init__(
@@ -93,12 +107,14 @@ class Engine:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
+        weights: MutableMapping[str, Any] | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.pool = pool
         self.observer = observer or Observer()
         self._clock = clock
+        self._weights = {} if weights is None else weights
         self._seeds = random.Random(seed)
         self.weight_version = 0  # that of the weights at the start
         self._in_flight: deque[InFlight] = deque()
@@ -112,11 +128,12 @@ class Engine:
         params: SamplingParams,
         constraint: Constraint | None = None,
         urgency: Urgency = DEFAULT_URGENCY,
+        adapter: str | None = None,
     ) -> None:
         """Enqueue a request.
 
         `constraint` is `params.structured` in compiled form; it belongs to this request alone. The scheduler's
-        ordering reads `urgency`.
+        ordering reads `urgency`. `adapter` is the name of an adapter; None for the model itself.
 
         Raises:
             RequestError: the request could never run; `param` names the field and the message says how to change it.
@@ -124,13 +141,38 @@ class Engine:
         seed = self._seeds.getrandbits(63)
         now = self._clock()
         request = self.pool.add(
-            request_id, prompt_ids, params, seed=seed, arrival=now, constraint=constraint, urgency=urgency
+            request_id,
+            prompt_ids,
+            params,
+            seed=seed,
+            arrival=now,
+            constraint=constraint,
+            urgency=urgency,
+            adapter=adapter,
         )
         self.observer.arrived(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request; a later step returns its last update. False if it is not live (any more)."""
         return self.pool.abort(request_id)
+
+    def add_adapter(self, adapter: Adapter, weights: Any) -> None:
+        """Make an adapter available to new requests, by its name. Raises RequestError, as `AdapterSlots.add` does."""
+        self.pool.adapters.add(adapter)
+        self._weights[adapter.key] = weights
+
+    def remove_adapter(self, name: str) -> None:
+        """Refuse an adapter to new requests. Its weights are freed when the last of its requests has ended.
+
+        Raises:
+            RequestError: no adapter has this name.
+        """
+        self.pool.adapters.remove(name)
+        self._free_weights()
+
+    def _free_weights(self) -> None:
+        for key in self.pool.adapters.take_unused():
+            self._weights.pop(key, None)
 
     def update_weights(self, put: Callable[[], None], version: int | None = None) -> int:
         """Replace the weights between two iterations, and empty the prefix cache, which is of the old ones.
@@ -223,6 +265,7 @@ class Engine:
         start = time.perf_counter()
         updates = self.pool.deliver(self.scheduler.may_return, self._clock())
         self.observer.delivered(updates)
+        self._free_weights()
         if not self.pool.has_work:
             self.executor.rest()
         self._update_seconds += time.perf_counter() - start
@@ -249,7 +292,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The totals and the state of this moment."""
-        kv = self.pool.kv
+        kv, drafts = self.pool.kv, self.pool.drafts
         return EngineStats(
             iterations=self._iterations,
             scheduled_requests=self._scheduled_requests,
@@ -266,4 +309,10 @@ class Engine:
             num_pages=kv.num_pages,
             free_pages=kv.num_free_pages,
             reserved_slots=kv.reserved_slots,
+            running_loras=tuple(self.pool.adapters.running),
+            waiting_loras=tuple(self.pool.adapters.waiting),
+            spec_decode_drafts=drafts.num_drafts,
+            spec_decode_draft_tokens=drafts.num_draft_tokens,
+            spec_decode_accepted_tokens=drafts.num_accepted_tokens,
+            spec_decode_accepted_per_pos=tuple(drafts.accepted_per_pos),
         )

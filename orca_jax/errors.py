@@ -13,7 +13,8 @@ A user's mistake is a `ConfigError` or a `RequestError`, and its message describ
 Lack of memory is not an error: requests wait.
 """
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Mapping, Sequence
 
 
 class OrcaError(Exception):
@@ -61,10 +62,27 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 
 
-def system_message(error: OSError) -> str:
-    """The file of an error of the system, if it names one, and the reason."""
+_REMEDIES: Mapping[int, str] = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "give a file",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.EROFS: "choose a path on another disk",
+    errno.ENOSPC: "free some space on this disk",
+    errno.EADDRINUSE: "choose another port",
+}
+
+
+def system_message(error: OSError, *, has_remedy: bool = False) -> str:
+    """The file of an error of the system, if it names one, and the reason, with a remedy if requested."""
     place = "" if error.filename is None else f"{error.filename}: "
-    return f"{place}{error.strerror or error}"
+    return f"{place}{reason_of(error) if has_remedy else error.strerror or error}"
+
+
+def reason_of(error: OSError) -> str:
+    """The reason of an error of the system, with the usual remedy."""
+    return "; ".join(filter(None, (error.strerror or str(error), _REMEDIES.get(error.errno or 0))))
 
 
 class EngineError(OrcaError, RuntimeError):

@@ -30,6 +30,25 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
+def p99_name(count: int) -> str:
+    """The name of the 99th percentile of so many values: below 100 values it is the largest one."""
+    return "p99" if count >= 100 else f"largest of {count:,}"
+
+
+def name_tails(figures: Mapping[str, Any], count: int, gaps: int) -> dict[str, Any]:
+    """Name each `p99_` figure of few values what it is: the largest one.
+
+    Args:
+        figures: with nearest-rank percentiles.
+        count: number of requests.
+        gaps: number of gaps between tokens, for the figures of these.
+    """
+    numbers = {name: gaps if "itl" in name or "inter_token" in name else count for name in figures}
+    tails = {name: p99_name(number) for name, number in numbers.items() if name.startswith("p99_")}
+    few = {name: f"{name} ({tail})" for name, tail in tails.items() if tail != "p99"}
+    return {few.get(name, name): value for name, value in figures.items()}
+
+
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
     """Print a title and a line per figure, with aligned columns."""
     print(title)
@@ -61,10 +80,14 @@ def write_file(path: str | Path, data: bytes) -> None:
         raise
 
 
-def write_figure(figure: Picture, path: str, **options: Any) -> None:
-    """Write a picture as `write_file` does. `options` are those of `savefig`. Raises OSError."""
+def write_figure(figure: Picture, path: str, kind: str, **options: Any) -> None:
+    """Write a picture of a kind such as "svg" as `write_file` does. Equal figures are equal files. Raises OSError."""
+    from matplotlib import rc_context
+
+    metadata = {"svg": {"Date": None}, "png": {"Software": None}}.get(kind)
     picture = BytesIO()
-    figure.savefig(picture, **options)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "orca-jax"}):  # texts are texts, and ids do not change
+        figure.savefig(picture, format=kind, metadata=metadata, **options)
     write_file(path, picture.getvalue())
 
 
@@ -82,14 +105,24 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_plot(figure: Picture, path: str, default: str = "svg", **options: Any) -> None:
-    """Write a figure of `--plot` in the format of the path's ending, or in the format `default`.
+def use_plain_numbers(axis: Any) -> None:
+    """Write plain numbers at the logarithmic axis of a finished plot, and more of them at a short axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 15 * low else (1, 2, 3, 4, 6, 8)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save_plot(figure: Picture, path: str) -> None:
+    """Write a figure of `--plot` in the format of the path's ending, SVG without one.
 
     Raises:
         ConfigError: the file cannot be written, or its ending is unknown; `param` is "plot".
     """
     try:
-        write_figure(figure, path, format=os.path.splitext(path)[1][1:] or default, **options)
+        write_figure(figure, path, os.path.splitext(path)[1][1:] or "svg", dpi=150)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plot {path!r} cannot be written: {error}", param="plot") from error
 

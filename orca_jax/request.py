@@ -299,6 +299,30 @@ def candidate_seed(seed: int, index: int) -> int:
     return (seed + index + 2**63) % 2**64 - 2**63
 
 
+class Adapter(NamedTuple):
+    """A low-rank adapter of the model. `key` is a digest of its content: equal keys mean equal results."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class LoRARequest(_NamesChecked):
+    """An adapter for the requests of a call of `LLM`, with two of the fields of vLLM's class.
+
+    Raises:
+        RequestError: a value is not a string, or is empty; `param` names it.
+    """
+
+    lora_name: str
+    lora_path: str  # directory written by PEFT; read at the first use of the name
+
+    def __post_init__(self) -> None:
+        for name in ("lora_name", "lora_path"):
+            value = getattr(self, name)
+            _require(isinstance(value, str) and bool(value), name, "a string that is not empty", value)
+
+
 @dataclass(frozen=True, slots=True)
 class Urgency(_NamesChecked):
     """Inputs of a scheduler's ordering. Each ordering uses one of them, and `fcfs` none.

@@ -79,6 +79,12 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = _flag(
         (), "access", "origins of web pages that may call the server (CORS); default: none"
     )
+    lora_dir: str | None = _flag(
+        None,
+        "access",
+        "directory of adapters that callers may load and unload by /v1/load_lora_adapter and /v1/unload_lora_adapter; "
+        "default: these routes are off",
+    )
     allow_credentials: bool = _flag(False, "access", "allow these web pages to send credentials (CORS)")
 
     playground: bool | None = _flag(

@@ -27,6 +27,7 @@ class RowSampling(NamedTuple):
     seed: int  # 64 bits; resolved, while `params.seed` may be None
     num_prompt: int = 0  # tokens of the context that were not generated
     stop_ids: tuple[int, ...] = ()  # end tokens of the request, for plans of many steps
+    slot: int = 0  # of the request's adapter on the devices; 0: no adapter
 
 
 Pools = Literal["last", "sum", "mean"]
@@ -51,6 +52,11 @@ class Member(NamedTuple):
 
     `targets` requests log probabilities of known ids: the i-th one given the context up to the member's i-th
     token. They are the following ids, so there are `num_tokens` of them, or one fewer if the member samples.
+
+    The last `num_drafts` of `ids` are proposals for the next ids (speculation). Such a member samples after its newest
+    token and after each proposal; it has neither targets nor constraints, and no id on the device. Its result has the
+    drawn ids up to the first one unlike the proposal for its position. So it has one id more than accepted proposals.
+    The keys and values of the other proposals have no meaning: a later plan starts before them.
     """
 
     request_id: str
@@ -65,6 +71,7 @@ class Member(NamedTuple):
     is_constrained: bool = False
     targets: Sequence[int] = ()
     num_top_targets: int = 0  # most probable tokens to report for each target
+    num_drafts: int = 0  # proposals at the end of `ids`
     pools: Pools | None = None  # of a request with `pooling`
 
     @property
@@ -94,6 +101,13 @@ class MultiStep(NamedTuple):
     limits: Sequence[Limit]  # of the plan's members, in their order
 
 
+class SlotWrite(NamedTuple):
+    """An adapter to write into a slot before an iteration. No row of an earlier holder of the slot is left."""
+
+    slot: int  # from 1
+    adapter: str  # key of the weights in the executor
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One iteration, or many steps of it in one dispatch. Each row occurs once, and a plan is never empty.
@@ -104,6 +118,7 @@ class StepPlan:
     iteration: int
     members: tuple[Member, ...]
     multi_step: MultiStep | None = None  # None in nearly all plans
+    writes: tuple[SlotWrite, ...] = ()  # adapters of newcomers
 
     @property
     def num_tokens(self) -> int:

@@ -86,7 +86,7 @@ def check_rollouts(base: Any) -> None:
             scale_of = np.abs(theirs[row]).max()
             for found in (output.logprobs[row], ours[row, : len(tokens)]):
                 error = np.abs(found - theirs[row, : len(tokens)]).max() / scale_of
-                assert error <= TOLERANCE, f"log probabilities differ by {error:.1e}: {found} and {theirs[row]}, {tokens}"
+                assert error <= TOLERANCE, f"they differ by {error:.1e}: {found} and {theirs[row]}, {tokens}"
         assert before is None or not np.array_equal(before, theirs), "the update changed nothing"
         before = theirs
     print("log probabilities are those of Tunix, before and after an update")

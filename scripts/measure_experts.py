@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orca_jax.kernels.expert_mlp import expert_mlp
+from orca_jax.kernels.expert_mlp import ExpertKernels, expert_mlp
 from orca_jax.kernels.expert_mlp.parts import one_expert
 
 EMBED, WIDTH, EXPERTS, PER_TOKEN = 512, 768, 16, 2
@@ -31,18 +31,18 @@ def programs(tokens: int) -> Mapping[str, Callable[[], jax.Array]]:
 
     x, weights = normal(tokens, EMBED), jnp.full((tokens, PER_TOKEN), 1 / PER_TOKEN)
     chosen = jnp.asarray([draw.permutation(EXPERTS)[:PER_TOKEN] for _ in range(tokens)], jnp.int32)
-    stacks = normal(EXPERTS, EMBED, WIDTH), normal(EXPERTS, EMBED, WIDTH), normal(EXPERTS, WIDTH, EMBED)
+    stacks = ExpertKernels(normal(EXPERTS, EMBED, WIDTH), normal(EXPERTS, EMBED, WIDTH), normal(EXPERTS, WIDTH, EMBED))
     active = PER_TOKEN * WIDTH
-    dense = normal(EMBED, active), normal(EMBED, active), normal(active, EMBED)
+    dense = ExpertKernels(normal(EMBED, active), normal(EMBED, active), normal(active, EMBED))
 
     def experts(name: str) -> Callable[[], jax.Array]:
         run = jax.jit(lambda *args: expert_mlp(*args, activation=jax.nn.silu, implementation=name))
-        return lambda: run(x, chosen, weights, *stacks)
+        return lambda: run(x, chosen, weights, stacks)
 
-    one = jax.jit(lambda x, gate, up, down: one_expert(x, gate, up, down, jax.nn.silu))
+    one = jax.jit(lambda x, kernels: one_expert(x, kernels, jax.nn.silu))
     return {
         "experts": experts("blocks"),
-        "dense, of equal active width": lambda: one(x, *dense),
+        "dense, of equal active width": lambda: one(x, dense),
         "all": experts("dense"),
     }
 

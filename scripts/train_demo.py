@@ -1,6 +1,6 @@
-"""Trains the small GPT of checkpoints/demo from text files, on JAX's default device.
+"""Trains the small model of checkpoints/demo from generated tasks and text files.
 
-    python scripts/train_demo.py --data problems.jsonl novel.txt --eval-data test.jsonl --minutes 60
+    python scripts/train_demo.py --data novel.txt --minutes 60 --devices 2
 
 The length of the training is a time, not a number of steps: the clock sets the learning rate. To continue an
 interrupted run (Ctrl-C), add --resume. To end a run early, interrupt it and resume with fewer --minutes: the rate then
@@ -29,14 +29,17 @@ from tqdm import tqdm
 
 from demo.bundle import Record, write_model
 from demo.card import write_card
-from demo.data import Packer, Rows, read_corpus, split_texts, train_tokenizer
+from demo.data import Packer, Rows, read_texts, split_texts, train_tokenizer
+from demo.exam import Exam
+from demo.tasks import mixture
 from demo.training import Trainer, learning_rate
-from orca_jax.config import ModelConfig
+from orca_jax.config import ModelConfig, RopeConfig
 from orca_jax.flags import FlagParser
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 
-SHAPES = (256, 256, 256, 512, 256, 256, 256, 1024)  # row lengths in turn: mostly short ones, which cost less
+SHAPES = (256, 256, 256, 256, 256, 256, 256, 1024)  # row lengths in turn: mostly short ones, which cost less
+TEXT_ROWS = 16  # one of so many rows is literature
 
 
 @dataclass
@@ -53,61 +56,64 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", type=Path, nargs="+", required=True, help=".jsonl files with question and answer, or text files"
-    )
-    parser.add_argument(
-        "--eval-data",
-        type=Path,
-        nargs="*",
-        default=[],
-        help="held-out .jsonl files (of each text in --data, the last 2 %% are held out)",
+        "--data", type=Path, nargs="*", default=[], help="text files; of each, the last 2 %% are held out"
     )
     parser.add_argument("--out", type=Path, default=Path("checkpoints/demo"), help="model directory (%(default)s)")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
     parser.add_argument("--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)")
-    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens per update (%(default)s)")
-    parser.add_argument("--layers", type=int, default=6, help="layers of the model (%(default)s)")
+    parser.add_argument(
+        "--decay-from", type=float, default=0.3, help="share of the time before the learning rate falls (%(default)s)"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=0, help="devices to use; on a CPU, as many as cores (default: all there are)"
+    )
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per update (%(default)s)")
+    parser.add_argument("--count", type=int, default=200, help="questions of each task in the last test (%(default)s)")
+    parser.add_argument("--note", default="", help="remark on the training for the card")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model (%(default)s)")
     parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
-    parser.add_argument("--vocab", type=int, default=4096, help="size of the vocabulary (%(default)s)")
+    parser.add_argument("--vocab", type=int, default=2048, help="size of the vocabulary (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial values and batches (%(default)s)")
     return parser.parse_args(arguments)
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    """The shape of a small GPT-2."""
+    """The shape of a small Qwen3: rotary positions, norms of queries and keys."""
     return ModelConfig(
-        family="gpt2",
+        family="qwen3",
         vocab_size=args.vocab,
         num_layers=args.layers,
         embed_dim=args.embed,
         num_heads=args.heads,
         num_kv_heads=args.heads,
         head_dim=args.embed // args.heads,
-        mlp_dim=4 * args.embed,
+        mlp_dim=3 * args.embed,
         max_positions=max(SHAPES),
-        norm="layernorm",
+        norm="rmsnorm",
         norm_eps=1e-5,
-        activation="gelu_tanh",
-        gated_mlp=False,
-        attention_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
+        activation="silu",
+        gated_mlp=True,
+        attention_bias=False,
+        mlp_bias=False,
         tied_embeddings=True,
+        rope=RopeConfig(),
+        qk_norm="head",
     )
 
 
 def command_line(args: argparse.Namespace) -> str:
     """The arguments needed to repeat the run; files without their folders."""
-    data, held_out = (" ".join(path.name for path in paths) for paths in (args.data, args.eval_data))
-    return f"--data {data}" + (f" --eval-data {held_out}" if held_out else "") + f" --minutes {args.minutes:g}"
+    data = " ".join(path.name for path in args.data)
+    devices = f" --devices {args.devices}" if args.devices else ""
+    return f"{f'--data {data} ' if data else ''}--minutes {args.minutes:g} --decay-from {args.decay_from:g}{devices}"
 
 
 def best(history: list[Record]) -> Record:
-    """The evaluation with the least loss."""
-    return min(history, key=lambda record: record.answer_loss + record.text_loss)
+    """The evaluation with the least loss on answers."""
+    return min(history, key=lambda record: record.answer_loss)
 
 
 def save_run(directory: Path, run: Run, trainer: Trainer) -> None:
@@ -130,7 +136,7 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
         arrays: dict[str, Any] = checkpointer.restore(
             (directory / "state" / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
         )
-    restored = [jnp.asarray(arrays[str(i)], leaf.dtype) for i, leaf in enumerate(leaves)]
+    restored = [jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding) for i, leaf in enumerate(leaves)]
     trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
     saved = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))
     return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
@@ -155,28 +161,29 @@ class Training:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        corpus, held_out = read_corpus(args.data), read_corpus(args.eval_data)
-        heads, tails = split_texts(corpus)
+        texts = read_texts(args.data)
+        heads, tails = split_texts(texts)
         args.run_dir.mkdir(parents=True, exist_ok=True)
         tokenizer_file = args.run_dir / "tokenizer.json"
         if not args.resume:
-            train_tokenizer(corpus, args.vocab).save(str(tokenizer_file))
+            train_tokenizer(texts, mixture.pieces(args.seed), args.vocab).save(str(tokenizer_file))
         self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         config = model_config(args)
         self.trainer = Trainer(
-            Decoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(args.seed), vocab_rows=args.vocab)
+            Decoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(args.seed), vocab_rows=args.vocab),
+            jax.devices()[: args.devices or None],
         )
         self.run = restore_run(args.run_dir, self.trainer) if args.resume else Run()
         # The position in the data is not saved: the step seeds the random state of a resumed run instead.
-        self.packer = Packer(self.tokenizer, heads, corpus.problems, config.max_positions, args.seed + self.run.step)
-        examiner = Packer(self.tokenizer, tails, held_out.problems, config.max_positions, args.seed)
-        self.exam = [examiner.draw(4, 512, 2 if held_out.problems else 0) for _ in range(8)]
+        seed = args.seed + self.run.step
+        self.packer = Packer(self.tokenizer, heads, mixture.pieces(seed), config.max_positions, seed)
+        self.exam = Exam(self.tokenizer, tails)
 
     def draw(self) -> Rows:
-        """The next batch; half of its rows are problems."""
+        """The next batch."""
         length = min(SHAPES[self.run.step % len(SHAPES)], self.args.batch_tokens)
         rows = self.args.batch_tokens // length
-        return self.packer.draw(rows, length, rows // 2 if self.packer.num_tokens[1] else 0)
+        return self.packer.draw(rows, length, rows // TEXT_ROWS if self.packer.has_texts else 0)
 
     def train(self) -> None:
         """Update until the time is over or a signal arrives."""
@@ -185,7 +192,7 @@ class Training:
         with interruptible() as signals, tqdm(total=int(limit), initial=int(run.seconds), unit="s") as bar:
             while run.seconds < limit and not signals:
                 begin = time.monotonic()
-                losses.append(self.trainer.step(self.draw(), learning_rate(run.step, run.seconds / limit)))
+                losses.append(self.trainer.step(self.draw(), self.rate()))
                 run.step, run.tokens = run.step + 1, run.tokens + self.args.batch_tokens
                 taken = time.monotonic() - begin
                 run.seconds, since_exam = run.seconds + taken, since_exam + taken
@@ -195,10 +202,14 @@ class Training:
                     self.evaluate(float(np.mean(losses)))
                     losses, since_exam = [], 0.0
 
+    def rate(self) -> float:
+        """The relative learning rate of the next update."""
+        return learning_rate(self.run.step, self.run.seconds / (self.args.minutes * 60), self.args.decay_from)
+
     def evaluate(self, train_loss: float) -> None:
         """Measure, save the state, and write the model if it is the best so far."""
         run = self.run
-        scores = self.trainer.evaluate(self.exam)
+        scores = asdict(self.exam.take(self.trainer))
         record = Record(run.step, run.tokens, round(run.seconds / 60, 2), train_loss, **scores)
         run.history.append(record)
         tqdm.write(json.dumps(asdict(record)))
@@ -209,12 +220,15 @@ class Training:
     def describe(self) -> None:
         """Write the card of the model in --out, the best one, as saved."""
         decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
-        paths = [*self.args.data, *self.args.eval_data]
         history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]
-        write_card(self.args.out, decoder, self.tokenizer, history, paths, command_line(self.args))
+        args = self.args
+        write_card(args.out, decoder, history, args.data, command_line(args), args.note, args.count)
 
 
 if __name__ == "__main__":
-    training = Training(parse_arguments(sys.argv[1:]))
+    arguments = parse_arguments(sys.argv[1:])
+    if arguments.devices:
+        jax.config.update("jax_num_cpu_devices", arguments.devices)
+    training = Training(arguments)
     training.train()
     training.describe()

@@ -23,8 +23,14 @@ def _common(self: Programs) -> Hashable:
 
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
-    config = replace(self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, max_steps=1)
+    config = replace(
+        self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, max_steps=1, num_drafts=0
+    )
     return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.pages, state.history)
+
+
+def _adapted_key(self: Programs, bucket: int, state: Any) -> Hashable:
+    return "adapted", _layers_key(self, bucket, state)
 
 
 def _sampler_key(self: Programs, name: str, width: int, state: Any) -> Hashable:
@@ -58,6 +64,7 @@ def remembering() -> dict[str, Lower]:
     """The methods of `Programs` that lower a program, by name, without work for programs compiled before."""
     keys: dict[str, Key] = {
         "_lower_layers": _layers_key,
+        "_lower_adapted": _adapted_key,
         "_lower_sampler": _sampler_key,
         "_lower_multi_step": _multi_step_key,
     }

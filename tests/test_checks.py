@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from orca_jax import LLM, SamplingParams
+from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
-from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.checks import did_you_mean
 from orca_jax.config import EngineConfig

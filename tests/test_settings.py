@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
-from orca_jax.batch.config import parse_args as batch_args
 from orca_jax.bench.__main__ import main as bench
 from orca_jax.build.budget import launch_sizes, token_budget
 from orca_jax.build.engine import Built, build_engine
@@ -29,6 +29,8 @@ ORCA: dict[str, Any] = {"scheduler": "orca"}
 BASELINE: dict[str, Any] = {"scheduler": "request_level"}
 SHORTEST: dict[str, Any] = {"scheduling_policy": "shortest"}
 MANY_STEPS: dict[str, Any] = {"overlap": False, "check_in_intervals": (4, 8)}
+NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}
+DRAFTS: dict[str, Any] = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
 
 # Settings of an engine without effect in a combination, each with the words of its refusal.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -60,6 +62,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**ORCA, **MANY_STEPS}, "check_in_intervals", "needs scheduler chunked"),
     ({"check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
     ({"overlap": True, "check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
+    ({**MANY_STEPS, "speculative_config": NGRAM}, "check_in_intervals", "leave one of them out"),
+    ({"speculative_config": DRAFTS}, "speculative_config", "no effect on preset:toy"),
     ({"load_format": "safetensors"}, "load_format", "no weights"),
     ({"dtype": "float32"}, "dtype", "no effect on preset:toy"),
     ({"quantization": "int8"}, "quantization", "no effect on preset:toy"),
@@ -101,6 +105,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "num_pages": {"num_pages": 900},
     "gpu_memory_utilization": {},
     "kv_cache_dtype": {"kv_cache_dtype": "auto"},
+    "speculative_config": {"speculative_config": NGRAM},
     "max_num_batched_tokens": {"max_num_batched_tokens": 64},
     "itl_target_ms": {},
     "compile_cache": {"compile_cache": None},
@@ -131,7 +136,10 @@ def test_a_setting_with_effect_is_accepted(name: str) -> None:
 def test_the_tables_have_every_setting() -> None:
     assert list(HONOURED) == [field.name for field in dataclasses.fields(EngineConfig)]
     refused = {param for _, param, _ in REFUSED}
-    assert refused == {need.setting for need in NEEDS} | set(TOY_HAS_NO) | {"max_num_batched_tokens"}
+    assert refused == {need.setting for need in NEEDS} | set(TOY_HAS_NO) | {
+        "max_num_batched_tokens",
+        "speculative_config",
+    }
 
 
 def test_defaults_are_never_refused() -> None:

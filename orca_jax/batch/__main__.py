@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 
-from orca_jax.batch.config import BatchConfig, parse_args
-from orca_jax.batch.run import run_batch
+from orca_jax.batch.args import parse_args
+from orca_jax.batch.config import BatchConfig
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, EngineError, system_message
-from orca_jax.flags import flag_message
+from orca_jax.flags import flag_message, run_program
 
 EXIT_STOPPED = 1
 EXIT_CONFIG = 2
@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     try:
         config = parse_args(argv)
+        from orca_jax.batch.run import run_batch  # after the flags, so that help and errors come at once
+
         summary = run_batch(config)
     except ConfigError as error:
         print(f"error: {flag_message(error)}", file=sys.stderr)
@@ -52,4 +54,4 @@ def _hint(config: BatchConfig) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("batch", main))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orca_jax.batch.rows import MAX_LINE_BYTES
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.progress import Progress
 
 CHUNK = 2**20  # bytes
@@ -36,7 +36,7 @@ def check_readable(path: Path) -> None:
         if stat.S_ISREG(status.st_mode):
             path.open("rb").close()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}", param="input") from None
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(
             f"{path} is not a regular file; it is read twice, so it must be a file on disk", param="input"
@@ -63,7 +63,7 @@ def examine(path: Path, progress: Progress) -> InputFile:
                 last = chunk[-1:]
                 progress(min(size, total), total)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="input") from None
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}", param="input") from None
     return InputFile(path, digest.hexdigest(), size, num_lines + (last != b"\n"), bytes(chunks))
 
 

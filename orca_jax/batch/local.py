@@ -101,7 +101,7 @@ class LocalEngine:
 
     def figures(self) -> Mapping[str, float]:
         """Seconds of the engine's thread by activity, number of iterations and mean requests per iteration."""
-        grown = {name: value - self._before[name] for name, value in self._totals().items()}
+        grown = {name: value - self._before.get(name, 0) for name, value in self._totals().items()}
         iterations = grown["iterations"]
         seconds = {f"{part}_s": grown[f"{part}_seconds"] for part in HOST_PARTS}
         mean = grown["scheduled_requests"] / max(iterations, 1)

@@ -14,7 +14,7 @@ from typing import Self
 
 from orca_jax.batch.answers import WrittenRow, read_row
 from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_path, sync_directory, write_record
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 
 CHUNK = 2**20  # bytes
 ROW_OVERHEAD = 256  # bytes of memory for each row, in addition to its text
@@ -125,7 +125,7 @@ class OutputFile:
             try:
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                raise ConfigError(f"{self.path} cannot be written: {error.strerror}", param="output") from None
+                raise ConfigError(f"{self.path} cannot be written: {reason_of(error)}", param="output") from None
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -164,7 +164,7 @@ def check_regular(path: Path, param: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", param=param) from None
+        raise ConfigError(f"{path} cannot be written: {reason_of(error)}", param=param) from None
     if not stat.S_ISREG(status.st_mode):
         message = "is not a regular file; rows are appended and read again to resume, so give the name of a file"
         raise ConfigError(f"{path} {message}", param=param)

@@ -13,7 +13,7 @@ import msgspec
 
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import Row
-from orca_jax.errors import ConfigError, EngineError
+from orca_jax.errors import ConfigError, EngineError, reason_of
 from orca_jax.openai.errors import ApiError
 
 PASSING = frozenset({408, 409, 429})  # and all from 500 on: a retry may succeed
@@ -121,7 +121,7 @@ def read_api_key(path: str | None) -> str | None:
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="api_key_file") from None
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}", param="api_key_file") from None
     except UnicodeDecodeError:
         key = ""
     if not key or not key.isascii() or not key.isprintable() or " " in key:

@@ -2,19 +2,28 @@
 
 import importlib
 import sys
+from argparse import Namespace
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from orca_jax.checks import check_new_file
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
-from orca_jax.flags import FlagParser, program
+from orca_jax.flags import FlagParser, program, run_program
+
+OUTPUTS = ("page", "plot", "save", "write_trace")  # flags with a file for the results, written at the end
 
 
 class Benchmark(NamedTuple):
-    """A command: its module below this package, with `add_args` and `run`, and its line in the help."""
+    """A command: its module below this package, with `run`, and its line in the help.
+
+    The function `add_args` is in the module too, or in `flags`, if the module imports much.
+    """
 
     module: str
     help: str
+    flags: str | None = None
 
 
 COMMANDS = {
@@ -26,6 +35,7 @@ COMMANDS = {
     "held_out": Benchmark("simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Benchmark("host_time", "host time and device idle time per iteration"),
     "load": Benchmark("loading.command", "time and memory of loading weights, against a plain read"),
+    "lora": Benchmark("lora.command", "cost of adapters in one batch"),
     "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
     "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
     "paper": Benchmark("paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"),
@@ -33,10 +43,21 @@ COMMANDS = {
     "peers": Benchmark("peers.command", "throughput and latency beside other engines on the same requests"),
     "predict": Benchmark("simulated.predict", "predict a recorded run from another one, and print the errors"),
     "prefix": Benchmark("prefix_reuse", "hit rate, gain and cost of prefix caching"),
-    "products": Benchmark("quantisation.products", "products of a few tokens with plain and quantised matrices"),
-    "quantised": Benchmark("quantisation.quantised", "quality, speed and memory of quantised weights and KV caches"),
+    "products": Benchmark(
+        "quantisation.products",
+        "products of a few tokens with plain and quantised matrices",
+        "quantisation.products_flags",
+    ),
+    "quantised": Benchmark(
+        "quantisation.quantised",
+        "quality, speed and memory of quantised weights and KV caches",
+        "quantisation.quantised_flags",
+    ),
     "replay": Benchmark("replay", "run recorded arrivals under another scheduler, on a virtual clock"),
     "schedulers": Benchmark("schedulers", "compare schedulers over a sweep of arrival rates"),
+    "speculation": Benchmark(
+        "speculation.command", "speculation against none: tokens per second and accepted proposals"
+    ),
     "start": Benchmark("start", "time from the command of a server to its first token, cold and warm"),
     "tracing": Benchmark("timeline_cost", "cost of --trace-file"),
 }
@@ -57,17 +78,25 @@ def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:
         if name not in names:
             commands.add_parser(name, help=benchmark.help)
             continue
-        module = importlib.import_module(f"orca_jax.bench.{benchmark.module}")
-        command = commands.add_parser(name, help=benchmark.help, description=module.__doc__)
-        module.add_args(command)
-        command.set_defaults(run=module.run)
+        flags = importlib.import_module(f"orca_jax.bench.{benchmark.flags or benchmark.module}")
+        description = benchmark.help.capitalize() if benchmark.flags else flags.__doc__
+        command = commands.add_parser(name, help=benchmark.help, description=description)
+        flags.add_args(command)
+        command.set_defaults(run=partial(_run, benchmark.module))
     return parser
+
+
+def _run(module: str, args: Namespace) -> None:
+    importlib.import_module(f"orca_jax.bench.{module}").run(args)
 
 
 def _main(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    args = make_parser(words[:1]).parse_args(argv)
     try:
+        args = make_parser(words[:1]).parse_args(argv)
+        for name in OUTPUTS:
+            if (path := getattr(args, name, None)) is not None:
+                check_new_file(path, name)
         args.run(args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -79,4 +108,4 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("bench", main))

@@ -18,9 +18,10 @@ from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
-from orca_jax.timeline.read import Timeline, figures
+from orca_jax.timeline.flags import add_plot_args
+from orca_jax.timeline.read import Timeline, figures, shown_figures
 from orca_jax.timeline.record import record
-from orca_jax.timeline.views import add_plot_args, write_plot
+from orca_jax.timeline.views import write_plot
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     burst = mixed_burst(args.num_requests, prompt_tokens=prompt, output_tokens=output, seed=config.seed)
     runs = run_burst(config, burst, ("request_level", config.scheduler))
     for name, each in runs.items():
-        print_table(name, figures(each))
+        print_table(name, shown_figures(each))
     line = {name: figures(each) for name, each in runs.items()}
     print(json.dumps({**line, "config": dataclasses.asdict(config), "hardware": hardware()}), flush=True)
     write_plot(list(runs.values()), args)  # at the end: a plot that fails loses no figure

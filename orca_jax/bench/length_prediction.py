@@ -11,8 +11,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from orca_jax.bench.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
 from orca_jax.build.engine import build_engine
@@ -20,9 +19,6 @@ from orca_jax.bundled import ranker_directory
 from orca_jax.config import OrderingName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.ranker.rank_correlation import kendall_tau
-from orca_jax.ranker.scorer import Scorer
-from orca_jax.ranker.storage import load_scorer
 from orca_jax.reporting import hardware, print_table, print_warning
 from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
@@ -30,11 +26,14 @@ from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
 from orca_jax.timeline.fit import Fit, fit_cost
 
+if TYPE_CHECKING:
+    from orca_jax.ranker.scorer import Scorer
+
 
 class TimedScorer:
     """A scorer that measures its time."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: "Scorer") -> None:
         self._scorer = scorer
         self.seconds = 0.0
 
@@ -85,6 +84,8 @@ def run(args: argparse.Namespace) -> None:
     if min(args.seeds, args.num_requests, args.real_requests) < 1 or min(*args.load, args.real_load) <= 0:
         raise ConfigError("seeds, num_requests and real_requests must be at least 1, and loads above 0", "load")
     answers = read_answers(args.log, args.max_tokens)
+    from orca_jax.ranker.storage import load_scorer  # it imports JAX, and help comes at once
+
     scorer = load_scorer(ranker_directory(args.ranker))
     config = engine_config_from_args(args)
     with build_engine(config) as built:
@@ -114,7 +115,7 @@ def _contestants(score: Callable[[Sequence[int]], float]) -> dict[str, Contestan
 
 
 def _on_the_engine(
-    runner: PassRunner, answers: LoggedAnswers, scorer: Scorer, args: argparse.Namespace
+    runner: PassRunner, answers: LoggedAnswers, scorer: "Scorer", args: argparse.Namespace
 ) -> tuple[dict[str, object], Fit]:
     """Run every contestant at one load, after a pass that yields the lengths of the answers and the iteration cost."""
     drawn = answers.draw(args.real_requests, args.seed)
@@ -141,7 +142,7 @@ def _on_the_engine(
 
 
 def _simulate(
-    runner: PassRunner, answers: LoggedAnswers, scorer: Scorer, cost: LinearCost, args: argparse.Namespace
+    runner: PassRunner, answers: LoggedAnswers, scorer: "Scorer", cost: LinearCost, args: argparse.Namespace
 ) -> list[dict[str, object]]:
     drawn = {seed: answers.draw(args.num_requests, seed) for seed in range(args.seeds)}
     capacity = {seed: _capacity(runner, one, cost) for seed, one in drawn.items()}
@@ -172,4 +173,8 @@ def _tau(predictor: Predictor, answers: LoggedAnswers) -> float:
         guesses.append(predictor.predict(request))
         request.generated_ids = [0] * length
         predictor.observe(request)
+    import numpy as np
+
+    from orca_jax.ranker.rank_correlation import kendall_tau
+
     return kendall_tau(np.asarray(guesses), np.asarray(answers.lengths, float))

@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-
-import numpy as np
+from statistics import fmean, pstdev
 
 from orca_jax.bench.feed import advance, feed, sleep_until
 from orca_jax.build.engine import Built
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.observer import Observer
+from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
 from orca_jax.sched.predict import Predictor
 from orca_jax.sim.cost import LinearCost
@@ -55,7 +56,7 @@ class Served:
     @property
     def mean(self) -> float:
         """The mean latency."""
-        return float(np.mean(self.latencies))
+        return fmean(self.latencies)
 
 
 def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
@@ -70,7 +71,7 @@ def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
             [line["prompt_ids"] for line in lines], [line["generated"] for line in lines], max_tokens
         )
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="log") from error
+        raise ConfigError(f"{path!r} cannot be read: {reason_of(error)}", param="log") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path!r} was not written by scripts/log_lengths.py: {error!r}", param="log") from error
     if len(answers.prompts) < 8 or max(answers.lengths) > max_tokens:
@@ -82,7 +83,7 @@ def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
 def poisson(count: int, rate: float, seed: int) -> list[float]:
     """Return Poisson arrivals in seconds; the first is at 0."""
     gaps = random.Random(f"gaps-{seed}")
-    return [0.0, *np.cumsum([gaps.expovariate(rate) for _ in range(count - 1)]).tolist()]
+    return [0.0, *accumulate(gaps.expovariate(rate) for _ in range(count - 1))]
 
 
 class PassRunner:
@@ -170,8 +171,8 @@ def latency_figures(served: Sequence[Served]) -> Mapping[str, float]:
     means = [one.mean for one in served]
     every = [latency for one in served for latency in one.latencies]
     return {
-        "mean_latency_s": float(np.mean(means)),
-        "spread_s": float(np.std(means)),
-        "p99_latency_s": float(np.percentile(every, 99, method="inverted_cdf")),
+        "mean_latency_s": fmean(means),
+        "spread_s": pstdev(means),
+        "p99_latency_s": percentile(every, 99),
         "max_latency_s": max(every),
     }

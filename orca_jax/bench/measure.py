@@ -12,6 +12,7 @@ from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.budget import token_budget
 from orca_jax.build.engine import TOY_BUDGET, Built
 from orca_jax.build.scheduler import build_scheduling
+from orca_jax.build.speculation import speculating
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine, totals
 from orca_jax.errors import ConfigError
@@ -58,7 +59,7 @@ def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, tempera
                 finished[update.request_id] = update.metrics
     wall = time.monotonic() - start
     after = totals(engine.stats, engine.executor.stats)
-    figures = {name: after[name] - before[name] for name in after}
+    figures = {name: after[name] - before.get(name, 0) for name in after}
     if isinstance(engine.scheduler, ChunkedScheduler):
         figures["token_budget"] = engine.scheduler.token_budget
     return PassResult(wall, workload, [finished[name] for name in names], [times[name] for name in names], figures)
@@ -125,19 +126,20 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     """
     engine = built.engine
     assert not engine.has_work, "requests are open"
-    cache, largest, default = _shapes(built, config)
+    cache, largest, default, launches = _shapes(built, config)
     budget = config.max_num_batched_tokens or default
     if budget > largest:
         message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
         raise ConfigError(message, param="max_num_batched_tokens")
-    engine.scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
+    scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
+    engine.scheduler = speculating(config, scheduler, budget, launches, built.proposer)
 
 
-def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
-    """Return the cache, the tokens of the largest launch, and the default tokens of a launch under `config`."""
+def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int, Mapping[int, float]]:
+    """Return the cache, the tokens of the largest launch, their default under `config`, and seconds of launches."""
     if built.executor_config is None:
         kv = built.engine.pool.kv
-        return CacheConfig(kv.num_pages, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET
+        return CacheConfig(kv.num_pages, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET, {}
     import jax
 
     from orca_jax.exec.executor import JaxExecutor
@@ -145,4 +147,4 @@ def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int]:
     executor = built.engine.executor
     assert isinstance(executor, JaxExecutor)
     default = token_budget(config, jax.default_backend(), executor.launch_seconds)
-    return executor.config.cache, executor.config.buckets[-1], default
+    return executor.config.cache, executor.config.buckets[-1], default, executor.launch_seconds

@@ -5,11 +5,11 @@ import dataclasses
 import json
 
 from orca_jax.bench.measure import run_workload, summarize, warm_up
-from orca_jax.bench.profile import profile
-from orca_jax.bench.workload.generate import add_workload_args, workload_from_args, workload_settings
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.build.engine import build_engine
+from orca_jax.engine import Engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table
+from orca_jax.reporting import hardware, name_tails, print_table
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +36,17 @@ def run(args: argparse.Namespace) -> None:
         )
         warm_up(built.engine, workload)
         result = summarize(run_workload(built.engine, workload, temperature=args.temperature))
-        print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", result)
-        parts = profile(built.engine, workload) if args.profile else None
+        shown = name_tails(result, len(workload), sum(each.num_output - 1 for each in workload))
+        print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", shown)
+        parts = _profiled(built.engine, workload) if args.profile else None
         if parts is not None:
             print_table("share of device time", parts)
     settings = {**workload_settings(args), "rate": args.rate, "temperature": args.temperature}
     line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **settings}}
     print(json.dumps(line if parts is None else {**line, "profile": parts}))
+
+
+def _profiled(engine: Engine, workload: list[WorkloadRequest]) -> dict[str, float]:
+    from orca_jax.bench.profile import profile  # it imports JAX, and help comes at once
+
+    return profile(engine, workload)

@@ -19,7 +19,7 @@ from orca_jax.build.engine import Built, build_engine
 from orca_jax.build.settings import reuses_prefixes
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table
+from orca_jax.reporting import hardware, name_tails, print_table
 from orca_jax.sched.pool import RequestPool
 
 TIMED = ("cached_pages", "_remember")  # methods of the pool: all that prefix caching adds to a step
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> None:
             reschedule(built, config)
             passes.append(_compare(built, workload, without))
     result = mean_figures(passes)
-    print_table(f"{config.model}, {args.num_requests} requests of {args.trace}", result)
+    title = f"{config.model}, {args.num_requests} requests of {args.trace}"
+    print_table(title, name_tails(result, len(workload), 0))  # it has no figure of gaps
     settings = {**dataclasses.asdict(config), **workload_settings(args), "rate": args.rate, "repeat": args.repeat}
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))
 

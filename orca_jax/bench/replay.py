@@ -17,8 +17,10 @@ from typing import get_type_hints
 import msgspec
 
 from orca_jax.bench.feed import advance, feed
+from orca_jax.bench.simulated.proposals import SimProposer, launch_seconds
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import PREDICTORS, adapted
+from orca_jax.build.speculation import speculating
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
@@ -32,8 +34,9 @@ from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
-from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline
-from orca_jax.timeline.views import add_file_args, write_views
+from orca_jax.timeline.flags import add_file_args
+from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline, proposals, shown_figures
+from orca_jax.timeline.views import write_views
 from orca_jax.timeline.writer import Arrival, TimelineHeader, TimelineWriter
 
 ORACLE = "oracle"
@@ -43,7 +46,7 @@ _FIRST_ID = OTHER_ID + 1  # of prompt tokens
 
 _FLAGS = (
     "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
-    "check_in_intervals", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
+    "check_in_intervals", "speculative_config", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
 )  # fmt: skip
 
 
@@ -70,7 +73,10 @@ def run(args: argparse.Namespace) -> None:
     recorded, replayed = figures(recording), figures(again)
     fitted = fit.shown
     print_table("fitted cost in seconds", fitted)
-    print_table(f"{'recorded, then replayed with':<28} {changes or 'nothing changed'}", _columns(recorded, replayed))
+    print_table(
+        f"{'recorded, then replayed with':<28} {changes or 'nothing changed'}",
+        _columns(shown_figures(recording), shown_figures(again)),
+    )
     print_warning(fit.warning)
     line = {
         "recorded": recorded,
@@ -112,11 +118,16 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureC
     clock = VirtualClock(max(arrivals[0].at, timeline.iterations[0].selected))
     head = _head(timeline, config)
     writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
-    executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths)
+    cost, acceptance = replace(cost, buckets=head.buckets), _acceptance(timeline, config)
+    executor = SimExecutor(cost, clock, lengths, acceptance=acceptance)
     scheduler, pool = build_scheduling(
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(timeline, config, arrivals, lengths)
     )
-    engine = Engine(executor, scheduler, pool, clock=clock, observer=writer)
+    speculative = config.speculative_config
+    proposer = None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance)
+    launches = launch_seconds(cost)
+    speculated = speculating(head.config, scheduler, head.budget, launches, proposer, clock)
+    engine = Engine(executor, speculated, pool, clock=clock, observer=writer)
     _drive(engine, executor, clock, arrivals, prompts)
     writer.flush()
     return parse_timeline(b"".join(parts))
@@ -136,6 +147,17 @@ def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
         budget=budget,
         buckets=(*smaller, budget) if timeline.head.buckets else (),
     )
+
+
+def _acceptance(timeline: Timeline, config: EngineConfig) -> float:
+    """Return the recorded chance of a proposed token to be accepted, if those before it were."""
+    if config.speculative_config is None:
+        return 1.0
+    _, accepted, tested = proposals(timeline)
+    if not tested:
+        message = "the timeline has no proposals, so their acceptance is not known; record one with speculative_config"
+        raise ConfigError(message, param="speculative_config")
+    return accepted / tested
 
 
 def _predictor(
@@ -190,4 +212,6 @@ def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]
 
 
 def _columns(recorded: Mapping[str, float], replayed: Mapping[str, float]) -> dict[str, str]:
-    return {name: f"{recorded[name]:>12,.4g} {replayed[name]:>12,.4g}" for name in recorded}
+    """Both figures by the names of the recorded ones."""
+    pairs = zip(recorded.items(), replayed.values(), strict=True)
+    return {name: f"{before:>12,.4g} {after:>12,.4g}" for (name, before), after in pairs}

@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from orca_jax.bench.load_plot import plot_loads
@@ -24,7 +25,8 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
 from orca_jax.processor import cpu_name
-from orca_jax.reporting import hardware
+from orca_jax.reporting import hardware, p99_name
+from orca_jax.timeline.palette import in_order
 
 DEFAULT = ("request_level", "orca", "chunked")
 MAY_DIFFER = (
@@ -35,11 +37,12 @@ COLUMNS = {
     "output_tokens_per_s": "tokens/s",
     "requests_per_s": "requests/s",
     "median_normalized_latency_ms": "median norm. latency",
-    "p99_normalized_latency_ms": "p99 norm. latency",
-    "p99_ttft_ms": "p99 TTFT",
+    "p99_normalized_latency_ms": "{tail} norm. latency",
+    "p99_ttft_ms": "{tail} TTFT",
     "median_itl_ms": "median ITL",
-    "p99_itl_ms": "p99 ITL",
+    "p99_itl_ms": "{gap_tail} ITL",
 }
+"""Titles of columns by figure; `tail` and `gap_tail` are the names of a 99th percentile of requests and of gaps."""
 
 Figures = Mapping[str, float]
 
@@ -72,6 +75,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--plot", metavar="FILE", help="draw throughput and latencies over rates to a .png or .svg file"
     )
     parser.add_argument(
+        "--redraw", metavar="FILE", help="only draw --plot again, from the line of JSON of an earlier run in a file"
+    )
+    parser.add_argument(
         "--host-time", type=int, nargs="?", const=20_000, metavar="N",
         help="instead, print the host's microseconds for a request and iteration under ten pairs of scheduler and "
         "ordering, with N requests on a simulated device (default: 20000)",
@@ -89,6 +95,9 @@ def run(args: argparse.Namespace) -> None:
     if args.host_time is not None:
         _host_time(args.host_time)
         return
+    if args.redraw is not None:
+        _redraw(args.redraw, args.plot)
+        return
     if args.repeat < 1 or any(load <= 0 for load in args.load):
         raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
@@ -102,7 +111,26 @@ def run(args: argparse.Namespace) -> None:
     line = {"capacity_requests_per_s": capacity, "loads": [dataclasses.asdict(load) for load in loads]}
     print(json.dumps({**line, "hardware": hardware(), "config": settings}), flush=True)
     if args.plot is not None:  # at the end: a plot that fails loses no figure
-        plot_loads(args.plot, loads, f"{config.model}, {args.num_requests} requests of {args.trace}")
+        _plot(args.plot, loads, settings)
+
+
+def _plot(path: str, loads: Sequence[LoadResult], settings: Mapping[str, Any]) -> None:
+    count = settings["num_requests"]
+    plot_loads(path, loads, f"{settings['model']}, {count} requests of the workload “{settings['trace']}”", count)
+
+
+def _redraw(file: str, plot: str | None) -> None:
+    if plot is None:
+        raise ConfigError("redraw needs the file to write; give --plot", param="redraw")
+    try:
+        line = json.loads(Path(file).read_text(encoding="utf-8"))
+        loads = [LoadResult(each["load"], each["rate"], each["results"]) for each in line["loads"]]
+        settings = {name: line["config"][name] for name in ("model", "num_requests", "trace")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{file!r} is not a line of JSON of this command: {type(error).__name__}: {error}"
+        raise ConfigError(message, param="redraw") from error
+    _plot(plot, loads, settings)
+    print(json.dumps({"redrawn": plot}))
 
 
 def _host_time(num_requests: int) -> None:
@@ -187,15 +215,18 @@ def _measure(
             passes[name].append(summarize(run_workload(built.engine, workload)))
         order.reverse()
     result = LoadResult(load, rate, {name: mean_figures(figures) for name, figures in passes.items()})
-    _print(result)
+    _print(result, workload)
     return result
 
 
-def _print(load: LoadResult) -> None:
+def _print(load: LoadResult, workload: Sequence[WorkloadRequest]) -> None:
     """Print a line per contestant; times are in milliseconds."""
+    count = len(workload)
+    tails = {"tail": p99_name(count), "gap_tail": p99_name(sum(each.num_output - 1 for each in workload))}
+    heads = {name: head.format(**tails) for name, head in COLUMNS.items()}
     title = "all at once" if load.rate is None else f"{load.load:g} x saturation, {load.rate:.3g} requests/s"
     width = max(map(len, load.results))
-    print(f"{title}\n  {'':<{width}}  " + "  ".join(COLUMNS.values()))
-    for name, figures in load.results.items():
-        cells = [f"{figures[column]:>{len(head)},.4g}" for column, head in COLUMNS.items()]
+    print(f"{title}\n  {'':<{width}}  " + "  ".join(heads.values()))
+    for name in in_order(load.results):
+        cells = [f"{load.results[name][column]:>{len(head)},.4g}" for column, head in heads.items()]
         print(f"  {name:<{width}}  " + "  ".join(cells), flush=True)

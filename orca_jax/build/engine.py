@@ -4,16 +4,26 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
+from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, toy_adapter_reader
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
+from orca_jax.build.draft_model import describe_draft, start_draft
 from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import TOY, check_settings, check_toy, is_toy, num_workers, quantised
+from orca_jax.build.settings import (
+    TOY,
+    check_settings,
+    check_toy,
+    is_toy,
+    num_workers,
+    quantised,
+)
+from orca_jax.build.speculation import speculating
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.build.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
@@ -25,6 +35,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
+from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
@@ -57,6 +68,8 @@ class Built:
     executor_config: ExecutorConfig | None = None  # None for the toy
     prepare_update: PrepareUpdate = refuse_toy  # see `build.weights`
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
+    read_adapter: AdapterReader | None = None  # None: the engine has no adapters
+    proposer: ModelProposer | None = None  # with a draft model
     self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
 
     @property
@@ -67,6 +80,8 @@ class Built:
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
         self.engine.executor.close()
+        if self.proposer is not None:
+            self.proposer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -107,20 +122,16 @@ def _build(
     announce: Callable[[str], None],
     cluster: "LeaderBuild | None",
 ) -> Built:
-    check_settings(config)
-    if config.trace_file is not None:
-        check_trace_file(config.trace_file)
-    _warn_of_workers(config)
+    _check(config, cluster is not None)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
-    if cluster is not None and config.decoder is not None:
-        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
     model = quantised(config, read_model_config(source, config.decoder))
     tokenizer = _tokenizer(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
+    draft = describe_draft(config, model, tokenizer, max_model_len)
     if cluster is not None:
         cluster.gather()
     if config.progress:
@@ -133,15 +144,11 @@ def _build(
     devices = claim_devices(config, model) if cluster is None else cluster.devices(config, model)
     platform = devices[0].platform
     check_platform(config, platform)
-    placed = place_model(
-        source,
-        model,
-        dtype=dtype_of(config, platform),
-        load_format=config.load_format,
-        seed=config.seed,
-        devices=devices,
-        num_stages=config.pipeline_parallel_size,
-    )
+    dtype, stages = dtype_of(config, platform), config.pipeline_parallel_size
+    loading: dict[str, Any] = {"load_format": config.load_format, "seed": config.seed}
+    placed = place_model(source, model, dtype=dtype, devices=devices, num_stages=stages, **loading)
+    # Before the large model, whose KV cache takes the memory that is left.
+    proposer = None if draft is None else start_draft(draft, devices, times)
     resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -152,16 +159,39 @@ def _build(
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
-    scheduler = build_scheduler(config, resolved.cache, budget)
+    plain = build_scheduler(config, resolved.cache, budget)
+    scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
+    reader = load_first(engine, config, adapter_reader(placed.config, resolved))
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    prepare: PrepareUpdate = refuse_cluster if cluster is not None else refuse_quantised
-    if cluster is None and placed.config.quantization is None:
-        prepare = WeightUpdater(placed, local, source).prepare
-    return replace(built, directory=texts, self_tests=self_tests, prepare_update=prepare)
+    built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer, read_adapter=reader)
+    if cluster is not None:
+        return replace(built, prepare_update=refuse_cluster)
+    if placed.config.quantization is not None:
+        return replace(built, prepare_update=refuse_quantised)
+    return replace(built, prepare_update=WeightUpdater(placed, local, source).prepare)
+
+
+def _check(config: EngineConfig, has_hosts: bool) -> None:
+    """Refuse wrong settings, and those for one host on several ones; warn of slow ones. Raises ConfigError."""
+    check_settings(config)
+    if config.trace_file is not None:
+        check_trace_file(config.trace_file)
+    _warn_of_workers(config)
+    if not has_hosts:
+        return
+    if config.enable_lora:
+        raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
+    if config.decoder is not None:
+        raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = (
+            "speculative_config: method draft_model needs nnodes 1: the other hosts have no draft model; give ngram"
+        )
+        raise ConfigError(message, param="speculative_config")
 
 
 def _warn_of_workers(config: EngineConfig) -> None:
@@ -259,15 +289,19 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
     cache = CacheConfig(num_pages, page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
-    scheduler, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    plain, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
+    scheduler = speculating(config, plain, budget, {})
     job = ToyJob(TOY_MODEL.vocab_size, num_pages, page_size, rows, latency, config.pipeline_parallel_size)
-    executor: Executor = toy_executor(job, override)
+    toy = toy_executor(job, override)
+    executor: Executor = toy
     if cluster is not None:
         cluster.gather()
         cluster.share(job)
         cluster.meet()
         executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header))
+    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
+    reader = load_first(engine, config, toy_adapter_reader(config))
     tokenizer = _tokenizer(config, config.model)
-    return _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
+    built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
+    return replace(built, read_adapter=reader)

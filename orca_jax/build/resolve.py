@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 from orca_jax.build.budget import launch_sizes
 from orca_jax.build.scheduler import num_rows
+from orca_jax.build.settings import num_loras
+from orca_jax.build.speculation import most_drafts
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
+    MAX_LORA_RANK,
     CacheConfig,
     DType,
     EngineConfig,
     ExecutorConfig,
+    LoraConfig,
     ModelConfig,
     PageDType,
     PageLayout,
@@ -24,7 +28,7 @@ from orca_jax.processor import multiplies_bfloat16
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from orca_jax.build.executor import PlacedModel
+    from orca_jax.build.executor import PlacedModel, PlacedStage
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +95,15 @@ def resolve(
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
         pipeline_parallel_size=len(placed.stages),
+        lora=_lora(config),
+        num_drafts=most_drafts(config),
     )
+
+
+def _lora(config: EngineConfig) -> LoraConfig | None:
+    if not config.enable_lora:
+        return None
+    return LoraConfig(num_loras(config), config.max_lora_rank or MAX_LORA_RANK)
 
 
 def _cache(
@@ -111,8 +123,8 @@ def _cache(
         return CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     rows = num_rows(config)
     # The stage with the most layers decides, as every page has a part in each stage.
-    needed = max(weight_bytes(stage.shapes) for stage in placed.stages)
-    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size)
+    needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
+    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
     utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
     memory = free_memory(placed.devices, utilization, needed, free)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
@@ -126,6 +138,18 @@ def _cache(
         num_rows=rows,
         max_model_len=max_model_len,
     )
+
+
+def _lora_bytes(config: EngineConfig, stage: "PlacedStage", dtype: DType) -> int:
+    """Bytes of the adapters of a stage on each of its devices."""
+    lora = _lora(config)
+    if lora is None:
+        return 0
+    from orca_jax.model.lora.stacks import stack_bytes
+    from orca_jax.model.stages import of_span
+
+    shapes = stage.shapes
+    return stack_bytes(of_span(shapes.config, shapes.span), lora, dtype, stage.mesh)
 
 
 def explain(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> str:

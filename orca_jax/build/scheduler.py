@@ -6,6 +6,8 @@ from orca_jax.build.settings import (
     SCHEDULERS,
     check_budget,
     check_settings,
+    most_loras,
+    num_loras,
     num_workers,
     overlaps,
     reuses_prefixes,
@@ -14,10 +16,11 @@ from orca_jax.build.settings import (
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import Predictor, Scored
-from orca_jax.sched.scheduler import Scheduler, SchedulerSettings
+from orca_jax.sched.scheduler import KnownScheduler, SchedulerSettings
 
 WATERMARK = 0.01  # share of all pages to keep free when a request is admitted beside others, as in vLLM
 
@@ -29,7 +32,7 @@ def build_scheduling(
     cache: CacheConfig,
     budget: int,
     predictor: Predictor | None = None,
-) -> tuple[Scheduler, RequestPool]:
+) -> tuple[KnownScheduler, RequestPool]:
     """A scheduler and its pool. `budget` is the largest launch in tokens; `predictor` replaces the one of the settings.
 
     Raises:
@@ -73,6 +76,7 @@ def _pool(
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=reuses_prefixes(config),
         predictor=predictor,
+        adapters=AdapterSlots(num_loras(config), most_loras(config)),
     )
 
 
@@ -81,7 +85,7 @@ def num_rows(config: EngineConfig) -> int:
     return config.max_num_seqs * num_workers(config)
 
 
-def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> Scheduler:
+def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> KnownScheduler:
     """The scheduler alone, for checked settings. The arguments are those of `build_scheduling`."""
     settings = SchedulerSettings(
         max_bs=config.max_num_seqs,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from orca_jax.config import EngineConfig, ModelConfig, Quantization
+from orca_jax.config import MAX_LORAS, EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -18,10 +18,10 @@ from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler, Traits
+from orca_jax.sched.scheduler import KnownScheduler, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
-SCHEDULERS: Mapping[str, type[Scheduler]] = {
+SCHEDULERS: Mapping[str, type[KnownScheduler]] = {
     "orca": OrcaScheduler,
     "request_level": RequestLevelScheduler,
     "chunked": ChunkedScheduler,
@@ -39,7 +39,7 @@ MAX_STEPS = 256  # with more of them a new request waits for seconds on most dev
 
 _AT_LEAST_ONE = (
     "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "pipeline_parallel_size",
-    "page_size", "num_pages", "max_num_batched_tokens",
+    "page_size", "num_pages", "max_num_batched_tokens", "max_loras", "max_lora_rank", "max_cpu_loras",
 )  # fmt: skip
 
 
@@ -95,7 +95,21 @@ def _able(has_trait: Callable[[Traits], bool]) -> str:
     return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind.traits))
 
 
+def _of_adapters(setting: str, default: object) -> Need:
+    """Make the need of a setting for adapters."""
+    return Need(
+        setting,
+        (default,),
+        lambda config: config.enable_lora,
+        lambda config: f"{setting} needs enable_lora; give enable_lora, or leave {setting} out",
+    )
+
+
 NEEDS: tuple[Need, ...] = (
+    _of_adapters("max_loras", None),
+    _of_adapters("max_lora_rank", None),
+    _of_adapters("max_cpu_loras", None),
+    _of_adapters("lora_modules", ()),
     Need(
         "revision",
         (None,),
@@ -163,6 +177,15 @@ NEEDS: tuple[Need, ...] = (
         ),
     ),
     Need(
+        "check_in_intervals",
+        (None,),
+        lambda config: config.speculative_config is None,
+        lambda config: (
+            "check_in_intervals and speculative_config both run a request further than one token without the host; "
+            "leave one of them out"
+        ),
+    ),
+    Need(
         "decoder",
         (None,),
         lambda config: config.pipeline_parallel_size == 1,
@@ -217,10 +240,44 @@ def check_settings(config: EngineConfig) -> None:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization")
     if config.check_in_intervals is not None:
         _check_intervals(config.check_in_intervals)
+    check_loras(config)
     for need in _unmet(config):
         raise ConfigError(need.reason(config), param=need.setting)
     if config.max_num_batched_tokens is not None:
         check_budget(config, config.max_num_batched_tokens)
+
+
+def num_loras(config: EngineConfig) -> int:
+    """Return the number of adapters in one batch; 0 without adapters."""
+    return (config.max_loras or MAX_LORAS) if config.enable_lora else 0
+
+
+def most_loras(config: EngineConfig) -> int:
+    """Return the number of adapters that may be loaded at once."""
+    return config.max_cpu_loras or 4 * num_loras(config)
+
+
+def check_loras(config: EngineConfig) -> None:
+    """Refuse numbers and names of adapters that do not fit together. Raises ConfigError."""
+    if not config.enable_lora:
+        return
+    most = most_loras(config)
+    if most < num_loras(config):
+        message = f"max_cpu_loras {most} is less than max_loras {num_loras(config)}; raise it"
+        raise ConfigError(message, param="max_cpu_loras")
+    if len(config.lora_paths) > most:
+        message = f"lora_modules has {len(config.lora_modules)} adapters, more than max_cpu_loras {most}; raise it"
+        raise ConfigError(message, param="lora_modules")
+
+
+def check_lora_model(config: EngineConfig, model: ModelConfig) -> None:
+    """Check that a model can have adapters. Raises ConfigError; `param` is "enable_lora"."""
+    if config.enable_lora and model.experts is not None:
+        message = f"enable_lora does not cover {model.family}, which has experts; leave it out"
+        raise ConfigError(message, param="enable_lora")
+    if config.enable_lora and model.decoder is not None:
+        message = f"enable_lora does not cover {model.decoder}, a decoder of your own; leave it out"
+        raise ConfigError(message, param="enable_lora")
 
 
 def check_budget(config: EngineConfig, budget: int) -> None:
@@ -252,15 +309,15 @@ def check_toy(config: EngineConfig) -> None:
         if getattr(config, name) not in accepted:
             message = f"{name} has no effect on {config.model}, which has no weights and no device; leave it out"
             raise ConfigError(message, param=name)
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = f"speculative_config: method draft_model has no effect on {config.model}; give method ngram"
+        raise ConfigError(message, param="speculative_config")
 
 
 def check_quantization(kind: Quantization | None, model: ModelConfig) -> None:
     """Check that weights of this model can be quantised. Raises ConfigError; `param` is "quantization"."""
     if kind is None:
         return
-    if model.experts is not None:
-        message = f"quantization {kind} does not cover the experts of {model.family}; leave it out"
-        raise ConfigError(message, param="quantization")
     if model.decoder is not None:
         message = f"quantization {kind} does not cover {model.decoder}, a decoder of your own; leave it out"
         raise ConfigError(message, param="quantization")
@@ -270,9 +327,11 @@ def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """Return the model with the kind of quantisation that the settings ask for.
 
     Raises:
-        ConfigError: the model is quantised in another kind already, or it cannot be quantised.
+        ConfigError: the model is quantised in another kind already, it cannot be quantised, or it cannot have the
+            adapters that the settings ask for.
     """
     check_quantization(config.quantization, model)
+    check_lora_model(config, model)
     if config.quantization is None:
         return model
     if model.quantization not in (None, config.quantization):

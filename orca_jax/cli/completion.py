@@ -4,8 +4,6 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-import shtab
-
 from orca_jax.flags import COMMAND, FlagParser, program
 
 DESCRIPTION = f"""\
@@ -15,7 +13,8 @@ Print a script for the completion of subcommands and flags:
   zsh:  {COMMAND} completion zsh > DIR/_{COMMAND}, with DIR in $fpath
   fish: {COMMAND} completion fish > ~/.config/fish/completions/{COMMAND}.fish
 """
-_FILES = ("FILE", "PATH")
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
+_FILES = ("FILE", "OUT", "PATH")
 _FOLDERS = ("DIR", "MODEL")
 
 
@@ -24,13 +23,15 @@ def make_parser() -> FlagParser:
     parser = FlagParser(
         program("completion"), description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="shell to print the script for")
+    parser.add_argument("shell", choices=SHELLS, help="shell to print the script for")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the script. Returns the exit status."""
     shell = make_parser().parse_args(argv).shell
+    import shtab  # after the flags, so that help and errors come at once
+
     print(shtab.complete(whole_parser(), shell))
     return 0
 
@@ -52,6 +53,8 @@ def whole_parser() -> argparse.ArgumentParser:
 
 def _with_paths(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Mark the values that are paths, in a parser and in those of its subcommands."""
+    import shtab
+
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for chosen in action.choices.values():

@@ -2,18 +2,12 @@
 
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from orca_jax.checks import did_you_mean
 from orca_jax.console import lasting_output
-from orca_jax.errors import ConfigError, OrcaError, RequestError, system_message
-from orca_jax.flags import COMMAND, flag_message
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+from orca_jax.flags import COMMAND, DEBUG, EXIT_USAGE, run_program
 
 
 class Subcommand(NamedTuple):
@@ -37,10 +31,15 @@ GROUPS = {
         "serve": Subcommand("orca_jax.serve.__main__", "start a server with OpenAI's API", "orca_jax.serve.args"),
         "generate": Subcommand("orca_jax.cli.generate", "continue a text"),
         "chat": Subcommand("orca_jax.cli.chat", "talk to a model in the terminal"),
-        "batch": Subcommand("orca_jax.batch.__main__", "answer a file of requests", "orca_jax.batch.config"),
+        "batch": Subcommand("orca_jax.batch.__main__", "answer a file of requests", "orca_jax.batch.args"),
     },
     "Prepare": {
         "plan": Subcommand("orca_jax.plan.__main__", "memory and expected times of a model on devices"),
+        "convert": Subcommand(
+            "orca_jax.convert.__main__",
+            "write a model as an Orbax checkpoint",
+            "orca_jax.convert.args",
+        ),
         "completion": Subcommand("orca_jax.cli.completion", "print a script for the completion of a shell"),
     },
     "Measure": {
@@ -50,7 +49,6 @@ GROUPS = {
 }
 SUBCOMMANDS = {name: found for group in GROUPS.values() for name, found in group.items()}
 _HELP = ("-h", "--help")
-_DEBUG = "--debug"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     with lasting_output():
-        is_debug = words[:1] == [_DEBUG]
-        words = words[1:] if is_debug else words
+        debug = words[:1] if words[:1] == [DEBUG] else []
+        words = words[len(debug) :]
         if not words or words[0] in (*_HELP, "help"):
             print(_help(), end="")
             return 0 if words else EXIT_USAGE
@@ -78,34 +76,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in SUBCOMMANDS:
             print(f"error: {_unknown(name)}", file=sys.stderr)
             return EXIT_USAGE
-        return _run(name, rest, is_debug=is_debug)
+        return _run(name, [*debug, *rest])
 
 
-def _run(name: str, words: list[str], *, is_debug: bool) -> int:
-    """Run the subcommand `name`. Without `is_debug` an error is one line."""
-    try:
+def _run(name: str, words: list[str]) -> int:
+    """Run the subcommand `name`. Its module is imported within, so that an error there is one line too."""
+
+    def main(words: Sequence[str] | None) -> int:
         status: int = importlib.import_module(SUBCOMMANDS[name].module).main(words)
         return status
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if is_debug:
-            traceback.print_exc()
-        else:
-            print(f"error: {_one_line(error, f'{COMMAND} {_DEBUG} {name}')}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError | RequestError) else EXIT_FAILED
 
-
-def _one_line(error: Exception, remedy: str) -> str:
-    """The message of an error, with the next step if the error is unexpected."""
-    if isinstance(error, ConfigError):
-        return flag_message(error)
-    if isinstance(error, OSError):
-        return system_message(error)
-    if isinstance(error, OrcaError):
-        return str(error)
-    text = str(error).partition("\n")[0]
-    return f"unexpected {type(error).__name__}: {text}; {remedy} ... prints the traceback"
+    return run_program(name, main, words)
 
 
 def _unknown(name: str) -> str:
@@ -123,6 +104,6 @@ def _help() -> str:
     lines += [
         "",
         f"{COMMAND} SUBCOMMAND --help shows its flags. {COMMAND} --version prints the version.",
-        f"{COMMAND} {_DEBUG} SUBCOMMAND ... prints the traceback of an error.",
+        f"{COMMAND} {DEBUG} SUBCOMMAND ... prints the traceback of an error.",
     ]
     return "\n".join(lines) + "\n"

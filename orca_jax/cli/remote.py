@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import httpx
 
-from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.errors import ConfigError, EngineError, RequestError, reason_of
 
 _DONE = "[DONE]"
 _CONNECT_SECONDS = 5.0
@@ -101,7 +101,8 @@ def _read_key(path: str) -> str:
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not valid UTF-8; give another file"
+        raise ConfigError(f"{path} cannot be read: {reason}", param="api_key_file") from None
     if not key or len(key.split()) > 1:
         raise ConfigError(f"{path} must hold one API key", param="api_key_file")
     return key

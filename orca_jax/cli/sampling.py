@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orca_jax.cli.remote import RemoteModel
 from orca_jax.cli.source import LocalModel, TextSource
 from orca_jax.errors import RequestError
 from orca_jax.flags import COMMAND, FlagParser, add_engine_args, engine_config_from_args, human_int
@@ -74,5 +73,7 @@ def text_source(parser: FlagParser, argv: Sequence[str] | None) -> Iterator[Text
     if useless := sorted(fields & given):
         raise RequestError(f"{useless[0]} has no effect on {_REMOTE}; leave it out", param=useless[0])
     name = config.model if "model" in given else None
+    from orca_jax.cli.remote import RemoteModel  # it imports much, and help comes at once
+
     with RemoteModel(args.base_url, name, args.api_key_file, sampling) as remote:
         yield remote

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 
 _HEADING = "# Keys of an orca-jax cluster. Keep this file secret, and copy it to each host.\n"
 _SECRET = re.compile(r"^(leader|worker) = (\S{40})$", re.MULTILINE)  # 32 bytes in Z85
@@ -53,7 +53,7 @@ def make_key_file(path: Path) -> None:
     except FileExistsError:
         raise ConfigError(f"{path} exists; remove it first, or give another name", param=_PARAM) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}", param=_PARAM) from None
+        raise ConfigError(f"{path} cannot be written: {reason_of(error)}", param=_PARAM) from None
 
 
 def read_keys(path: Path) -> ClusterKeys:
@@ -67,7 +67,7 @@ def read_keys(path: Path) -> ClusterKeys:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(4096)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", param=_PARAM) from None
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}", param=_PARAM) from None
     except UnicodeDecodeError:
         text = ""
     if stat.S_IMODE(mode) & 0o077:

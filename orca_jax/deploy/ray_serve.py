@@ -14,6 +14,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from orca_jax.checks import check_values, names_checked
@@ -21,12 +22,12 @@ from orca_jax.console import lasting_output
 from orca_jax.deploy.gang import actor_options
 from orca_jax.deploy.replica import EngineReplica
 from orca_jax.errors import ConfigError
-from orca_jax.flags import add_field_args, flag_message
+from orca_jax.flags import add_field_args, flag_message, run_program
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import check_texts, downloaded
 from orca_jax.serve.__main__ import EXIT_CONFIG
 from orca_jax.serve.announcement import announcement
-from orca_jax.serve.args import flags_of, make_parser, read_flags
+from orca_jax.serve.args import make_parser, read_flags
 from orca_jax.serve.server import EXIT_ENGINE_DIED
 from orca_jax.server_config import ServerConfig
 
@@ -105,14 +106,21 @@ def app(args: Mapping[str, Any]) -> "Application":
     """
     words = {"true": True, "false": False}  # the command line of `serve run` has strings only
     values = {name: words.get(value, value) if isinstance(value, str) else value for name, value in args.items()}
-    return application(*read_settings(list(flags_of(values))))
+    return application(*read_settings([], values))
 
 
-def read_settings(argv: Sequence[str] | None) -> tuple[ServerConfig, RayConfig]:
-    """Read the flags of the server and of the replicas. Raises ConfigError; its `param` names the flag."""
+def read_settings(
+    argv: Sequence[str] | None, values: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[ServerConfig, RayConfig]:
+    """Read the flags of the server and of the replicas, and `values` in their place.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong; `param` names the flag.
+    """
     parser = make_parser("python -m orca_jax.deploy.ray_serve", DESCRIPTION)
     fields = dataclasses.fields(RayConfig)
     add_field_args(parser, RayConfig, fields)
+    parser.use_settings(values, "the arguments of the application")
     config, args = read_flags(parser, argv)
     _refuse_unused(config, args)
     config = dataclasses.replace(config, playground=bool(config.playground))  # a page would see one replica only
@@ -272,4 +280,4 @@ def _require(holds: bool, param: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("deploy.ray_serve", main))

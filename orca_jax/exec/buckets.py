@@ -26,14 +26,14 @@ def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
     return buckets[bisect_left(buckets, num_tokens)]
 
 
-def sampler_width(num_rows: int) -> int:
-    """B of the largest samplers: one place for each row, and enough places to score a prompt in few launches."""
-    return max(num_rows, _MIN_LARGEST_WIDTH)
+def sampler_width(num_draws: int) -> int:
+    """B of the largest samplers: a place for each draw of a launch, and enough to score a prompt in few launches."""
+    return max(num_draws, _MIN_LARGEST_WIDTH)
 
 
-def sampler_widths(num_rows: int) -> tuple[int, ...]:
+def sampler_widths(num_draws: int) -> tuple[int, ...]:
     """Widths of the plain samplers, doubled up to the largest: unembedding 64 rows takes GPT-2 twice as long as 16."""
-    largest = sampler_width(num_rows)
+    largest = sampler_width(num_draws)
     sizes = [_MIN_WIDTH]
     while 2 * sizes[-1] < largest:
         sizes.append(2 * sizes[-1])

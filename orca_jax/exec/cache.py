@@ -128,7 +128,9 @@ def allocate_zeros[T](shapes: T, mesh: Mesh) -> T:
     return zeros
 
 
-def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int, shards: int = 1) -> int:
+def workspace_bytes(
+    model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int, shards: int = 1, num_drafts: int = 0
+) -> int:
     """An upper estimate of the memory of programs beside weights and cache, in bytes on one of `shards` devices.
 
     It includes one layer's float32 activations, the history of all rows, and the full sampler's copies of the device's
@@ -141,5 +143,5 @@ def workspace_bytes(model: ModelConfig, num_tokens: int, num_rows: int, max_mode
     activations = 4 * num_tokens * (8 * embed + width + 4 * model.num_heads * model.head_dim)
     if experts is not None:
         activations += 4 * 3 * embed * model.mlp_dim // shards
-    logits = 4 * sampler_width(num_rows) * padded_vocab(model, shards) // shards
+    logits = 4 * sampler_width(num_rows + num_drafts) * padded_vocab(model, shards) // shards
     return activations + 10 * logits + 4 * num_rows * max_model_len

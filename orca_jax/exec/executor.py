@@ -6,10 +6,10 @@ between iterations are donated from program to program.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws,
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.exec.stage import Stage, StageModel, make_path
 from orca_jax.exec.untouched import Populating
+from orca_jax.model.lora.stacks import zero_values
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
 from orca_jax.startup import StartTimes
@@ -75,6 +76,7 @@ class JaxExecutor:
         launch_seconds: measured time of a launch of each bucket and its sampler.
         stages: those of this process.
         has_results: True if this process has devices of the last stage.
+        adapters: the weights of adapters by key, as plans name them; the owner of the executor adds and removes them.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class JaxExecutor:
         else:
             shapes = list(ahead.stages)
         self._shapes = shapes[-1]
+        self.adapters: dict[str, Mapping[str, NDArray[Any]]] = {}
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
         self._sums = VectorSums()
         self._idle = IdleWatch()
@@ -141,6 +144,8 @@ class JaxExecutor:
 
     def _submit(self, plan: StepPlan) -> JaxHandle:
         self._idle.look()
+        for write in plan.writes:
+            self._write_adapter(write.slot, self.adapters[write.adapter])
         self._rows.update(plan.members)
         self.stats.iterations += 1
         self._num_in_flight += 1
@@ -149,7 +154,7 @@ class JaxExecutor:
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
         if self.config.max_steps > 1 and self._rows.num_unreported.any():
             handle.unreported = self._last.state.unreported
-        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1]):
+        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.most_scored):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
             if handle.is_complete or not launch.is_constrained(plan):
@@ -214,10 +219,14 @@ class JaxExecutor:
         start = time.perf_counter()
         num_tokens = sum([segment.size for segment in segments])
         bucket = bucket_for(self.config.buckets, num_tokens)
-        vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
+        is_adapted = self.config.lora is not None and self._rows.has_adapters(
+            [plan.members[segment.member].row for segment in segments]
+        )
+        layouts = self._shapes.adapted_layouts if is_adapted else self._shapes.layouts
+        vector, kept = pack(plan.members, segments, self._rows, layouts[bucket])
         packed = time.perf_counter()
         self._seconds_in_flight += self._longest_seconds[bucket]  # before the dispatch, which may wait for the device
-        hidden = self._run_layers(bucket, vector)
+        hidden = self._run_layers(bucket, vector, is_adapted)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
         self.stats.launches += 1
@@ -230,8 +239,9 @@ class JaxExecutor:
         assert self._num_in_flight == 1, "a plan of many steps with others in flight"
         start = time.perf_counter()
         bucket = bucket_for(self.config.buckets, len(plan.members))
-        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.widths[-1])
-        vector, kept = pack(plan.members, segments, self._rows, self._shapes.layouts[bucket])
+        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.most_scored)
+        layouts = self._shapes.adapted_layouts or self._shapes.layouts
+        vector, kept = pack(plan.members, segments, self._rows, layouts[bucket])
         draws = pack_draws(kept, self._rows, draws_layout(bucket))
         limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
         packed = time.perf_counter()
@@ -265,14 +275,19 @@ class JaxExecutor:
         rows.num_unreported[sampling] = 0
         return read_results(plan, handle.launches, self._model.vocab_size, unreported, self._sums)
 
-    def _run_layers(self, bucket: int, vector: NDArray[np.int32]) -> jax.Array:
+    def _write_adapter(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
+        """Start to copy an adapter to the devices, after the launches submitted so far."""
+        for stage in self.stages:
+            stage.write_adapter(slot, values)
+
+    def _run_layers(self, bucket: int, vector: NDArray[np.int32], is_adapted: bool = False) -> jax.Array:
         self._idle.begin()
         hidden: jax.Array | None = None
         for hop, stage in self._path:
             if hop is not None:
                 hidden = hop(bucket, hidden)
             if stage is not None:
-                newest = hidden = stage.run_layers(bucket, vector, hidden)
+                newest = hidden = stage.run_layers(bucket, vector, hidden, is_adapted=is_adapted)
         self._idle.handed_over(cast(Pending, newest))
         self.stats.idle_seconds = self._idle.seconds
         return newest
@@ -322,6 +337,11 @@ class JaxExecutor:
             repeats = 2 if bucket == self.config.buckets[-1] else 1  # the first run of all takes memory for its pages
             run = partial(self._run_layers, bucket, vector)
             launch = Launch.of_nothing(times.measure_layers(bucket, run, repeats))
+        for bucket, layout in shapes.adapted_layouts.items():
+            self._run_layers(bucket, probe(layout, self.config), True)
+        if self.config.lora is not None:
+            blank = zero_values(self._model, self.config.lora, self.config.dtype)
+            self._write_adapter(0, blank)
         if not self.has_results:
             return times
         for width in shapes.widths:

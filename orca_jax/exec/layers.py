@@ -22,6 +22,8 @@ from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.ragged_attention import NO_WINDOW, BackendChoice, explain_choice, prepare, write_and_attend
 from orca_jax.model.attention import Attend
+from orca_jax.model.lora.launch import Adapters
+from orca_jax.model.lora.stacks import groups_of, stack_names
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.transformer import Decoder
 
@@ -64,7 +66,9 @@ def make_forward(
         ids = first_ids(batch, inputs) if is_first and inputs is not None else batch.ids
         pages, history, hidden = layers(weights, pages, history, batch, ids, None if is_first else inputs)
         if history is not None:
-            hidden = jnp.pad(hidden, ((0, sampler_width(config.num_rows) - layout.num_kept), (0, 0)))
+            hidden = jnp.pad(
+                hidden, ((0, sampler_width(config.num_rows + config.num_drafts) - layout.num_kept), (0, 0))
+            )
         return pages, history, hidden
 
     return forward
@@ -89,7 +93,10 @@ returns the hidden vectors of the kept tokens alone.
 def make_layers(
     structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, mesh: Mesh
 ) -> Layers:
-    """Make the function of all layers over one batch, from the arguments of `make_forward`."""
+    """Make the function of all layers over one batch, from the arguments of `make_forward`.
+
+    If the batch has slots of adapters, the adapters follow the weights of the decoder.
+    """
 
     def layers(
         weights: Weights,
@@ -104,7 +111,12 @@ def make_layers(
             history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
             keep = batch.kept_token
         attend = _make_attend(batch, model, config, mesh)
-        hidden, pages = structure(weights)(ids if inputs is None else inputs, batch.positions, attend, pages, keep=keep)
+        options: dict[str, Any] = {"keep": keep}
+        if batch.slot is not None:
+            groups, names = groups_of(model), stack_names(model)
+            weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
+            options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
+        hidden, pages = structure(weights)(ids if inputs is None else inputs, batch.positions, attend, pages, **options)
         return pages, history, hidden
 
     return layers

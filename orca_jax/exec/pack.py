@@ -70,6 +70,7 @@ class Batch(NamedTuple):
     positions: Int[Array, " T"]
     requests: RowArrays  # pages of one layer
     kept_token: Int[Array, " K"]  # tokens whose hidden vectors go to the sampler
+    slot: Int[Array, " T"] | None = None  # of each token's adapter; None if no token has one
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,26 @@ class Layout:
         num_tokens: T, a bucket.
         num_rows: R.
         num_pages: P, pages of the longest possible request.
+        has_slots: the tokens have slots of adapters.
+        num_drafts: most proposed tokens of a launch.
     """
 
     num_tokens: int
     num_rows: int
     num_pages: int
+    has_slots: bool = False
+    num_drafts: int = 0
 
     @property
     def num_kept(self) -> int:
         """K: tokens to keep at most, bounded by the width of the largest sampler and by the tokens."""
-        return min(self.num_tokens, sampler_width(self.num_rows))
+        return min(self.num_tokens, sampler_width(self.num_rows + self.num_drafts))
 
     @cached_property
     def vector(self) -> VectorLayout:
         """The arrays in their order."""
-        per_token = dict.fromkeys(("ids", "on_device", "token_row", "positions"), (self.num_tokens,))
+        names = ("ids", "on_device", "token_row", "positions", *(("slot",) if self.has_slots else ()))
+        per_token = dict.fromkeys(names, (self.num_tokens,))
         per_row = dict.fromkeys(("query_start", "query_len", "context_len"), (self.num_rows,))
         others = {"page_table": (self.num_rows, self.num_pages), "kept_token": (self.num_kept,)}
         return VectorLayout({**per_token, **per_row, **others})
@@ -132,6 +138,7 @@ class Kept(NamedTuple):
     members: list[int]  # index in the plan
     targets: list[int | None]  # the following id, to be scored; None: the next token is drawn
     row: NDArray[np.int32]  # R if no token is drawn
+    last_row: NDArray[np.int32]  # the row with the drawn token as its last one; R: the host decides about it
     context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
     pooled: Sequence[PooledTokens] = ()  # after those for the sampler
 
@@ -164,6 +171,8 @@ def pack(
     view["ids"][np.flatnonzero(is_known)] = known
     view["on_device"][waiting] = 1
     view["token_row"][:total], view["token_row"][total:] = np.repeat(row, count), layout.num_rows
+    if layout.has_slots:
+        view["slot"][:total] = np.repeat(rows.slot[row], count)
     view["positions"][:total] = np.arange(total, dtype=np.int32) + np.repeat(first - start, count)
 
     # Requests.
@@ -175,7 +184,10 @@ def pack(
     view["kept_token"][: len(indices)] = indices
     is_drawn = np.array([target is None for target in targets], bool)
     kept_row = np.where(is_drawn, row[owners], np.int32(layout.num_rows))
-    kept = Kept([segments[i].member for i in owners], targets, kept_row, view["positions"][indices] + 1)
+    kept_members = [segments[i].member for i in owners]
+    is_open = np.array([members[index].num_drafts > 0 for index in kept_members], bool)
+    last_row = np.where(is_open, np.int32(layout.num_rows), kept_row)
+    kept = Kept(kept_members, targets, kept_row, last_row, view["positions"][indices] + 1)
     if any([members[index].pools for index, _, _ in segments]):
         kept = kept._replace(pooled=_keep_pooled(members, segments, start.tolist(), view["kept_token"], len(indices)))
     return vector, kept
@@ -206,7 +218,7 @@ def _keep_pooled(
 def _kept(
     members: Sequence[Member], segments: Sequence[Segment], starts: Sequence[int]
 ) -> tuple[list[int], list[int], list[int | None]]:
-    """Index, segment and target of each kept token of the batch: tokens with targets, and newest tokens to sample."""
+    """Index, segment and target of each kept token of the batch: tokens with targets, and those to sample after."""
     indices: list[int] = []
     owners: list[int] = []
     targets: list[int | None] = []
@@ -217,10 +229,11 @@ def _kept(
             indices.extend(range(starts[i], starts[i] + len(scored)))
             owners.extend([i] * len(scored))
             targets.extend(scored)
-        if member.is_sampling and offset + size == member.num_tokens:
-            indices.append(starts[i] + size - 1)
-            owners.append(i)
-            targets.append(None)
+        if member.is_sampling and offset + size >= member.num_tokens - member.num_drafts:
+            first = max(member.num_tokens - 1 - member.num_drafts - offset, 0)  # the newest token, or a proposal
+            indices.extend(range(starts[i] + first, starts[i] + size))
+            owners.extend([i] * (size - first))
+            targets.extend([None] * (size - first))
     return indices, owners, targets
 
 

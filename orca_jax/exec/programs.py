@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig
-from orca_jax.exec.buckets import bucket_for, sampler_widths
+from orca_jax.exec.buckets import bucket_for, sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_cache, allocate_zeros, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
@@ -29,13 +29,15 @@ from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
 from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot
 from orca_jax.model.stages import of_span
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("multi_step", bucket), ("full", width) or (a kind of plain samplers, width)."""
+"""("layers", bucket), ("adapted", bucket), ("multi_step", bucket), ("full", width),
+(a kind of plain samplers, width), or ("write_slot", 0). "adapted" are the layers for launches with adapters."""
 
 
 class DeviceState(NamedTuple):
@@ -63,6 +65,7 @@ class Programs:
         is_first, is_last: place of the stage in the pipeline.
         weights, unembedding: shapes of the flat parameters, the first arguments of the programs.
         layouts: of each bucket.
+        adapted_layouts: of each bucket, for launches with adapters; empty without adapters.
         widths: of the samplers, ascending.
         full_widths: of the full samplers.
         kinds: of plain samplers.
@@ -81,19 +84,32 @@ class Programs:
         self._structure, weights = flatten_module(decoder)
         self.weights, self.unembedding = _shapes(weights), list[jax.ShapeDtypeStruct]()
         pages_per_row = -(-config.max_model_len // config.cache.page_size)
-        self.layouts = {size: Layout(size, config.num_rows, pages_per_row) for size in config.buckets}
-        self.widths = sampler_widths(config.num_rows)
-        self.full_widths: tuple[int, ...] = (self.widths[0], self.widths[-1])
+        self.layouts = {
+            size: Layout(size, config.num_rows, pages_per_row, num_drafts=config.num_drafts) for size in config.buckets
+        }
+        self.adapted_layouts: dict[int, Layout] = {}
+        self._stacks: dict[str, jax.ShapeDtypeStruct] = {}
+        if config.lora is not None:
+            self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
+            self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
+        self.widths = sampler_widths(config.num_rows + config.num_drafts)
+        # The full sampler draws no proposals, or as few as fit.
+        self.full_widths: tuple[int, ...] = (self.widths[0], sampler_width(config.num_rows))
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
         if greedy_only:
             self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)
-        self.draws_layouts = {width: draws_layout(width) for width in self.widths}
+        self.draws_layouts = {width: draws_layout(width) for width in {*self.widths, *self.full_widths}}
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = 0
         if self.is_last:
             self._unembed, unembedding = flatten_module(decoder.unembedding)
             self.unembedding = _shapes(unembedding)
             self.num_columns = decoder.unembedding.num_rows
+
+    @property
+    def most_scored(self) -> int:
+        """Tokens of the largest launch in which all are scored."""
+        return (self.full_widths or self.widths)[-1]
 
     @property
     def num_programs(self) -> int:
@@ -126,12 +142,16 @@ class Programs:
             lower["full", width] = partial(self._lower_sampler, "full", width, state)
         for bucket in config.buckets:
             lower["layers", bucket] = partial(self._lower_layers, bucket, state)
+        for bucket in self.adapted_layouts:
+            lower["adapted", bucket] = partial(self._lower_adapted, bucket, state)
         for width in self.widths if self.is_last else ():
             lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
         if config.max_steps > 1:
             most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
             sizes = [size for size in config.buckets if size <= most]
             lower |= {("multi_step", size): partial(self._lower_multi_step, size, state) for size in sizes}
+        if self._stacks:
+            lower["write_slot", 0] = self._lower_write
         return lower
 
     def _state(self) -> DeviceState:
@@ -151,21 +171,62 @@ class Programs:
         others = self._state()[1:]
         return DeviceState(pages, *(allocate_zeros(others, self._mesh) if self.is_last else others))
 
+    @property
+    def stack_names(self) -> Sequence[str]:
+        """The names of the adapters' arrays, in the order in which programs take them."""
+        return tuple(self._stacks)
+
+    def allocate_stacks(self) -> Stacks:
+        """The adapters of all slots, before the first one is written."""
+        shardings = {name: each.sharding for name, each in self._stacks.items()}
+        create = jax.jit(
+            lambda: {name: jnp.zeros(each.shape, each.dtype) for name, each in self._stacks.items()},
+            out_shardings=shardings,
+        )
+        stacks: Stacks = create()
+        return stacks
+
     def replicate(self, array: NDArray[np.int32]) -> jax.Array:
         """A copy on each device. In several processes, `jax.device_put` would compare it between all of them."""
         return jax.make_array_from_callback(array.shape, self._replicated, lambda _: array)
 
     def _lower_layers(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
-        layout = self.layouts[bucket]
+        return self._lower_forward(self.layouts[bucket], self.weights, state)
+
+    def _lower_adapted(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
+        return self._lower_forward(self.adapted_layouts[bucket], self._with_stacks(), state)
+
+    def _with_stacks(self) -> list[jax.ShapeDtypeStruct]:
+        return [*self.weights, *self._stacks.values()]
+
+    def _lower_write(self) -> jax.stages.Lowered:
+        config = self._config
+        assert config.lora is not None, "there are adapters"
+
+        def write(stacks: Stacks, slot: jax.Array, values: Stacks) -> Stacks:
+            return write_slot(stacks, slot, values)
+
+        program = jax.jit(
+            self._named(write),
+            donate_argnums=0,
+            out_shardings={name: each.sharding for name, each in self._stacks.items()},
+        )
+        values = value_specs(self._model, config.lora, config.dtype, self._mesh)
+        return program.lower(self._stacks, self._abstract((1,)), values)
+
+    def _lower_forward(
+        self, layout: Layout, weights: Sequence[jax.ShapeDtypeStruct], state: DeviceState
+    ) -> jax.stages.Lowered:
         is_between = not self.is_first and not self.is_last  # its result has the shape of its input
         program = jax.jit(
             self._named(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
             donate_argnums=(1, 2, 3) if is_between else (1, 2),
             out_shardings=(self._sharding_of(state.pages), self._replicated, self._replicated),
         )
-        hidden = jax.ShapeDtypeStruct((bucket, self._model.embed_dim), jnp.float32, sharding=self._replicated)
+        shape = layout.num_tokens, self._model.embed_dim
+        hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         inputs = state.last_token if self.is_first else hidden
-        return program.lower(self.weights, state.pages, state.history, inputs, self._abstract((layout.size,)))
+        return program.lower(weights, state.pages, state.history, inputs, self._abstract((layout.size,)))
 
     def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
@@ -181,7 +242,9 @@ class Programs:
         return program.lower(*plain, state.history, self._abstract((extras,)), self._abstract(mask))
 
     def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
-        layout = self.layouts[bucket]
+        layout, weights = self.layouts[bucket], self.weights
+        if self._stacks:
+            layout, weights = self.adapted_layouts[bucket], self._with_stacks()
         program = jax.jit(
             self._named(make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh)),
             donate_argnums=(2, 3, 4),
@@ -189,7 +252,7 @@ class Programs:
         )
         sizes = layout.size, draws_layout(bucket).size, limits_layout(bucket).size
         vectors = [self._abstract((size,)) for size in sizes]
-        return program.lower(self.weights, self.unembedding, *state, *vectors)
+        return program.lower(weights, self.unembedding, *state, *vectors)
 
     def _named[F: Callable[..., Any]](self, function: F) -> F:
         """The function with a name for the code of this package, for JAX's cache (see `program_store`)."""

@@ -17,7 +17,7 @@ from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import TokenLogprobs, TokenSet
-from orca_jax.step import MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.step import Member, MemberResult, MultiStep, StepPlan, StepResult
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class Launch:
     def of_nothing(cls, hidden: jax.Array) -> "Launch":
         """A launch without kept tokens."""
         empty = np.zeros(0, np.int32)
-        return cls(Kept([], [], empty, empty), hidden, [])
+        return cls(Kept([], [], empty, empty, empty), hidden, [])
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """True if a token is drawn here for a constrained member."""
@@ -77,7 +77,7 @@ def read_results(
     the hidden vectors of members that pool them.
     """
     pooled: dict[int, tuple[bytes, bool]] = {}
-    drawn: dict[int, tuple[int, bool, TokenLogprobs | None]] = {}
+    drawn: dict[int, list[tuple[int, bool, TokenLogprobs | None]]] = {}
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
     for launch in launches:
         if launch.kept.pooled:
@@ -95,7 +95,7 @@ def read_results(
                 continue
             num_top = launch.num_top[place]
             logprobs = None if num_top is None or reader is None else reader.read(place, num_top)
-            drawn[index] = tokens[place], finite[place], logprobs
+            drawn.setdefault(index, []).append((tokens[place], finite[place], logprobs))
     results = []
     for index, member in enumerate(plan.members):
         scored = scores.get(index, ())
@@ -103,7 +103,10 @@ def read_results(
             vector, is_finite = pooled.get(index, (None, True))
             results.append(MemberResult(is_finite=is_finite, scores=scored, pooled=vector))
             continue
-        token, is_finite, logprobs = drawn[index]
+        if member.num_drafts:
+            results.append(_verified(member, drawn[index]))
+            continue
+        [(token, is_finite, logprobs)] = drawn[index]
         results.append(MemberResult((*unreported.get(member.row, ()), token), is_finite, logprobs, scored))
     return StepResult(plan.iteration, results)
 
@@ -124,6 +127,17 @@ def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[b
             sums.take(member.row)
         done[tokens.member] = vector.astype(np.float32).tobytes(), bool(np.isfinite(vector).all())
     return done
+
+
+def _verified(member: Member, drawn: Sequence[tuple[int, bool, TokenLogprobs | None]]) -> MemberResult:
+    """The drawn ids up to the first one unlike its proposal. All later ones follow a context that does not exist."""
+    drafts = member.ids[-member.num_drafts :]
+    run = []
+    for (token, is_finite, _), draft in zip(drawn, [*drafts, None], strict=True):
+        run.append(token)
+        if token != draft or not is_finite:
+            break
+    return MemberResult(run, is_finite)
 
 
 def read_many(

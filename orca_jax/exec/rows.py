@@ -46,6 +46,7 @@ class RowTable:
             name: np.full((rows, *column.shape), column.neutral, column.dtype) for name, column in COLUMNS.items()
         }
         self.stop_ids = np.full((rows, MAX_STOP_IDS), NO_ID, np.int32)
+        self.slot = np.zeros(rows, np.int32)  # of each row's adapter
         self.num_unreported = np.zeros(rows, np.int32)  # tokens on the device, in no result yet
         self.has_extras = [False] * rows
         self.logprobs: list[int | None] = [None] * rows
@@ -59,10 +60,14 @@ class RowTable:
             if member.sampling is not None:
                 self._set_sampling(member.row, member.sampling)
 
+    def has_adapters(self, rows: Sequence[int]) -> bool:
+        """True if a request of these rows has an adapter."""
+        return bool(self.slot[rows].any())
+
     def _set_sampling(self, row: int, sampling: RowSampling) -> None:
         for name, column in COLUMNS.items():
             self.sampling[name][row] = column.value(sampling)
         stop_ids = sampling.stop_ids[:MAX_STOP_IDS]  # a request with more of them never gets plans of many steps
         self.stop_ids[row, : len(stop_ids)], self.stop_ids[row, len(stop_ids) :] = stop_ids, NO_ID
-        self.num_unreported[row] = 0
+        self.num_unreported[row], self.slot[row] = 0, sampling.slot
         self.has_extras[row], self.logprobs[row] = sampling.params.has_extras, sampling.params.logprobs

@@ -133,16 +133,21 @@ class Stage:
         self.state: DeviceState = shapes.allocate_state()
         self._weights = flatten_module(decoder)[1]
         self._unembedding = flatten_module(decoder.unembedding)[1] if shapes.is_last else []
+        self._adapters = shapes.allocate_stacks() if shapes.adapted_layouts else {}
         widths = shapes.full_widths if shapes.is_last else ()
         self._no_masks = {width: shapes.replicate(pack_masks((), width, shapes.num_columns)) for width in widths}
 
-    def run_layers(self, bucket: int, vector: Vector, hidden: jax.Array | None) -> jax.Array:
-        """Start the layers on one launch. `hidden` is the result of the stage before, or None in the first one."""
+    def run_layers(
+        self, bucket: int, vector: Vector, hidden: jax.Array | None, *, is_adapted: bool = False
+    ) -> jax.Array:
+        """Start the layers on one launch. `hidden` is the result of the stage before, or None in the first one.
+
+        `is_adapted` holds for a vector with slots of adapters.
+        """
         state = self.state
         inputs = state.last_token if hidden is None else hidden
-        pages, history, result = self.programs["layers", bucket](
-            self._weights, state.pages, state.history, inputs, vector
-        )
+        name, weights = ("adapted", self._with_adapters()) if is_adapted else ("layers", self._weights)
+        pages, history, result = self.programs[name, bucket](weights, state.pages, state.history, inputs, vector)
         self.state = DeviceState(pages, history, state.last_token, state.unreported)
         out: jax.Array = result
         return out
@@ -161,11 +166,17 @@ class Stage:
     def run_many(self, bucket: int, vector: Vector, draws: Vector, limits: Vector) -> ManyDrawn:
         """Start a plan of many steps, if the model has one stage."""
         *state, many = self.programs["multi_step", bucket](
-            self._weights, self._unembedding, *self.state, vector, draws, limits
+            self._with_adapters(), self._unembedding, *self.state, vector, draws, limits
         )
         self.state = DeviceState(*state)
         drawn: ManyDrawn = many
         return drawn
+
+    def write_adapter(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
+        """Start to copy an adapter into a slot. `values` are those of all layers of the model."""
+        span = self.shapes.span
+        own = {name: each if each.ndim == 1 else each[span.start : span.stop] for name, each in values.items()}
+        self._adapters = self.programs["write_slot", 0](self._adapters, np.array([slot], np.int32), own)
 
     def put_weight(self, index: int, value: jax.Array) -> None:
         """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""
@@ -176,9 +187,12 @@ class Stage:
 
     def close(self) -> None:
         """Free the arrays, but not the weights."""
-        for array in (*jax.tree.leaves(self.state), *self._no_masks.values()):
+        for array in (*jax.tree.leaves((self.state, self._adapters)), *self._no_masks.values()):
             array.delete()
         self.programs = {}
+
+    def _with_adapters(self) -> list[jax.Array]:
+        return [*self._weights, *(self._adapters[name] for name in self.shapes.stack_names)]
 
     def _keep(self, result: Any) -> Drawn:
         last_token, drawn = result

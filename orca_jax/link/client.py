@@ -13,19 +13,24 @@ from typing import Literal, Protocol, Self
 
 import msgspec
 
+from orca_jax.link.adapters import AdapterCalls
 from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
 from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.feed import Feed
 from orca_jax.link.open_updates import OpenUpdates
 from orca_jax.link.wire import (
     Abort,
+    AdapterAnswer,
     FromEngine,
+    FromFrontEnd,
     Heartbeat,
     Iterations,
+    LoadAdapter,
     Ready,
     Rejected,
     ReplaceWeights,
     Submit,
+    UnloadAdapter,
     Updates,
     UpdateWeights,
     Watch,
@@ -53,7 +58,7 @@ _REFUSALS: dict[EngineState, str] = {
 class Link(Protocol):
     """A connection to an engine. The engine's messages go to `EngineClient.take`, in the engine's order."""
 
-    def send(self, message: Submit | Abort | Watch | UpdateWeights | ReplaceWeights) -> None:
+    def send(self, message: FromFrontEnd) -> None:
         """Send a message to the engine; discard it if the engine has ended."""
         ...
 
@@ -159,6 +164,7 @@ class EngineClient:
         ready: resolves when an engine serves for the first time; fails if none ever will.
         idle: set while no call is open.
         feed: the engine's iterations for pages that watch.
+        adapters: loads and unloads adapters.
     """
 
     def __init__(
@@ -173,6 +179,7 @@ class EngineClient:
         self.idle = asyncio.Event()
         self.idle.set()
         self.feed = Feed(self._post)
+        self.adapters = AdapterCalls(self._send_change)
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
         self._on_heartbeat = on_heartbeat
@@ -273,6 +280,7 @@ class EngineClient:
         self.running = self.waiting = 0
         self._move(state)
         self._fail_all(Unavailable(_REFUSALS[state]))
+        self.adapters.fail(Unavailable(_REFUSALS[state]))
 
     def give_up(self, error: Exception) -> None:
         """Fail `ready` if no engine has served: none will be started any more."""
@@ -298,6 +306,8 @@ class EngineClient:
                 self._updates.version = message.weight_version
                 for update in updates:
                     self._deliver(update, is_last=update.finish_reason is not None)
+            case AdapterAnswer():
+                self.adapters.take(message)
             case WeightsRead() | WeightsUpdated():
                 self._updates.take(message)
             case Rejected():
@@ -324,6 +334,11 @@ class EngineClient:
 
     def _forget(self, request_id: str) -> None:
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
+
+    def _send_change(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if self.state != "ready" or self._link is None:
+            raise self._refusal()
+        self._link.send(message)
 
     def _post(self, message: Watch | UpdateWeights | ReplaceWeights) -> None:
         if self._link is not None:

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from orca_jax.errors import ConfigError
+from orca_jax.request import Adapter
 from orca_jax.server_config import KvEvents
 
 MEDIUM = "GPU"  # the name of vLLM and its routers for the memory of the engine's own device
@@ -46,8 +47,9 @@ class BlockStored(CacheEvent, frozen=True):
     block_size: int
     lora_id: None = None
     medium: str = MEDIUM
-    lora_name: None = None
-    extra_keys: list[list[str] | None] | None = None  # of each page: for the first one of a prompt a digest of its salt
+    lora_name: str | None = None  # of the adapter of the request that wrote the pages
+    extra_keys: list[list[str] | None] | None = None  # of each page: for the first one of a prompt
+    # a digest of its salt, and that of its adapter
 
 
 class BlockRemoved(CacheEvent, frozen=True):
@@ -96,12 +98,17 @@ class KvEventPublisher:
             self._replayer.start()
         self._sender.start()
 
-    def stored(self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str) -> None:
+    def stored(
+        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None
+    ) -> None:
         extra: list[list[str] | None] | None = None
-        if salt and parent is None:
-            extra = [[sha256(salt.encode()).hexdigest()]]
+        if (salt or adapter) and parent is None:
+            keys = [sha256(salt.encode()).hexdigest()] if salt else []
+            extra = [keys if adapter is None else [*keys, adapter.key]]
         before = None if parent is None else _hash_of(parent)
-        self._queue.put(BlockStored([_hash_of(digest)], before, list(ids), len(ids), extra_keys=extra))
+        name = None if adapter is None else adapter.name
+        event = BlockStored([_hash_of(digest)], before, list(ids), len(ids), lora_name=name, extra_keys=extra)
+        self._queue.put(event)
 
     def removed(self, digest: bytes) -> None:
         self._queue.put(BlockRemoved([_hash_of(digest)]))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from orca_jax.build.adapters import AdapterReader, ReadAdapter
 from orca_jax.build.engine import Built
 from orca_jax.build.updates import PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
@@ -18,7 +19,9 @@ from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, p
 from orca_jax.link.weight_updates import Prepared, WeightUpdates
 from orca_jax.link.wire import (
     Abort,
+    AdapterAnswer,
     Heartbeat,
+    LoadAdapter,
     Message,
     Phase,
     Ready,
@@ -27,6 +30,7 @@ from orca_jax.link.wire import (
     Start,
     Submit,
     ToEngine,
+    UnloadAdapter,
     Updates,
     UpdateWeights,
     Watch,
@@ -50,13 +54,21 @@ class Compiled:
 
 
 @dataclass(frozen=True)
+class AdapterRead:
+    """A message from a reading thread to the main thread: an adapter, or the reason for refusal."""
+
+    load: LoadAdapter
+    result: ReadAdapter | RequestError
+
+
+@dataclass(frozen=True)
 class ResultReady:
     """A message from the waiting thread to the main thread: a result that the main thread waits for, or has read."""
 
     handle: Handle
 
 
-ToLoop = ToEngine | Compiled | ResultReady | Prepared | None
+ToLoop = ToEngine | Compiled | AdapterRead | ResultReady | Prepared | None
 """None means that the front end has gone."""
 Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
@@ -136,6 +148,7 @@ def ready_message(built: Built) -> Ready:
         num_rows=kv.num_rows,
         self_tests={test.implementation: test.result for test in built.self_tests},
         summary=built.summary,
+        adapters=tuple(built.engine.pool.adapters.named),
     )
 
 
@@ -151,6 +164,7 @@ class EngineLoop:
         compiler: makes a constraint of a grammar; called by several threads.
         live: observes the engine when the front end watches it; None if no front end does.
         prepare_update: checks new weights; called by a thread.
+        reader: reads adapters; called by several threads. None: the engine has none.
     """
 
     def __init__(
@@ -162,6 +176,7 @@ class EngineLoop:
         compiler: Compile,
         live: EngineWatch | None = None,
         prepare_update: PrepareUpdate = refuse_toy,
+        reader: AdapterReader | None = None,
     ) -> None:
         self._updates = WeightUpdates(engine, prepare_update, inbox.put, send, status.work)
         self._engine = engine
@@ -169,6 +184,7 @@ class EngineLoop:
         self._send = send
         self._status = status
         self._compile = compiler
+        self._reader = reader
         self._live = live
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         self._compiling: dict[str, Future[None]] = {}
@@ -253,7 +269,7 @@ class EngineLoop:
         if compiling:
             self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
 
-    def _take(self, message: ToEngine | Compiled | ResultReady | Prepared) -> None:
+    def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | Prepared) -> None:
         match message:
             case Submit() | Abort() if self._updates.holds(message):
                 pass
@@ -268,6 +284,12 @@ class EngineLoop:
                     self._reject(submit.request_id, result)
                 else:
                     self._add(submit, result)
+            case LoadAdapter():
+                self._threads.submit(self._read_adapter, message)
+            case AdapterRead(load, result):
+                self._change(load.number, lambda: self._add_adapter(result))
+            case UnloadAdapter(number, name):
+                self._change(number, lambda: self._engine.remove_adapter(name))
             case Abort(request_id):
                 future = self._compiling.pop(request_id, None)
                 if future is None:
@@ -292,9 +314,38 @@ class EngineLoop:
 
     def _add(self, submit: Submit, constraint: Constraint | None) -> None:
         try:
-            self._engine.add(submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency)
+            self._engine.add(
+                submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency, submit.adapter
+            )
         except RequestError as error:
             self._reject(submit.request_id, error)
+
+    def _read_adapter(self, load: LoadAdapter) -> None:
+        """Read an adapter in a thread of its own, and report the result or the failure to the main thread."""
+        result: ReadAdapter | RequestError
+        try:
+            if self._reader is None:
+                raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
+            result = self._reader(load.name, load.path)
+        except RequestError as error:
+            result = error
+        except BaseException as error:  # each call gets an answer
+            result = RequestError(f"the adapter cannot be read: {type(error).__name__}", "lora_path")
+        self._inbox.put(AdapterRead(load, result))
+
+    def _add_adapter(self, result: ReadAdapter | RequestError) -> None:
+        if isinstance(result, RequestError):
+            raise result
+        self._engine.add_adapter(*result)
+
+    def _change(self, number: int, change: Callable[[], None]) -> None:
+        """Change the adapters, and answer."""
+        try:
+            change()
+        except RequestError as error:
+            self._send(AdapterAnswer(number, error.message, error.param))
+        else:
+            self._send(AdapterAnswer(number))
 
     def _reject(self, request_id: str, error: RequestError) -> None:
         self._send(Rejected(request_id, error.message, error.param))

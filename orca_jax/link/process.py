@@ -123,7 +123,8 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
     live = EngineWatch(built.engine, built.timeline_header, send)
-    loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile, live, built.prepare_update)
+    updates, reader = built.prepare_update, built.read_adapter
+    loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile, live, updates, reader)
     status.enter("serving")
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orca_jax.build.engine import Built
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
-from orca_jax.link.wire import Abort, FromEngine, Message, ReplaceWeights, Submit, Updates, UpdateWeights, Watch
+from orca_jax.link.wire import FromEngine, FromFrontEnd, Message, Submit, Updates
 from orca_jax.request import RequestUpdate
 
 MOST_HELD = 64  # updates of one request joined into one
@@ -41,11 +41,12 @@ class EngineThread:
             EngineStatus(),
             built.grammars.compile,
             prepare_update=built.prepare_update,
+            reader=built.read_adapter,
         )
         self._thread = threading.Thread(target=self._run, args=(engine_loop,), name="engine")
         self._thread.start()
 
-    def send(self, message: Submit | Abort | Watch | UpdateWeights | ReplaceWeights) -> None:
+    def send(self, message: FromFrontEnd) -> None:
         if isinstance(message, Submit) and self.reads_at_once:
             self._outbox.watch(message.request_id)
         self._inbox.put(message)

@@ -42,6 +42,22 @@ class Submit(Message, frozen=True):
     prompt_ids: list[int]
     params: SamplingParams
     urgency: Urgency = DEFAULT_URGENCY
+    adapter: str | None = None  # name of a loaded adapter
+
+
+class LoadAdapter(Message, frozen=True):
+    """Front end: read an adapter and make it available to requests; the engine sends an `AdapterAnswer`."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Front end: refuse an adapter to new requests; the engine sends an `AdapterAnswer`."""
+
+    number: int
+    name: str
 
 
 class Abort(Message, frozen=True):
@@ -82,6 +98,15 @@ class Ready(Message, frozen=True):
     num_rows: int  # requests that can run at once
     self_tests: dict[str, str] = {}  # results of the attention kernels by implementation; empty if none were tested
     summary: EngineSummary | None = None
+    adapters: tuple[str, ...] = ()  # names of those loaded at the start
+
+
+class AdapterAnswer(Message, frozen=True):
+    """Engine: a change of the adapters is done, or was refused."""
+
+    number: int
+    error: str | None = None
+    param: str | None = None
 
 
 class Rejected(Message, frozen=True):
@@ -142,8 +167,9 @@ class Failed(Message, frozen=True):
     is_cluster: bool = False  # another process of the cluster was lost
 
 
-ToEngine = Start | Submit | Abort | Watch | UpdateWeights | ReplaceWeights
-FromEngine = Ready | Rejected | Updates | WeightsRead | WeightsUpdated | Iterations | Heartbeat | Failed
+FromFrontEnd = Submit | Abort | Watch | LoadAdapter | UnloadAdapter | UpdateWeights | ReplaceWeights
+ToEngine = Start | FromFrontEnd
+FromEngine = Ready | AdapterAnswer | Rejected | Updates | WeightsRead | WeightsUpdated | Iterations | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, RequestError
-from orca_jax.request import DEFAULT_URGENCY, SamplingParams, Urgency
+from orca_jax.request import DEFAULT_URGENCY, LoRARequest, SamplingParams, Urgency
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.tokenizer import Tokenizer, check_characters
@@ -48,6 +48,12 @@ def urgencies(priority: Sequence[int] | None, count: int, *, has_priorities: boo
     return [Urgency(one) for one in priority]
 
 
+def check_prompt_type(prompt: object) -> None:
+    """Check that a prompt is a text or a list. Raises RequestError."""
+    if not isinstance(prompt, str | list | tuple):
+        raise RequestError(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt")
+
+
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     """Return the parameters of each of `count` prompts. Raises RequestError; `param` is "sampling_params"."""
     if params is None or isinstance(params, SamplingParams):
@@ -60,6 +66,32 @@ def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count
         message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
         raise RequestError(message, param="sampling_params")
     return params
+
+
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+"""The adapters of a call: one for all prompts, one for each, or none."""
+
+
+def lora_for_each(requests: Loras, count: int) -> Sequence[LoRARequest | None]:
+    """Return the adapter of each of `count` prompts. Raises RequestError; `param` is "lora_request"."""
+    if requests is None or isinstance(requests, LoRARequest):
+        return [requests] * count
+    given: object = requests
+    is_list = isinstance(given, Sequence) and all(one is None or isinstance(one, LoRARequest) for one in given)
+    if not is_list:
+        message = f"lora_request must be a LoRARequest or a list of them, not {type(requests).__name__}"
+        raise RequestError(message, param="lora_request")
+    if len(requests) != count:
+        message = f"{len(requests)} lora_requests for {count} prompts; give one for each prompt, or one for all"
+        raise RequestError(message, param="lora_request")
+    return requests
+
+
+def check_same_adapter(request: LoRARequest, path: str) -> None:
+    """Check that a name stands for the adapter of this path. Raises RequestError."""
+    if request.lora_path != path:
+        message = f"lora_name {request.lora_name!r} stands for {path}, not for {request.lora_path}; use another name"
+        raise RequestError(message, param="lora_request")
 
 
 def engine_settings(of: str, model: str, settings: Mapping[str, Any]) -> EngineConfig:
@@ -102,8 +134,7 @@ def encode_prompt(
     has_special_tokens: bool,
 ) -> tuple[list[int], SamplingParams]:
     """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
-    if not isinstance(prompt, str | list | tuple):
-        raise RequestError(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt")
+    check_prompt_type(prompt)
     convert = partial(encoded, prompt, params, tokenizer, not has_special_tokens)
     if isinstance(prompt, str):
         check_characters(prompt, max_model_len, tokenizer)

@@ -10,6 +10,7 @@ from orca_jax.build.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.errors import EngineError, RequestError
 from orca_jax.llm.arguments import (
+    Loras,
     PromptInput,
     as_list,
     check_pooling,
@@ -23,7 +24,8 @@ from orca_jax.llm.arguments import (
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.interrupts import interrupt_later
-from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
+from orca_jax.llm.loras import LoadedAdapters
+from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt, text_pieces
 from orca_jax.request import Pooling, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
@@ -60,6 +62,7 @@ class LLM:
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._threads = EncodingThreads()
+        self._loras = LoadedAdapters(built)
         self._conversations = Conversations(built.directory)
         self._numbers = itertools.count()
         self._open: dict[str, OpenCandidate] = {}
@@ -73,6 +76,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        *,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Run all prompts, and return their outputs in the order of the prompts.
 
@@ -82,11 +87,13 @@ class LLM:
             use_tqdm: show a progress bar on standard error.
             priority: one number for each prompt; a lower one runs sooner. It needs `scheduling_policy="priority"`.
                 None: all prompts have the same priority.
+            lora_request: an adapter for all prompts, or one or None for each, with `enable_lora=True`. The first use of
+                a name loads it, until `unload_lora`.
 
         Raises:
             RequestError: a prompt or its parameters are wrong; `param` names it. No prompt was run.
         """
-        return self._run(as_list(prompts), sampling_params, use_tqdm, priority)
+        return self._run(as_list(prompts), sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -98,6 +105,8 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Answer conversations, and return the outputs in their order.
 
@@ -110,6 +119,7 @@ class LLM:
             continue_final_message: end the prompt within the last message, so that the model continues it.
             tools: tools in OpenAI's format for the chat template. Calls in an answer are left as text.
             chat_template_kwargs: further variables of the template.
+            lora_request: as in `generate`.
 
         Raises:
             ConfigError: the chat template is wrong.
@@ -127,7 +137,11 @@ class LLM:
             )
             for conversation in as_conversations(messages)
         ]
-        return self._run(texts, sampling_params, use_tqdm, None, has_special_tokens=True)
+        return self._run(texts, sampling_params, use_tqdm, None, lora_request, has_special_tokens=True)
+
+    def unload_lora(self, lora_name: str) -> None:
+        """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
+        self._loras.unload(lora_name)
 
     def embed(
         self,
@@ -139,14 +153,8 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embeddings of all prompts in their order, from the hidden vectors after the last norm.
 
-        Args:
-            prompts, use_tqdm, priority: as in `generate`.
-            pooling: "last" for the vector of the last token, "mean" for the mean over all tokens.
-            normalize: scale each vector to a length of one.
-
-        Raises:
-            EngineError: a vector is not finite.
-            RequestError: a prompt or an argument is wrong; `param` names it. No prompt was run.
+        `pooling` is "last" for the vector of the last token, or "mean" for the mean over all tokens; `normalize` scales
+        it to a length of one. The other arguments and errors are as in `generate`. Raises EngineError for NaN.
         """
         call, ids = self._add(as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True)
         candidates = [self._open[request_id] for request_id in ids]
@@ -161,13 +169,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         priority: Sequence[int] | None,
+        lora_request: Loras,
         *,
         has_special_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Run all prompts with a progress bar. The arguments are those of `generate` and `_add`."""
-        call, ids = self._add(prompts, sampling_params, priority, has_special_tokens)
-        outputs: dict[str, RequestOutput] = {}
-        num_tokens = 0
+        call, ids = self._add(prompts, sampling_params, priority, has_special_tokens, lora_request)
+        outputs, num_tokens = dict[str, RequestOutput](), 0
         options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
         with progress.bar(total=len(ids), **options) as bar:
             for output in self._drain(call):
@@ -182,13 +190,15 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: Sequence[int] | None = None,
+        *,
+        lora_request: Loras = None,
     ) -> Iterator[RequestOutput]:
         """Yield each output as soon as its request ends.
 
         The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
         Arguments and errors are as in `generate`.
         """
-        return self._drain(self._add(as_list(prompts), sampling_params, priority)[0])
+        return self._drain(self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)[0])
 
     def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
@@ -212,25 +222,12 @@ class LLM:
         if params is not None and params.n > 1:
             raise RequestError(f"n must be 1 for a stream of text, got {params.n}; use generate", param="n")
         call, (request_id,) = self._add([prompt], params, None, has_special_tokens)
-        request = self._open[request_id]
-
-        def pieces() -> Generator[str]:
-            shown = 0
-            try:
-                yield ""
-                while call.num_open or shown < len(request.text):
-                    if shown < len(request.text):
-                        piece, shown = request.text[shown:], len(request.text)
-                        yield piece
-                        continue
-                    self._check_usable()
-                    self._step()
-            finally:
-                self._abandon([request_id] if request_id in self._open else [])
-
-        generator = pieces()
-        next(generator)  # start it, so that dropping it unused aborts the request too
-        return generator
+        return text_pieces(
+            call,
+            self._open[request_id],
+            self._turn,
+            lambda: self._abandon([request_id] if request_id in self._open else []),
+        )
 
     def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
         """Replace the weights without compiling anything, and return their version, which outputs carry.
@@ -244,8 +241,7 @@ class LLM:
             abort_all_requests: end open requests with the reason "abort" instead.
 
         Raises:
-            CheckpointError: lists all problems of the parameters; the weights are unchanged.
-            ConfigError: the weights are quantised, or the model is the toy.
+            ConfigError: the weights cannot be replaced, or a CheckpointError with all problems; they are unchanged.
         """
         self._check_usable()
         check_version(version)
@@ -279,6 +275,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         has_special_tokens: bool = False,
+        lora_request: Loras = None,
         *,
         pools: bool = False,
     ) -> tuple[OfflineCall, list[str]]:
@@ -291,6 +288,7 @@ class LLM:
         params = one_for_each(sampling_params, len(prompts))
         check_pooling(params, pools=pools)
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
+        adapters = self._loras.names(lora_request, len(prompts))
         call = OfflineCall(weight_version=self.engine.weight_version)
         ids: list[str] = []
         try:
@@ -298,7 +296,8 @@ class LLM:
                 with naming(index):
                     sizes = self.tokenizer, self.max_model_len
                     encoded = encode_prompt(prompt, params[index], *sizes, self._threads, has_special_tokens)
-                    ids.append(self._add_one(call, prompt, params[index], encoded, urgency[index]))
+                    of = params[index], encoded, urgency[index], adapters[index]
+                    ids.append(self._add_one(call, prompt, *of))
         except BaseException:
             self._abandon(call.candidates)
             raise
@@ -311,16 +310,16 @@ class LLM:
         params: SamplingParams,
         encoded: tuple[list[int], SamplingParams],
         urgency: Urgency,
+        adapter: str | None,
     ) -> str:
         """Add the candidates of one prompt. Return its id."""
         ids, in_ids = encoded
         request_id = str(next(self._numbers))
-        text = prompt if isinstance(prompt, str) else None
-        of = OpenPrompt(request_id, call, text, tuple(ids))
+        of = OpenPrompt(request_id, call, prompt if isinstance(prompt, str) else None, tuple(ids))
         for index in range(params.n):
             candidate_id = f"{request_id}.{index}" if index else request_id
             constraint = None if params.structured is None else self._grammars.compile(params.structured)
-            self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency)
+            self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
             stream = OutputStream.for_params(self.tokenizer, params)
             self._open[candidate_id] = of.add(stream, params.logprobs is not None)
             call.candidates.append(candidate_id)
@@ -335,8 +334,7 @@ class LLM:
                 yield None
                 while call.done or call.num_open:
                     if not call.done:
-                        self._check_usable()
-                        self._step()
+                        self._turn()
                         continue
                     yield call.done.popleft()
             finally:
@@ -345,6 +343,10 @@ class LLM:
         generator = outputs()
         next(generator)
         return cast(Iterator[RequestOutput], generator)  # only the first value is None
+
+    def _turn(self) -> None:
+        self._check_usable()
+        self._step()
 
     def _step(self) -> None:
         """Run one iteration; its updates may belong to any open call."""
@@ -366,10 +368,8 @@ class LLM:
 
     def _take(self, update: RequestUpdate) -> None:
         request = self._open.get(update.request_id)
-        if request is None:
-            return  # abandoned
-        if not request.take(update):
-            return
+        if request is None or not request.take(update):
+            return  # abandoned, or not ended
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)
         if update.finish_reason is None:  # ended by a stop string, which the engine does not look for

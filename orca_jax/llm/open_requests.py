@@ -1,6 +1,7 @@
 """Open requests of `LLM`: the calls, their prompts, and the candidates generated for each prompt."""
 
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from orca_jax.request import CompletionOutput, RequestMetrics, RequestOutput, RequestUpdate, TokenLogprobs
@@ -100,6 +101,36 @@ class OpenCandidate:
             logprobs=tuple(logprobs) if self.wants_logprobs else None,
             cumulative_logprob=sum(token.logprob for token in logprobs) if self.wants_logprobs else None,
         )
+
+
+def text_pieces(
+    call: OfflineCall, candidate: OpenCandidate, turn: Callable[[], None], end: Callable[[], None]
+) -> Iterator[str]:
+    """Yield the text of a candidate in pieces. The generator is started at once: dropping it unused calls `end` too.
+
+    Args:
+        call: of this candidate alone.
+        candidate: is being generated.
+        turn: runs an iteration.
+        end: aborts the candidate if it is open.
+    """
+
+    def pieces() -> Generator[str]:
+        shown = 0
+        try:
+            yield ""
+            while call.num_open or shown < len(candidate.text):
+                if shown < len(candidate.text):
+                    piece, shown = candidate.text[shown:], len(candidate.text)
+                    yield piece
+                    continue
+                turn()
+        finally:
+            end()
+
+    generator = pieces()
+    next(generator)
+    return generator
 
 
 def _joined(metrics: list[RequestMetrics | None]) -> RequestMetrics | None:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.layers import Linear, Maker, Norm, unfused
+from orca_jax.model.lora.launch import LayerAdapters, added
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
 
@@ -55,11 +56,14 @@ class Attention(nnx.Module):
         out, cache = attend(*self.project(x, rotation), cache)
         return self.merge(out, keep), cache
 
-    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Projections:
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+    ) -> Projections:
         """Queries, keys and values of every token."""
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
-        query, key, value = (unfused(project(x)) for project in (self.query, self.key, self.value))
+        projected = [unfused(project(x)) for project in (self.query, self.key, self.value)]
+        query, key, value = added(adapters, "attention", x, projected)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
         query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
@@ -67,10 +71,17 @@ class Attention(nnx.Module):
             query, key = rotation(query), rotation(key)
         return query, key, value
 
-    def merge(self, out: Float[Array, "T H D"], keep: Int[Array, "B"] | None = None) -> Float[Array, "B E"]:
-        """Project the heads of every token back, or of those in `keep`."""
+    def merge(
+        self,
+        out: Float[Array, "T H D"],
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
+    ) -> Float[Array, "B E"]:
+        """Project the heads of every token back, or of those in `keep`. `adapters` are those of the same tokens."""
         merged = out.reshape(out.shape[0], -1)
-        return self.out(merged if keep is None else merged[keep])
+        merged = merged if keep is None else merged[keep]
+        (projected,) = added(adapters, "attention_out", merged, [self.out(merged)])
+        return projected
 
 
 def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> Norm | None:

@@ -115,7 +115,7 @@ def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:
 
 
 def take_quantization(hf: dict[str, Any]) -> tuple[dict[str, Any], Quantization | None]:
-    """The configuration without `quantization_config`, and the kind, if `scripts/convert_checkpoint.py` wrote it.
+    """The configuration without `quantization_config`, and the kind, if `orca-jax convert` wrote it.
 
     That of other programs is left, and refused later: their weights are stored in other ways.
 

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ExpertsConfig, ModelConfig
-from orca_jax.kernels.expert_mlp import expert_mlp
+from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
 from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, matmul
+from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 
 
@@ -27,11 +28,12 @@ class Experts(nnx.Module):
         self.activation = config.activation
         self.per_token = experts.per_token
         self.is_normalised = experts.is_normalised
+        make = make.of_each_device()
         embed, width, count = config.embed_dim, config.mlp_dim, experts.count
         self.router = make((embed, count), ("embed", "experts"), "normal")
-        self.gate = make((count, embed, width), ("experts", "embed", "mlp"), "normal")
-        self.up = make((count, embed, width), ("experts", "embed", "mlp"), "normal")
-        self.down = make((count, width, embed), ("experts", "mlp", "embed"), "normal", out_std)
+        self.gate = make.experts((count, embed, width), ("experts", "embed", "mlp"), 0.02)
+        self.up = make.experts((count, embed, width), ("experts", "embed", "mlp"), 0.02)
+        self.down = make.experts((count, width, embed), ("experts", "mlp", "embed"), out_std)
         shared = SharedExpert(make, config, experts.shared_dim, out_std) if experts.shared_dim else None
         self.shared = nnx.data(shared)
 
@@ -59,8 +61,10 @@ class Experts(nnx.Module):
     def _part(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """This device's part of the sum."""
         chosen, weights = self.route(x)
-        kernels = self.gate[...], self.up[...], self.down[...]
-        mixed = expert_mlp(x, chosen, weights, *kernels, activation=ACTIVATIONS[self.activation])
+        matrices = self.gate, self.up, self.down
+        kernels = ExpertKernels(*(each.parts if isinstance(each, QuantisedExperts) else each[...] for each in matrices))
+        form = self.gate.form if isinstance(self.gate, QuantisedExperts) else KernelForm()
+        mixed = expert_mlp(x, chosen, weights, kernels, activation=ACTIVATIONS[self.activation], form=form)
         return mixed if self.shared is None else mixed + self.shared(x)
 
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:

@@ -15,7 +15,10 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.lora.launch import LayerAdapters, added
 from orca_jax.model.quantise import (
+    QuantisedExperts,
     QuantisedMatrix,
     QuantisedTable,
     Storage,
@@ -67,6 +70,17 @@ class Maker:
         """A maker of parameters with a leading axis for the layers of `span`."""
         return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
 
+    def of_each_device(self) -> "Maker":
+        """A maker of layers that are partitioned by hand, so that products see the part of one device.
+
+        Raises:
+            ConfigError: a group of int4 may reach over the edge of a device.
+        """
+        if self.storage.kind == "int4" and self.storage.shards > 1:
+            message = "quantization int4 does not cover experts on several devices: use int8"
+            raise ConfigError(message, param="quantization")
+        return Maker(self.dtype, self.rngs, self.span, self.mesh, Storage(self.storage.kind))
+
     def skip(self) -> None:
         """Use up the key of a random parameter of another stage, so that the values do not depend on the stages."""
         self.rngs.params()
@@ -90,6 +104,17 @@ class Maker:
         check_inputs(kind, sizes[0], splits)
         parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
         return QuantisedMatrix(parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None)
+
+    def experts(
+        self, sizes: tuple[int, int, int], axes: tuple[str, str, str], std: float
+    ) -> nnx.Param[Array] | QuantisedExperts:
+        """Matrices of random values, one for each expert, from inputs to outputs."""
+        kind = self.storage.kind
+        if kind is None:
+            return self(sizes, axes, "normal", std)
+        check_inputs(kind, sizes[1], 1)
+        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
+        return QuantisedExperts(parts, axes, kind, self.dtype, is_stacked=self.span is not None)
 
     def table(self, rows: int, width: int, axis: str, used: int) -> "nnx.Param[Array] | QuantisedTable":
         """A table of random values; rows from `used` on are zeros."""
@@ -258,8 +283,10 @@ class Mlp(nnx.Module):
         self.up = Linear(make, *inner, bias=config.mlp_bias)
         self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
 
-    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    def __call__(self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None) -> Float[Array, "T E"]:
         """Apply to every token."""
-        act = ACTIVATIONS[self.activation]
-        hidden = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
-        return self.down(hidden)
+        act, layers = ACTIVATIONS[self.activation], [self.up] if self.gate is None else [self.gate, self.up]
+        first, *others = added(adapters, "mlp", x, [layer(x) for layer in layers])
+        hidden = act(first) * others[0] if others else act(first)
+        (out,) = added(adapters, "mlp_out", hidden, [self.down(hidden)])
+        return out

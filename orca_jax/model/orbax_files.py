@@ -25,9 +25,9 @@ PARAMS = "params"
 METADATA, COMMITTED = "_METADATA", "commit_success.txt"
 SAVE_AGAIN = (
     "Save the parameters alone with orca_jax.model.checkpoint.save_decoder, or convert a Hugging Face directory: "
-    "python scripts/convert_checkpoint.py SOURCE DESTINATION"
+    "orca-jax convert --model SOURCE --output DIR"
 )
-CONVERT_AGAIN = "Copy the config.json that scripts/convert_checkpoint.py wrote beside the checkpoint, or convert again"
+CONVERT_AGAIN = "Copy the config.json that orca-jax convert wrote beside the checkpoint, or convert again"
 LINK = "To serve another one, make params a link to its folder: ln -sfn FOLDER MODEL/params"
 
 MAX_METADATA_BYTES = 64 * 2**20

@@ -62,7 +62,7 @@ class OwnDecoder(Decoder):
         """The rows for a stored tree with other names than the parameters; None for the same names."""
         return None
 
-    def __call__[Cache](
+    def __call__[Cache](  # type: ignore[override]  # without adapters
         self,
         inputs: Int[Array, "T"] | Float[Array, "T E"],
         positions: Int[Array, "T"],

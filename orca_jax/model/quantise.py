@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Num
 
 from orca_jax.config import Quantization
 from orca_jax.errors import ConfigError
+from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
 
 GROUP = 128  # inputs that share a scale of int4
@@ -32,6 +33,8 @@ BLOCK = 128  # rows of values that a CPU converts at once
 WEIGHT_BYTES: Mapping[Quantization, float] = {"int8": 1, "fp8": 1, "int4": 0.5}  # without scales
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 8.0}
 _TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int8}
+_NAMES = ("kernel", "table", "mlp.gate", "mlp.up", "mlp.down")  # of parameters; the last three are those of experts
+_ENDS = tuple(f".{name}.{part}" for name in _NAMES for part in ("values", "scale"))
 
 
 class Quantised(NamedTuple):
@@ -116,12 +119,13 @@ def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quan
     values, scale = (held[name] for name in names)
     make: Callable[[Array], Quantised] = quantise_rows if path.endswith(".table") else partial(quantise, kind=kind)
     parts = jax.jit(make, out_shardings=Quantised(values.sharding, scale.sharding))(array)
+    jax.block_until_ready(parts)  # so that no other plain parameters wait in memory
     return dict(zip(names, parts, strict=True))
 
 
 def is_quantised_part(path: str) -> bool:
     """True for the values or scales of a quantised parameter."""
-    return path.endswith(tuple(f".{of}.{part}" for of in ("kernel", "table") for part in Quantised._fields))
+    return path.endswith(_ENDS)
 
 
 def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
@@ -165,6 +169,33 @@ class QuantisedMatrix(nnx.Module):
     def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """`x` times this matrix, with float32 sums."""
         return product(x, Quantised(self.values[...], self.scale[...]), self.kind, self.dtype, self.splits)
+
+
+class QuantisedExperts(nnx.Module):
+    """The quantised matrices of all experts in the place of a parameter, as each device has its part of them.
+
+    Args:
+        parts: values and scales, with a first axis for experts, after one for layers if `is_stacked`.
+        axes: logical axes of experts, inputs and outputs.
+        kind: of the values.
+        dtype: type of the operands of products.
+        is_stacked: true if there is a leading axis for layers.
+    """
+
+    def __init__(
+        self, parts: Quantised, axes: tuple[str, str, str], kind: Quantization, dtype: jnp.dtype, *, is_stacked: bool
+    ) -> None:
+        first = ("layers", axes[0]) if is_stacked else axes[:1]
+        self.values = nnx.Param(parts.values, axes=(*first, *axes[1:]))
+        self.scale = nnx.Param(parts.scale, axes=(*first, *(("groups",) if kind == "int4" else ()), axes[2]))
+        self.form = KernelForm(
+            multiply=partial(product, kind=kind, dtype=dtype), expand=partial(expand, kind=kind, dtype=dtype)
+        )
+
+    @property
+    def parts(self) -> Quantised:
+        """The values and scales of this device."""
+        return Quantised(self.values[...], self.scale[...])
 
 
 class QuantisedTable(nnx.Module):
@@ -212,6 +243,16 @@ def product(
         default=partial(_at_once, kind=kind),
     )
     return result
+
+
+def expand(weight: Quantised, kind: Quantization, dtype: jnp.dtype) -> Float[Array, "*layers I O"]:
+    """The plain matrices of `dtype` that quantised ones stand for."""
+    if kind != "int4":
+        return (weight.values.astype(jnp.float32) * weight.scale[..., None, :]).astype(dtype)
+    values = jnp.stack(_lanes(weight.values), axis=-2).astype(jnp.float32)  # [*layers, J, 2, O]
+    *layers, inputs, _, outputs = values.shape
+    groups = values.reshape(*layers, weight.scale.shape[-2], -1, outputs)
+    return (groups * weight.scale[..., None, :]).reshape(*layers, 2 * inputs, outputs).astype(dtype)
 
 
 def _by_blocks(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:

@@ -24,7 +24,9 @@ MESH_AXES: Mapping[str, str | None] = {
     "mlp": TENSOR_AXIS,  # width of the MLP or of each expert
     "experts": None,
     "vocab": TENSOR_AXIS,
-    "groups": None,  # of inputs with one scale, in quantised matrices
+    "groups": None,  # of inputs with one scale, in quantised matrices; of layers with the same input, in adapters
+    "slots": None,  # of adapters
+    "rank": None,  # of adapters
 }
 
 

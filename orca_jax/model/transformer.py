@@ -15,6 +15,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
+from orca_jax.model.lora.launch import Adapters, LayerAdapters
 from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.sharding import tensor_parallel_size
@@ -44,47 +45,68 @@ class Block(nnx.Module):
         attend: LayerAttend[Cache],
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
         """Run one layer on all tokens. If `keep` is given, the part after attention runs only on these tokens."""
-        out, cache = attend(*self.project(x, rotation), cache)
-        return self.finish(x, out, keep), cache
+        out, cache = attend(*self.project(x, rotation, adapters), cache)
+        return self.finish(x, out, keep, adapters), cache
 
-    def project(self, x: Float[Array, "T E"], rotation: Rotation | None) -> Projections:
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+    ) -> Projections:
         """The part before attention: queries, keys and values of every token."""
-        return self.attention.project(x if self.residual == "post_norm" else self.attention_norm(x), rotation)
+        inputs = x if self.residual == "post_norm" else self.attention_norm(x)
+        return self.attention.project(inputs, rotation, adapters)
 
     def finish(
-        self, x: Float[Array, "T E"], out: Float[Array, "T H D"], keep: Int[Array, "B"] | None = None
+        self,
+        x: Float[Array, "T E"],
+        out: Float[Array, "T H D"],
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """The part after attention, on all tokens or on those in `keep`."""
-        return _RESIDUALS[self.residual](self, x if keep is None else x[keep], self.attention.merge(out, keep))
+        if keep is not None and adapters is not None:
+            adapters = adapters.kept
+        attended = self.attention.merge(out, keep, adapters)
+        # Experts have no adapters.
+        mlp = self.mlp if adapters is None or isinstance(self.mlp, Experts) else partial(self.mlp, adapters=adapters)
+        return _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
 
 
-def _pre_norm(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+def _pre_norm(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
     """Add the attention of normalised inputs, then the MLP of normalised inputs."""
     x = x + attended
-    return x + block.mlp(block.mlp_norm(x))
+    return x + mlp(block.mlp_norm(x))
 
 
-def _post_norm(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+def _post_norm(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
     """Add the normalised results of attention, then those of the MLP."""
     x = x + block.attention_norm(attended)
-    return x + block.mlp_norm(block.mlp(x))
+    return x + block.mlp_norm(mlp(x))
 
 
-def _both_norms(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+def _both_norms(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
     """Add the normalised results of attention and of the MLP, each of normalised inputs."""
     assert block.attention_out_norm is not None and block.mlp_out_norm is not None
     x = x + block.attention_out_norm(attended)
-    return x + block.mlp_out_norm(block.mlp(block.mlp_norm(x)))
+    return x + block.mlp_out_norm(mlp(block.mlp_norm(x)))
 
 
-def _parallel(block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"]) -> Float[Array, "B E"]:
+def _parallel(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
     """Add attention and MLP, both of the same inputs, each with a norm of its own before it."""
-    return x + attended + block.mlp(block.mlp_norm(x))
+    return x + attended + mlp(block.mlp_norm(x))
 
 
-_RESIDUALS: Mapping[str, Callable[[Block, Array, Array], Array]] = {
+_RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[[Array], Array]], Array]] = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
     "both_norms": _both_norms,
@@ -155,6 +177,7 @@ class Decoder(nnx.Module):
         attend: Attend[Cache],
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
+        adapters: Adapters | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
         """Run all layers of this stage over T tokens of any mix of requests.
 
@@ -166,6 +189,7 @@ class Decoder(nnx.Module):
                 only then does XLA update it in place.
             keep: tokens to return hidden vectors of, T at most; None for all. If layers are unstacked, the part of the
                 last layer after attention skips the other tokens: only the last token of a prompt is sampled from.
+            adapters: additions to linear layers, by token; None for none.
 
         Returns:
             Hidden vectors, after the final norm in the last stage, and the cache.
@@ -174,15 +198,16 @@ class Decoder(nnx.Module):
         ropes = [kind.rope for kind in self.of_stage.layer_kinds if kind.rope is not None]
         rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if ropes else _no_rotation
         if isinstance(self.blocks, Block):
-            x, cache = self._scan(self.blocks, x, rotation_of, attend, cache)
+            x, cache = self._scan(self.blocks, x, rotation_of, attend, cache, adapters)
             x = x if keep is None else x[keep]
         elif self.is_switched:
-            x, cache = _switch(list(self.blocks), x, rotation_of, attend, cache, keep)
+            x, cache = _switch(list(self.blocks), x, rotation_of, attend, cache, keep, adapters)
         else:
             last = len(self.blocks) - 1
             for index, block in enumerate(self.blocks):
                 wanted = keep if index == last else None
-                x, cache = block(x, rotation_of(index), partial(attend, index), cache, wanted)
+                added = None if adapters is None else adapters.of_layer(index)
+                x, cache = block(x, rotation_of(index), partial(attend, index), cache, wanted, added)
         return x if self.final_norm is None else self.final_norm(x), cache
 
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
@@ -192,7 +217,13 @@ class Decoder(nnx.Module):
         return x if self.positions is None else x + self.positions(positions)
 
     def _scan[Cache](
-        self, blocks: Block, x: Float[Array, "T E"], rotation_of: RotationOf, attend: Attend[Cache], cache: Cache
+        self,
+        blocks: Block,
+        x: Float[Array, "T E"],
+        rotation_of: RotationOf,
+        attend: Attend[Cache],
+        cache: Cache,
+        adapters: Adapters | None,
     ) -> tuple[Float[Array, "T E"], Cache]:
         """Run all layers with one compiled body."""
         structure, stacked = nnx.split(blocks)
@@ -201,7 +232,8 @@ class Decoder(nnx.Module):
             x, cache = carry
             index, parameters = inputs
             block: Block = nnx.merge(structure, parameters)
-            return block(x, rotation_of(index), partial(attend, index), cache), None
+            added = None if adapters is None else adapters.of_layer(index)
+            return block(x, rotation_of(index), partial(attend, index), cache, adapters=added), None
 
         index = jnp.arange(self.num_layers, dtype=jnp.int32)
         (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
@@ -262,6 +294,7 @@ def _switch[Cache](
     attend: Attend[Cache],
     cache: Cache,
     keep: Int[Array, "B"] | None,
+    adapters: Adapters | None,
 ) -> tuple[Float[Array, "B E"], Cache]:
     """Run all layers in a loop with one compiled attention. A switch selects the other parts of each layer.
 
@@ -270,6 +303,7 @@ def _switch[Cache](
     costs nothing and copies no weights. A GPU would wait for its host at each branch.
     """
     last = len(blocks) - 1
+    added = [None if adapters is None else adapters.of_layer(index) for index in range(len(blocks))]
 
     def between(index: int) -> Callable[[Array, Projections, Array], tuple[Array, Projections]]:
         """The parts after the attention of layer `index` and before that of the next one."""
@@ -278,9 +312,9 @@ def _switch[Cache](
             x: Float[Array, "T E"], heads: Projections, out: Float[Array, "T H D"]
         ) -> tuple[Float[Array, "T E"], Projections]:
             if index < last:
-                x = blocks[index].finish(x, out)
-                return x, blocks[index + 1].project(x, rotation_of(index + 1))
-            kept = blocks[last].finish(x, out, keep)
+                x = blocks[index].finish(x, out, adapters=added[index])
+                return x, blocks[index + 1].project(x, rotation_of(index + 1), added[index + 1])
+            kept = blocks[last].finish(x, out, keep, added[last])
             return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), heads
 
         return run
@@ -292,5 +326,5 @@ def _switch[Cache](
         out, cache = attend(index, *heads, cache)
         return *jax.lax.switch(index, branches, x, heads, out), cache
 
-    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, blocks[0].project(x, rotation_of(0)), cache))
+    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, blocks[0].project(x, rotation_of(0), added[0]), cache))
     return x if keep is None else x[: keep.shape[0]], cache

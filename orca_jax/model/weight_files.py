@@ -55,8 +55,8 @@ def check_safetensors(directory: Path) -> None:
     """
     if (directory / ADAPTER).exists():  # transformers would add it to the weights
         raise ConfigError(
-            f"{directory} holds an adapter ({ADAPTER}), and adapters are not supported; merge it with "
-            f"merge_and_unload() of peft and save the result, or remove {ADAPTER} to serve the model without it",
+            f"{directory} holds an adapter ({ADAPTER}): give the directory of its model as model, and the adapter in "
+            f"lora_modules with enable_lora (docs/adapters.md); or remove {ADAPTER} to serve the model without it",
             param="model",
         )
     if has_safetensors(directory):

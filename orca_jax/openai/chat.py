@@ -66,7 +66,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     return Job(
         id=f"chatcmpl-{call.request_id or uuid.uuid4().hex}",
         created=int(time.time()),
-        model=service.names[0],
+        model=service.adapter_of(call.model) or service.names[0],
         endpoint=ENDPOINT,
         name=call.request_id or name,
         prompts=[prompt],

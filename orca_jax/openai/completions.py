@@ -67,7 +67,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
     return Job(
         id=f"cmpl-{call.request_id or uuid.uuid4().hex}",
         created=int(time.time()),
-        model=service.names[0],
+        model=service.adapter_of(call.model) or service.names[0],
         endpoint=ENDPOINT,
         name=call.request_id or name,
         prompts=prompts,

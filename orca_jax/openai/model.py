@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from orca_jax.bundled import pinned, texts_of
 from orca_jax.errors import EngineError, RequestError
 from orca_jax.link.client import EngineClient
+from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Ready
-from orca_jax.openai.errors import ApiError, engine_gone
+from orca_jax.openai.errors import ApiError, api_error, engine_gone
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.encoding_threads import EncodingThreads
@@ -42,6 +43,13 @@ class Model:
     tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
 
 
+class AdapterPlace(NamedTuple):
+    """The directory of a loaded adapter, and the time of its loading in seconds since 1970."""
+
+    path: str
+    created: int
+
+
 class Prompt(NamedTuple):
     """A prompt as token ids. `text` is None if the call gave ids, or if the prompt was truncated."""
 
@@ -58,12 +66,14 @@ class Service:
         self.observer = observer
         self.names = config.names  # answers contain the first one
         self.started = int(time.time())
+        self.adapters: dict[str, AdapterPlace] = {}  # by name
         self._model: Model | None = None
         self._ready: Ready | None = None
         self._threads = EncodingThreads()
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
+        await self._load_again(ready)
         if ready == self._ready:
             return  # the same model in a new process
         self.close()
@@ -88,9 +98,48 @@ class Service:
         return self._model
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError if no model of this name is served. None stands for the served model."""
-        if name is not None and name not in self.names:
+        """Raise ApiError if no model or adapter of this name is served. None stands for the served model."""
+        if name is not None and name not in self.names and name not in self.adapters:
             raise ApiError(404, f"the model {name!r} does not exist", "model", code="model_not_found")
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """The adapter that calls for this model need; None for the model itself."""
+        return name if name in self.adapters and name not in self.names else None
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter into the engine. Raises ApiError."""
+        if name in self.names:
+            raise ApiError(400, f"lora_name {name!r} is the name of the model; choose another one", "lora_name")
+        await self._change(self.client.adapters.load(name, path))
+        self.adapters[name] = AdapterPlace(path, int(time.time()))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse an adapter to new calls. Raises ApiError."""
+        if name not in self.adapters:
+            raise ApiError(404, f"the adapter {name!r} is not loaded", "lora_name", code="model_not_found")
+        await self._change(self.client.adapters.unload(name))
+        self.adapters.pop(name, None)
+
+    async def _change(self, change: Awaitable[None]) -> None:
+        try:
+            await change
+        except RequestError as error:
+            raise ApiError(400, error.message, error.param) from None
+        except LinkError as error:
+            raise api_error(error, self.config.overload_status) from None
+
+    async def _load_again(self, ready: Ready) -> None:
+        """Take the adapters of a new engine, and load those that calls have loaded into the one before it."""
+        paths, now = self.config.engine.lora_paths, int(time.time())
+        others = {name: place for name, place in self.adapters.items() if name not in ready.adapters}
+        self.adapters = {name: AdapterPlace(paths[name], now) for name in ready.adapters}
+        for name, place in others.items():
+            if place.path == paths.get(name):
+                continue  # unloaded since, or to be loaded by the settings
+            try:
+                await self.load_adapter(name, place.path)
+            except ApiError as error:
+                logger.warning("the adapter %s cannot be loaded again: %s", name, error.message)
 
     async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text. Raises ApiError naming `param`."""

@@ -111,6 +111,7 @@ def engine_requests(
     given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
     fields = defaults | given | fields
     requests: list[Submit] = []
+    adapter = service.adapter_of(call.model)
     made: dict[tuple[int, int], SamplingParams] = {}
     try:
         if call.allowed_token_ids is not None:
@@ -121,7 +122,7 @@ def engine_requests(
                 key = (max_tokens, choice if call.seed is not None else 0)
                 if key not in made:  # several prompts mostly share their parameters
                     made[key] = _params(fields, *key)
-                requests.append(Submit(service.client.new_request_id(), prompt.ids, made[key], urgency))
+                requests.append(Submit(service.client.new_request_id(), prompt.ids, made[key], urgency, adapter))
     except RequestError as error:
         param = call.limit_name if error.param == "max_tokens" else error.param
         raise ApiError(400, error.message, param) from None

@@ -14,12 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_jax.bundled import model_directory
 from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.flags import HELP, FlagParser, flag_of, human_int, program
-from orca_jax.model.describe import read_model_config
+from orca_jax.flags import HELP, FlagParser, flag_of, human_int, program, run_program
 from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, PeakShares, parse_devices
 
 
@@ -87,6 +85,7 @@ def make_parser() -> FlagParser:
         help="TPUs: compile the programs of the best split with libtpu, and print their memory; takes a minute",
     )
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    made.add_config_flag()
     return made
 
 
@@ -103,8 +102,8 @@ def _add_shares(parser: FlagParser) -> None:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    args = make_parser().parse_args(argv)
     try:
+        args = make_parser().parse_args(argv)
         report, has_fit = _plan(args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -116,6 +115,9 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Print the table and the choice. Returns the JSON object, and True if the model fits in some way."""
+    from orca_jax.bundled import model_directory  # after the flags, so that help and errors come at once
+    from orca_jax.model.describe import read_model_config
+
     source = Path(args.model)
     if source.name == "config.json" and source.is_file():
         args.model = str(source.parent)
@@ -191,4 +193,4 @@ def _check(args: argparse.Namespace, model: ModelConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("plan", main))

@@ -1,4 +1,8 @@
-"""The files of the page. They need no key: they hold no data."""
+"""The files of the page. They need no key: they hold no data.
+
+The drawing code is that of the page of a recorded run, and lies in the folder of timelines. The style sheet of colours
+is made from the table of colours.
+"""
 
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -10,8 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orca_jax.timeline.palette import PAGE_FOLDER, palette_css
+
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
+SHARED = ("chart.css", "chart.js", "draw.js", "scale.js", "words.js")
+PALETTE = "palette.css"
 PREFIX = "/playground/"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Scripts, styles and calls of this server only; nothing inline, so that no text of a model can become a script.
@@ -41,12 +49,20 @@ def page_paths() -> frozenset[str]:
 
 @cache
 def _files() -> dict[str, str]:
+    """Names of files by their paths."""
     names = sorted(file.name for file in FOLDER.iterdir() if file.suffix in MEDIA_TYPES and file.name != INDEX)
-    return {"/": INDEX, **{PREFIX + name: name for name in names}}
+    return {"/": INDEX, **{PREFIX + name: name for name in (*names, *SHARED, PALETTE)}}
+
+
+def file_text(name: str) -> str:
+    """The text of a file of the page."""
+    if name == PALETTE:
+        return palette_css()
+    return ((PAGE_FOLDER if name in SHARED else FOLDER) / name).read_text(encoding="utf-8")
 
 
 def _handler(name: str) -> Callable[[Request], Awaitable[Response]]:
-    content, media_type = (FOLDER / name).read_text(encoding="utf-8"), MEDIA_TYPES[Path(name).suffix]
+    content, media_type = file_text(name), MEDIA_TYPES[Path(name).suffix]
 
     async def handle(request: Request) -> Response:
         text = content

@@ -131,7 +131,7 @@ class ChunkedScheduler:
             return 0
         lacking = sum([draft.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
         spare = draft.free - max(0, lacking - draft.taken)
-        admitted = 0
+        admitted, room = 0, pool.adapters.room()
         for request in self.ordering.waiting(pool):
             if admitted == num_rows or not draft.budget:
                 break
@@ -143,6 +143,9 @@ class ChunkedScheduler:
             is_alone = not pool.running and not draft.choices
             if num_pages + (0 if is_alone else self.watermark) > spare:
                 break  # and not `continue`, or a long request could wait for ever
+            if not room.takes(request.adapter):
+                draft.is_out_of_slots = True
+                break  # for the same reason
             draft.choose(request, left, min(left, draft.budget), num_pages)
             spare -= num_pages
             admitted += 1
@@ -164,6 +167,7 @@ class _SelectionBuilder:
     choices: list[Choice] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     is_short: bool = False  # a request could not get the pages for its tokens
+    is_out_of_slots: bool = False  # the first waiting request could not get a slot for its adapter
 
     def may_take(self, num_left: int) -> bool:
         """True if there is a place for a request with so many tokens left, or for a chunk of them."""
@@ -200,9 +204,11 @@ class _SelectionBuilder:
         self.choose(request, num_left, size, pages)
 
     def held(self, num_free_rows: int) -> Held:
-        """The reason for not admitting the first waiting request: no row, else a spent budget, else too few pages."""
+        """The reason for not admitting the first waiting request: no row, no slot, a spent budget, or too few pages."""
         if num_free_rows + len(self.preempted) <= 0:
             return "rows"
+        if self.is_out_of_slots:
+            return "adapters"
         return "pages" if self.budget else "budget"
 
     def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:

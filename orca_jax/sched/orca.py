@@ -31,6 +31,7 @@ class OrcaScheduler:
         batch: list[Choice] = []  # 18
         n_rsrv = kv.reserved_slots
         held: Held | None = None
+        room = pool.adapters.room()
         for request in pool:  # 20, 21: in order of arrival
             if request.state is State.RUNNING:  # 19
                 continue
@@ -41,6 +42,9 @@ class OrcaScheduler:
                 n_rsrv += request.max_total  # 24, 26
                 if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
                     held = "pages"
+                    break
+                if request.row is None and not room.takes(request.adapter):
+                    held = "adapters"
                     break
             batch.append(Choice(request, request.num_left))  # 27
         return Selection(batch, held=held)  # 28

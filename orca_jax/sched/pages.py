@@ -4,11 +4,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from orca_jax.request import Adapter
+
 
 class CacheWatcher(Protocol):
     """Receives the changes of the prefix cache, in order, in the engine's thread: calls must be short."""
 
-    def stored(self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str) -> None:
+    def stored(
+        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None
+    ) -> None:
         """A full page can be found from now on.
 
         Args:
@@ -16,6 +20,7 @@ class CacheWatcher(Protocol):
             parent: the digest of the page before it; None for the first page of a prompt.
             ids: the ids of its tokens.
             salt: the salt of the request; pages with different salts are never shared.
+            adapter: the adapter of the request; pages with different adapters are never shared.
         """
         ...
 

@@ -6,12 +6,13 @@ from itertools import takewhile
 
 from orca_jax.errors import RequestError
 from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
+from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.admission import check_length, check_params, check_prompt
 from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.results import advance, append, update_of
+from orca_jax.sched.results import DraftCounts, advance, append, update_of
 from orca_jax.step import StepPlan, StepResult
 
 NOTHING_ALLOWED = (
@@ -37,6 +38,7 @@ class RequestPool:
         eos_token_ids: the model's end tokens.
         reuses_prefixes: True if requests begin with cached pages of equal prefixes.
         predictor: predicts the output length of each request; None for the client's bound.
+        adapters: the slots of adapters; None for no adapters.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class RequestPool:
         eos_token_ids: Sequence[int] = (),
         reuses_prefixes: bool = False,
         predictor: Predictor | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.kv = kv
+        self.adapters = adapters or AdapterSlots()
         self.predictor = predictor or ClientBound()
         self.reuses_prefixes = reuses_prefixes
         self.running: dict[str, Request] = {}  # requests with a row, in order of admission
@@ -65,6 +69,7 @@ class RequestPool:
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
         self.num_cache_hits = 0  # of these, tokens in pages of the prefix cache
+        self.drafts = DraftCounts()
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._live.values())
@@ -91,12 +96,13 @@ class RequestPool:
         arrival: float,
         constraint: Constraint | None = None,
         urgency: Urgency = DEFAULT_URGENCY,
+        adapter: str | None = None,
     ) -> Request:
         """Enqueue a request.
 
         `seed` is used if `params.seed` is None; `arrival` is in seconds on the engine's clock. `constraint` acts
         together with the parameters and belongs to this request from now on; `params.structured` requires one. The
-        scheduler's ordering reads `urgency`.
+        scheduler's ordering reads `urgency`. `adapter` is the name of a loaded adapter.
 
         Raises:
             RequestError: the request could never run; `param` names the field, and the pool is unchanged.
@@ -119,10 +125,13 @@ class RequestPool:
             stop_ids=stop_ids,
             constraint=build_constraint(params, stop_ids, self.vocab_size, constraint),
             urgency=urgency,
+            adapter=None if adapter is None else self.adapters.get(adapter),
         )
         request.predicted_output = self.predictor.predict(request)
         self.num_arrived += 1
         self._live[request_id] = request
+        if request.adapter is not None:
+            self.adapters.enter(request.adapter)
         return request
 
     def abort(self, request_id: str) -> bool:
@@ -144,6 +153,7 @@ class RequestPool:
         request.row = row = self.kv.acquire_row()
         request.is_suspect = False  # it gets other pages than before a preemption
         self.running[request.request_id] = request
+        request.slot = 0 if request.adapter is None else self.adapters.pin(request.adapter)
         if self.kv.has_reservations:
             self.kv.reserve(row, request.max_total)
         pages = self.cached_pages(request)
@@ -206,6 +216,8 @@ class RequestPool:
         for member, each, num_steps in zip(plan.members, result.members, steps, strict=True):
             request = self._live[member.request_id]
             advance(request, member, each, num_steps)
+            if member.num_drafts:
+                self.drafts.add(member.num_drafts, len(each.run or ()) - 1)
             if not each.is_finite and not request.is_suspect:
                 self._distrust(request)
             if not request.in_flight:
@@ -239,6 +251,7 @@ class RequestPool:
             AssertionError: the message names the inconsistency.
         """
         self.kv.check_integrity()
+        self.adapters.check_integrity()
         previous = -1
         holders: dict[int, str] = {}
         for request_id, request in self._live.items():
@@ -286,6 +299,8 @@ class RequestPool:
             self._vacate(request, request.row)
         request.state = State.FINISHED
         del self._live[request.request_id]
+        if request.adapter is not None:
+            self.adapters.leave(request.adapter)
 
     def _vacate(self, request: Request, row: int) -> None:
         """Release the row, slots and pages of a request."""
@@ -294,6 +309,8 @@ class RequestPool:
             self.kv.release(row)
         self.kv.release_row(row)
         request.row = None
+        if request.adapter is not None:
+            self.adapters.unpin(request.adapter)
         del self.running[request.request_id]
 
     def _remember(self, request: Request, row: int) -> None:
@@ -308,7 +325,8 @@ class RequestPool:
             is_new = self.kv.remember(row, index, digests[index], digests[0])
             if is_new and watcher is not None:
                 parent = digests[index - 1] if index else None
-                watcher.stored(digests[index], parent, request.ids_from(index * size, size), request.params.cache_salt)
+                ids, salt = request.ids_from(index * size, size), request.params.cache_salt
+                watcher.stored(digests[index], parent, ids, salt, request.adapter)
         request.num_remembered = num_full
 
     def _distrust(self, request: Request) -> None:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 
-from orca_jax.request import DEFAULT_URGENCY, Constraint, FinishReason, SamplingParams, TokenLogprobs, Urgency
+from orca_jax.request import (
+    DEFAULT_URGENCY,
+    Adapter,
+    Constraint,
+    FinishReason,
+    SamplingParams,
+    TokenLogprobs,
+    Urgency,
+)
 
 
 class State(Enum):
@@ -19,7 +27,7 @@ class State(Enum):
     FINISHED = "finished"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """One request of the pool. Only the pool and `results` change the fields below `seed`.
 
@@ -48,6 +56,8 @@ class Request:
     in_flight: int = 0  # iterations submitted and not yet collected
     num_pending: int = 0  # tokens sampled by these: they are on the device only
     drawn_in: int = -1  # the number of the last plan that samples a token of it
+    adapter: Adapter | None = None
+    slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     num_remembered: int = 0  # leading pages already in the prefix cache
@@ -104,17 +114,21 @@ class Request:
     def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
         """Digests of the first `num_pages` full pages, in a chain; computed once.
 
-        Equal digests mean equal tokens from the first one on. The chain starts from the request's salt. So requests
-        with different salts never find each other's pages, and response times reveal nothing about them. SHA-256, since
-        a client may choose ids to make digests collide.
+        Equal digests mean equal tokens from the first one on. The chain starts from the request's salt and from the
+        content of its adapter. So requests with different salts never find each other's pages, and response times
+        reveal nothing about them. SHA-256, since a client may choose ids to make digests collide.
         """
         digests = self.page_digests
         while len(digests) < num_pages:
-            parent = digests[-1] if digests else sha256(self.params.cache_salt.encode()).digest()
+            parent = digests[-1] if digests else self._first_digest()
             ids = self.ids_from(len(digests) * page_size, page_size)
             assert len(ids) == page_size, f"{self.request_id}: page {len(digests)} is not full"
             digests.append(sha256(parent + _bytes(ids)).digest())
         return digests[:num_pages]
+
+    def _first_digest(self) -> bytes:
+        salt = sha256(self.params.cache_salt.encode()).digest()
+        return salt if self.adapter is None else sha256(salt + b"adapter" + self.adapter.key.encode()).digest()
 
 
 def _bytes(ids: Sequence[int]) -> bytes:

@@ -56,10 +56,10 @@ class RequestLevelScheduler:
         return request.aborted or self._has_ended()
 
     def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:
-        reserved = kv.reserved_slots
+        reserved, room = kv.reserved_slots, pool.adapters.room()
         for request in pool:
             reserved += request.max_total
-            if len(self._batch) == self.max_bs or reserved > kv.capacity:
+            if len(self._batch) == self.max_bs or reserved > kv.capacity or not room.takes(request.adapter):
                 break
             self._batch.append(request)
         self._open = list(self._batch)

@@ -1,11 +1,31 @@
 """The results of an iteration, member by member: the changes of each request, and its update."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from orca_jax.request import RequestMetrics, RequestUpdate, TokenLogprobs
 from orca_jax.sched.constraint import after
 from orca_jax.sched.request import Request
 from orca_jax.step import NOT_FINITE, Member, MemberResult
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Totals of speculation since start."""
+
+    num_drafts: int = 0  # proposals, each of one or several tokens
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)  # by the place in the proposal
+
+    def add(self, num_proposed: int, num_accepted: int) -> None:
+        """Count a verified proposal."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_proposed
+        self.num_accepted_tokens += num_accepted
+        self.accepted_per_pos += [0] * (num_proposed - len(self.accepted_per_pos))
+        for place in range(num_accepted):
+            self.accepted_per_pos[place] += 1
 
 
 def advance(request: Request, member: Member, result: MemberResult, num_steps: int) -> None:
@@ -24,7 +44,14 @@ def advance(request: Request, member: Member, result: MemberResult, num_steps: i
     request.num_iterations += num_steps
     if not member.is_sampling:
         return
-    if run is None:
+    if member.num_drafts:
+        assert run is not None and len(run) <= 1 + member.num_drafts, (
+            f"{request.request_id}: {run} for {member.num_drafts} proposals"
+        )
+        request.num_pending -= 1
+        if request.row is not None:  # else preempted
+            request.num_computed -= 1 + member.num_drafts - len(run)  # keys and values of wrong ids
+    elif run is None:
         request.num_pending += num_steps - 1
         request.num_computed += num_steps - 1
     elif len(run) == 1:
@@ -35,7 +62,7 @@ def advance(request: Request, member: Member, result: MemberResult, num_steps: i
 
 
 def append(request: Request, result: MemberResult) -> None:
-    """Append the reported ids to a running request; the last one may end it, and an embedding does."""
+    """Append the reported ids to a running request; any may end it, and later ones are dropped. An embedding ends it."""
     if result.pooled is not None:
         request.pooled = result.pooled
         request.error = None if result.is_finite else NOT_FINITE
@@ -45,6 +72,9 @@ def append(request: Request, result: MemberResult) -> None:
     if len(run) > 1:
         for token in run[:-1]:
             _append(request, token, None)
+            if request.finish_reason is not None:  # accepted proposals after the end
+                request.num_computed = min(request.num_computed, request.num_tokens - 1)
+                return
     if not result.is_finite:
         request.error = NOT_FINITE
     _append(request, run[-1], result.logprobs)

@@ -9,19 +9,21 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.step import MultiStep
 
-Held = Literal["rows", "budget", "pages", "batch"]
+Held = Literal["rows", "budget", "pages", "batch", "adapters"]
 """The reason why the first waiting request was not admitted: all rows or places of the batch are taken, the token
-budget is spent, its pages or slots are not free, or a whole batch has to end first."""
+budget is spent, its pages or slots are not free, a whole batch has to end first, or its adapter has no slot."""
 
 
 class Choice(NamedTuple):
     """A request of the next iteration, and the number of its tokens to process.
 
-    An ended request may keep its place; it then repeats its last processed tokens.
+    An ended request may keep its place; it then repeats its last processed tokens. Only a choice of one token, which is
+    the newest of its request and known to the host, has drafts.
     """
 
     request: Request
     num_tokens: int
+    drafts: Sequence[int] = ()  # ids proposed to follow (`drafts/scheduler.py`); the schedulers themselves leave it
 
 
 class Selection(NamedTuple):
@@ -59,18 +61,9 @@ class Traits(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`.
+    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`."""
 
-    Other parts read its traits instead of comparing names.
-    """
-
-    traits: ClassVar[Traits]
     n_workers: int  # iterations that may be in flight
-
-    @classmethod
-    def from_settings(cls, settings: SchedulerSettings) -> "Scheduler":
-        """Make a scheduler. Raises ConfigError for a setting beyond its abilities."""
-        ...
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Select the requests of the next iteration. Changes neither `pool` nor `kv`."""
@@ -78,4 +71,15 @@ class Scheduler(Protocol):
 
     def may_return(self, request: Request) -> bool:
         """True if the new tokens of a request may be delivered now."""
+        ...
+
+
+class KnownScheduler(Scheduler, Protocol):
+    """A scheduler that settings can name. Other parts read its traits instead of comparing names."""
+
+    traits: ClassVar[Traits]
+
+    @classmethod
+    def from_settings(cls, settings: SchedulerSettings) -> "KnownScheduler":
+        """Make a scheduler. Raises ConfigError for a setting beyond its abilities."""
         ...

@@ -43,4 +43,6 @@ def _main(argv: Sequence[str] | None, begun: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(begun=BEGUN))
+    from orca_jax.flags import run_program
+
+    sys.exit(run_program("serve", lambda argv: main(argv, BEGUN)))

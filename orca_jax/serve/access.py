@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import ApiError
 from orca_jax.serve.events import WEIGHT_VERSION
 from orca_jax.serve.handlers import IGNORED_FIELDS
@@ -150,7 +150,7 @@ def read_key_file(path: Path, param: str) -> list[str]:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not valid UTF-8"
         raise ConfigError(f"{flag} {path} cannot be read: {reason}", param=param) from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:

@@ -17,6 +17,7 @@ from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
+from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
 from orca_jax.serve.embeddings import embed
 from orca_jax.serve.events import Silence
@@ -42,6 +43,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             openapi_route(service, has_keys=bool(keys)),
             *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
             *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+            *adapter_routes(service),
             _post(EMBEDDINGS, partial(embed, service)),
             _post("/tokenize", partial(tokenize, service)),
             _post("/detokenize", partial(detokenize, service)),

@@ -3,13 +3,10 @@
 import dataclasses
 import math
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from orca_jax.checks import did_you_mean
 from orca_jax.errors import ConfigError
 from orca_jax.flags import (
     BRIEF,
@@ -46,12 +43,7 @@ def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerCo
     Raises:
         ConfigError: as `parse_args`.
     """
-    args = parser.parse_args(argv)
-    given = parser.given(argv)
-    if args.config is not None:
-        flags = list(flags_of(_read_file(Path(args.config), _names_of(parser))))
-        given |= parser.given(flags)
-        args = parser.parse_args(argv, parser.parse_args(flags))  # the command line overrides the file
+    args, given = parser.parse_args(argv), parser.given(argv)
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     config = ServerConfig(engine=engine_config_from_args(args), **values)
@@ -78,6 +70,7 @@ def check(config: ServerConfig) -> None:
     for name, needed in (("admin_key_file", "weights_root"), ("weights_root", "admin_key_file")):
         _require(getattr(config, name) is None or getattr(config, needed), name, f"needs {flag_of(needed)}")
     _check_kv_events(config)
+    _check_adapters(config)
     endpoint = config.otlp_traces_endpoint
     _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
@@ -152,6 +145,16 @@ def _check_kv_events(config: ServerConfig) -> None:
         _require(config.kv_events_endpoint is not None or not getattr(config, name), name, "needs --kv-events-endpoint")
 
 
+def _check_adapters(config: ServerConfig) -> None:
+    folder = config.lora_dir
+    if folder is not None:
+        _require(config.engine.enable_lora, "lora_dir", "needs --enable-lora")
+        _require(Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
+    for name in config.engine.lora_paths:
+        is_taken = name in config.names
+        _require(not is_taken, "lora_modules", f"{name} is the name of the model; choose another one")
+
+
 def _require(holds: bool, param: str, what: str) -> None:
     if not holds:
         raise ConfigError(what, param=param)
@@ -165,60 +168,6 @@ def make_parser(name: str | None = None, description: str = DESCRIPTION) -> Flag
     """Return a parser with all flags of the server for the program `name`, for `read_flags`."""
     name = name or program("serve")
     parser = FlagParser(name, f"{name} [flags]", brief=BRIEF, description=description)
-    config_help = "YAML file of flags, such as 'max-num-seqs: 8'; the command line overrides it"
-    parser.add_argument("--config", metavar="FILE", help=config_help)
     add_engine_args(parser)
     add_field_args(parser, ServerConfig, _FIELDS)
     return parser
-
-
-def flags_of(values: Mapping[str, Any]) -> Iterator[str]:
-    """The settings of a file, by name, as flags of a command line. Raises ConfigError."""
-    for key, value in values.items():
-        flag = flag_of(key)
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            yield flag if value else f"--no-{flag.removeprefix('--')}"
-        elif isinstance(value, list):
-            _require(bool(value) and all(_is_plain(item) for item in value), key, "must be a list of plain values")
-            is_flag_like = len(value) > 1 and any(str(item).startswith("-") for item in value)
-            _require(not is_flag_like, key, "must not hold several values if one of them begins with a dash")
-            yield from [f"{flag}={value[0]}"] if len(value) == 1 else [flag, *map(str, value)]
-        else:
-            _require(_is_plain(value), key, "must be a plain value or a list of plain values")
-            yield f"{flag}={value}"
-
-
-def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """The values of the file by field name; `known` are the names of the flags."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", param="config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}", param="config") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold flags and their values, such as 'port: 8000'", param="config")
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            hint = did_you_mean(name.replace("_", "-"), [one.replace("_", "-") for one in known])
-            raise ConfigError(f"{path}: there is no setting {key!r}{hint}", param="config")
-        if name in found:
-            raise ConfigError(f"{path} sets {key} twice", param="config")
-        found[name] = value
-    return found
-
-
-def _names_of(parser: FlagParser) -> list[str]:
-    """The names of all settings with a flag, in a file of `--config`."""
-    flags = [flag.removeprefix("--").replace("-", "_") for action in parser._actions for flag in action.option_strings]
-    return [name for name in flags if not name.startswith(("_", "no_")) and name not in ("config", "help")]
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.server_config import ServerConfig
 
 BACKLOG = 2048
@@ -122,7 +122,7 @@ def _listen_on_path(path: Path) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}", param="uds") from None
+        raise ConfigError(f"cannot listen on {path}: {reason_of(error)}", param="uds") from None
     finally:
         os.umask(mask)
     return listener
@@ -135,7 +135,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"cannot listen on {path}: {error.strerror}", param="uds") from None
+        raise ConfigError(f"cannot listen on {path}: {reason_of(error)}", param="uds") from None
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"{path} exists and is not a socket; remove it or choose another path", param="uds")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -158,4 +158,4 @@ def _check_readable(name: str | None, param: str) -> None:
         with Path(name).open("rb"):
             pass
     except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}", param=param) from None
+        raise ConfigError(f"{name} cannot be read: {reason_of(error)}", param=param) from None

@@ -16,10 +16,13 @@ def model_routes(service: Service) -> list[Route]:
     """Build the routes about the served model and the server's version."""
 
     def card(name: str) -> ModelCard:
-        return ModelCard(name, service.started, service.model.max_model_len)
+        length, place = service.model.max_model_len, service.adapters.get(name)
+        if place is None or name in service.names:
+            return ModelCard(name, service.started, length)
+        return ModelCard(name, place.created, length, root=place.path, parent=service.names[0])
 
     async def models(request: Request) -> Response:
-        return json_response(ModelList([card(name) for name in service.names]))
+        return json_response(ModelList([card(name) for name in (*service.names, *service.adapters)]))
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from orca_jax.request import TokenSet
 from orca_jax.sim.cost import IterationCost, WorkCounts, work_of
-from orca_jax.step import ExecutorStats, Handle, MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, MultiStep, StepPlan, StepResult
 
 END_ID = 0
 """The last sampled token of a request; every other one is `OTHER_ID`."""
 OTHER_ID = 1
+UNLIKE_ID = 2
+"""A sampled token in place of a proposal that is not accepted."""
 
 
 class VirtualClock:
@@ -65,15 +68,24 @@ class SimExecutor:
         clock: advanced by the host's time in `submit`, and to the end of an iteration in `collect`.
         lengths: the number of generated tokens of each request; the last one is `END_ID`.
         num_stages: devices in the pipeline.
+        acceptance: chance of a proposed token to be drawn, if those before it were; which ones are depends on the
+            request and the position alone.
     """
 
     def __init__(
-        self, cost: IterationCost, clock: VirtualClock, lengths: Mapping[str, int], *, num_stages: int = 1
+        self,
+        cost: IterationCost,
+        clock: VirtualClock,
+        lengths: Mapping[str, int],
+        *,
+        num_stages: int = 1,
+        acceptance: float = 1.0,
     ) -> None:
         self.stats = ExecutorStats()
         self._cost = cost
         self._clock = clock
         self._lengths = lengths
+        self._acceptance = acceptance
         self._rows: dict[int, _SimRow] = {}
         self._free_at = [clock.now] * num_stages
         self._is_wanted = False
@@ -152,15 +164,28 @@ class SimExecutor:
                 context += start + 1
             else:
                 chunks.append((start, size, False))
-            draws += member.is_sampling
+            draws += member.is_sampling + member.num_drafts
             if not member.is_sampling:
                 results.append(_NOTHING)
+            elif member.num_drafts:
+                results.append(self._verify(member, row))
             elif row.unreported:
                 results.append(MemberResult(row.report(row.next_id(start + size))))
             else:  # nearly always
                 results.append(_END if start + size >= row.end else _OTHER)
         work = work_of(chunks, draws)._replace(increments=increments, context=context)
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
+
+    def _verify(self, member: Member, row: _SimRow) -> MemberResult:
+        """Draw after a member's newest token and after each proposal, up to the first other id."""
+        run, first = [], member.start + member.num_tokens - member.num_drafts
+        for context, draft in enumerate(member.ids[-member.num_drafts :], first):
+            is_drawn = crc32(b"%d %s" % (context, member.request_id.encode())) < self._acceptance * 2**32
+            token = row.next_id(context)
+            run.append(token if is_drawn or token == END_ID else UNLIKE_ID)
+            if run[-1] != draft:
+                return MemberResult(run)
+        return MemberResult([*run, row.next_id(member.start + member.num_tokens)])
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, WorkCounts]:
         """Run a plan of many steps; a member draws no more after its end or at its limit."""

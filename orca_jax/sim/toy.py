@@ -4,7 +4,8 @@ After ids `x_0 .. x_{n-1}` its favourite is `sum((i + 1) * (x_i + 1)) mod vocab_
 in `toy_logits.py`. Greedy sampling chooses the favourite; with a temperature, `seed + n + top_k` is added to the sum
 first. So every id, its position, the row's seed and every page matter. Biases, penalties and masks then act on the
 logits around this id, and the highest is drawn. Log probabilities are the model's own, without the temperature's
-addition. `ToyExecutor` checks every plan: a mistake of a scheduler raises an AssertionError.
+addition. With an adapter, its number is added to each `x_i`. `ToyExecutor` checks every plan: a mistake of a scheduler
+raises an AssertionError.
 """
 
 import time
@@ -53,15 +54,17 @@ def toy_generate(
     seed: int = 0,
     eos_token_ids: Collection[int] = (),
     constraint: Constraint | None = None,
+    adapter: int = 0,
 ) -> list[int]:
     """The toy model's output for one request alone, with neither pages nor batches: the oracle of tests.
 
     `seed` is the resolved one, for a request without a seed of its own. `constraint` must be fresh; it applies
-    together with the parameters. A final stop token is included. The ids end when no id is allowed.
+    together with the parameters. `adapter` is the number of an adapter. A final stop token is included. The ids end
+    when no id is allowed.
     """
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     ids = list(prompt_ids)
-    total = sum((i + 1) * (token + 1) for i, token in enumerate(ids))
+    total = sum((i + 1) * (token + 1 + adapter) for i, token in enumerate(ids))
     is_plain = constraint is None and not _is_limited(params) and not has_adjustments(params)
     for _ in range(params.max_tokens):
         noise = toy_noise(params.temperature, params.top_k, seed if params.seed is None else params.seed, len(ids))
@@ -75,7 +78,7 @@ def toy_generate(
             logits = toy_adjusted(token, params, prompt_ids, Counter(generated), vocab_size)
             token = max(allowed, key=logits.__getitem__)
         ids.append(token)
-        total += len(ids) * (token + 1)
+        total += len(ids) * (token + 1 + adapter)
         if token in stop_ids:
             break
         if constraint is not None:
@@ -139,6 +142,9 @@ class ToyExecutor:
         override: may replace every sampled id, or declare its logits not finite.
         check_pages: read each context back through its page table before sampling, in time proportional to its
             length. Otherwise a running sum is trusted.
+
+    Attributes:
+        adapters: the number of each adapter by its key; the owner of the executor adds and removes them.
     """
 
     def __init__(
@@ -159,6 +165,7 @@ class ToyExecutor:
         self._num_stages = num_stages
         self._override = override
         self._check_pages = check_pages
+        self.adapters: dict[str, int] = {}
         self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
         self._in_flight: deque[_ToyHandle] = deque()
         self._awaiting: _ToyHandle | None = None  # submitted, and waits for the allowed ids
@@ -180,6 +187,9 @@ class ToyExecutor:
         assert plan.iteration == self.stats.iterations, f"iteration {plan.iteration} instead of {self.stats.iterations}"
         rows = [member.row for member in plan.members]
         assert len(set(rows)) == len(rows), f"iteration {plan.iteration} names a row twice: {rows}"
+        for write in plan.writes:
+            assert write.slot > 0, "slot 0 has no adapter"
+            self._memory.slots[write.slot] = self.adapters[write.adapter]
         # First all writes, then all reads, as on a device: a page in two rows shows in both.
         for member in plan.members:
             self._memory.write(member)
@@ -267,6 +277,9 @@ class ToyExecutor:
             if not member.is_sampling:
                 results.append(MemberResult(scores=scored, pooled=self._pool(member)))
                 continue
+            if member.num_drafts:
+                results.append(self._verify(member))
+                continue
             token, logprobs = self._sample(member, next(sets) if member.is_constrained else None)
             run = tuple(self._memory.row(member.row).report(token or 0))
             results.append(MemberResult(run, token is not None, logprobs, scored))
@@ -274,6 +287,18 @@ class ToyExecutor:
         # `sim/clock.py` counts the latency from the draw, so a token must not be seen before that.
         handle.ready_at = max(handle.ready_at, time.perf_counter() + self._latency)
         self._ready_at = max(self._ready_at, handle.ready_at)
+
+    def _verify(self, member: Member) -> MemberResult:
+        """Sample after a member's newest token and after each proposal, up to the first other id."""
+        drafts = [*member.ids[-member.num_drafts :], None]
+        run = []
+        for before, draft in zip(range(member.num_drafts, -1, -1), drafts, strict=True):
+            token, _ = self._sample(member, None, before)
+            run.append(token or 0)
+            if token != draft:
+                break
+        self._memory.row(member.row).last_token = None  # the host decides about it
+        return MemberResult(run, token is not None)
 
     def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
         """Run a plan of many steps, with its members written once: draw, write the drawn token, and so on."""
@@ -301,10 +326,16 @@ class ToyExecutor:
         ]
         return StepResult(plan.iteration, results, num_steps)
 
-    def _sample(self, member: Member, allowed: TokenSet | None) -> tuple[int | None, TokenLogprobs | None]:
-        """The next id after a member's whole context (None if logits are not finite), and its log probability."""
+    def _sample(
+        self, member: Member, allowed: TokenSet | None, before: int = 0
+    ) -> tuple[int | None, TokenLogprobs | None]:
+        """The id after a member's context without its last `before` tokens (None if logits are not finite).
+
+        The second value is the log probability of the id.
+        """
         row = self._memory.row(member.row)
-        sampling, length, total = row.sampling, len(row.sums), row.sums[-1]
+        length = len(row.sums) - before
+        sampling, total = row.sampling, row.sums[length - 1]
         params = sampling.params
         if self._check_pages:
             self._memory.check(member.row)

@@ -40,6 +40,7 @@ class ToyMemory:
         self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self._readers: list[set[int]] = [set() for _ in range(num_pages)]  # rows with each page
         self._rows: dict[int, ToyRow] = {}
+        self.slots: dict[int, int] = {0: 0}  # the number of the adapter in each slot
 
     def row(self, index: int) -> ToyRow:
         """The state of a row with a holder."""
@@ -54,7 +55,7 @@ class ToyMemory:
             assert row.last_token is not None, f"row {member.row} has no token on the device"
             ids.append(row.last_token)
         assert ids, f"{member.request_id} processes nothing"
-        if member.targets or member.is_constrained:
+        if member.targets or member.is_constrained or member.num_drafts:
             self._check_claims(member, ids)
         assert all(0 <= token < self._vocab_size for token in ids), f"{member.request_id}: ids outside the vocabulary"
         assert member.start <= len(row.sums), (
@@ -68,12 +69,13 @@ class ToyMemory:
         end = start + len(ids)
         assert end <= len(row.pages) * self._page_size, f"{row.request_id}: {end} tokens in {len(row.pages)} pages"
         total = row.sums[start - 1] if start else 0
+        adapter = self._adapter_of(row)
         for position, token in enumerate(ids, start=start):
             number, slot = divmod(position, self._page_size)
             page = row.pages[number]
             assert self._readers[page] == {index}, f"{row.request_id} writes into page {page}, which is shared"
-            self._pages[page][slot] = token
-            total += (position + 1) * (token + 1)
+            self._pages[page][slot] = token + self._vocab_size * adapter
+            total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
 
     def write_drawn(self, index: int) -> None:
@@ -88,19 +90,27 @@ class ToyMemory:
 
     def _read(self, index: int, count: int) -> list[int]:
         row, ids = self._rows[index], []
+        adapter = self._adapter_of(row)
         for position in range(count):
             number, slot = divmod(position, self._page_size)
             page = row.pages[number]
             readers, token = self._readers[page], self._pages[page][slot]
             assert index in readers, f"page {page} of {row.request_id} was given to row {min(readers)} too"
             assert token is not None, f"{row.request_id} reads position {position}, which was never written"
-            ids.append(token)
+            assert token // self._vocab_size == adapter, f"{row.request_id} reads a page of another adapter"
+            ids.append(token % self._vocab_size)
         return ids
+
+    def _adapter_of(self, row: ToyRow) -> int:
+        slot = row.sampling.slot
+        assert slot in self.slots, f"{row.request_id} has slot {slot}, which was never written"
+        return self.slots[slot]
 
     def check(self, index: int) -> None:
         """Check a row's pages: they must hold the ids written for it, and no others."""
         row = self._rows[index]
-        total = sum((position + 1) * (token + 1) for position, token in enumerate(self.ids_of(index)))
+        adapter = self._adapter_of(row)
+        total = sum((position + 1) * (token + 1 + adapter) for position, token in enumerate(self.ids_of(index)))
         assert total == row.sums[-1], f"{row.request_id}: another request wrote into its pages"
 
     def _holder(self, member: Member) -> ToyRow:
@@ -122,13 +132,20 @@ class ToyMemory:
         row.pages += member.new_pages
         if member.sampling is not None and member.start:
             ids = self._read(member.row, member.start)
-            row.sums = list(accumulate((i + 1) * (token + 1) for i, token in enumerate(ids)))
+            adapter = self._adapter_of(row)
+            row.sums = list(accumulate((i + 1) * (token + 1 + adapter) for i, token in enumerate(ids)))
         return row
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:
         assert member.is_sampling or not member.is_constrained, (
             f"{member.request_id} is constrained and does not sample"
         )
+        if member.num_drafts:
+            assert member.is_sampling and member.num_drafts < len(member.ids), f"{member.request_id}: only proposals"
+            is_plain = not (member.is_constrained or member.targets or member.last_on_device)
+            assert is_plain, f"{member.request_id}: proposals beside targets, a constraint or an id on the device"
+            params = self._rows[member.row].sampling.params
+            assert not params.has_extras, f"{member.request_id}: proposals of a request with extras"
         if not member.targets:
             return
         targets, expected = list(member.targets), len(ids) - member.is_sampling

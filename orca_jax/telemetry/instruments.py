@@ -25,8 +25,10 @@ class Instrument(Protocol):
 class Counter:
     """A total that only grows, one for each combination of label values in use."""
 
-    def __init__(self, name: str, text: str, labels: Labels = (), known: Sequence[Labels] = ()) -> None:
-        self._name, self._text, self._labels = PREFIX + name, text, labels
+    def __init__(
+        self, name: str, text: str, labels: Labels = (), known: Sequence[Labels] = (), *, prefix: str = PREFIX
+    ) -> None:
+        self._name, self._text, self._labels = prefix + name, text, labels
         self._values: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
 
     def add(self, amount: float = 1, labels: Labels = ()) -> None:
@@ -51,6 +53,10 @@ class Gauge:
     def set(self, value: float, labels: Labels = ()) -> None:
         """Replace the value; `labels` in the order of their names."""
         self._values[labels] = value
+
+    def has(self, labels: Labels) -> bool:
+        """True if there is a value for these labels."""
+        return labels in self._values
 
     def clear(self) -> None:
         """Remove the values of all labels."""

@@ -1,10 +1,10 @@
 """The metrics of `/metrics` and their names. They belong to the event loop's thread."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from orca_jax.engine import HOST_PARTS
+from orca_jax.engine import ACCEPTED_PER_POS, HOST_PARTS
 from orca_jax.startup import EngineSummary
 from orca_jax.telemetry.instruments import Counter, Gauge, Histogram, Instrument, Labels
 
@@ -158,10 +158,57 @@ class GatewaySeries:
             prefix="vllm:",
         )
 
+        self.loras = Gauge(
+            "lora_requests_info",
+            "Time of the last change in seconds since 1970, with the adapters of running and waiting requests.",
+            ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            prefix="vllm:",
+        )
+
+    def show_loras(self, most: int, running: Sequence[str], waiting: Sequence[str], now: float) -> None:
+        """Set the gauge of the adapters, unless nothing has changed."""
+        labels = str(most), ",".join(running), ",".join(waiting)
+        if not self.loras.has(labels):
+            self.loras.clear()
+            self.loras.set(now, labels)
+
     def show(self, summary: EngineSummary) -> None:
         """Set the gauge of the resolved settings."""
         self.cache_config.clear()
         self.cache_config.set(1, (str(summary.page_size), str(summary.num_pages)))
+
+
+class SpeculationSeries:
+    """Totals of speculation, under vLLM's names; they appear with the first proposal."""
+
+    def __init__(self) -> None:
+        names: Labels = ("model_name",)
+        # By the name of the total in `orca_jax.engine.totals`.
+        self.totals = {
+            "spec_decode_drafts": Counter("spec_decode_num_drafts_total", "Proposals.", names, prefix="vllm:"),
+            "spec_decode_draft_tokens": Counter(
+                "spec_decode_num_draft_tokens_total", "Proposed tokens.", names, prefix="vllm:"
+            ),
+            "spec_decode_accepted_tokens": Counter(
+                "spec_decode_num_accepted_tokens_total", "Accepted tokens.", names, prefix="vllm:"
+            ),
+        }
+        self.accepted_per_pos = Counter(
+            "spec_decode_num_accepted_tokens_per_pos_total",
+            "Accepted tokens by their place in the proposal, from 0.",
+            (*names, "position"),
+            prefix="vllm:",
+        )
+
+    def add(self, grown: Mapping[str, float], model: str) -> None:
+        """Add the growth of all totals."""
+        if not grown["spec_decode_drafts"]:
+            return
+        for name, counter in self.totals.items():
+            counter.add(grown[name], (model,))
+        for name, count in grown.items():
+            if name.startswith(ACCEPTED_PER_POS):
+                self.accepted_per_pos.add(count, (model, name.rpartition("_")[2]))
 
 
 class Metrics:
@@ -172,10 +219,11 @@ class Metrics:
         self.engine = EngineSeries()
         self.http = HttpSeries()
         self.gateway = GatewaySeries()
+        self.speculation = SpeculationSeries()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current samples; the registry calls this."""
-        for group in (self.requests, self.engine, self.http, self.gateway):
+        for group in (self.requests, self.engine, self.http, self.gateway, self.speculation):
             for value in vars(group).values():
                 instruments: Iterable[Instrument] = value.values() if isinstance(value, dict) else (value,)
                 yield from (instrument.family() for instrument in instruments)

@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orca_jax.config import MAX_LORAS
 from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.wire import Heartbeat
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, EngineSeries, Metrics, SpeculationSeries
 from orca_jax.telemetry.otel import RequestEnd, Tracing
 
 COMPLETE = frozenset({"stop", "length", "tool_calls"})  # only complete requests count for the latency of the server
@@ -158,11 +159,12 @@ class ServerObserver:
         self.clock = clock
         self.logs_requests = config.log_requests
         self._model = config.names[0]
+        self._max_loras = (config.engine.max_loras or MAX_LORAS) if config.engine.enable_lora else 0
         self._registry = CollectorRegistry()
         self._registry.register(self.metrics)
         ProcessCollector(registry=self._registry)
         self._engine: EngineView | None = None
-        self._totals = _EngineTotals(self.metrics.engine)
+        self._totals = _EngineTotals(self.metrics.engine, self.metrics.speculation, self._model)
         self._last_beat: tuple[float, Heartbeat] | None = None
         self._open_calls = 0
 
@@ -249,6 +251,9 @@ class ServerObserver:
         engine.busy.set(0.0 if beat is None else beat.busy_seconds)
         engine.pages_total.set(pages)
         engine.pages_used.set(used)
+        if self._max_loras:
+            running_loras, waiting_loras = ((), ()) if stats is None else (stats.running_loras, stats.waiting_loras)
+            gateway.show_loras(self._max_loras, running_loras, waiting_loras, time.time())
         model = (self._model,)
         for gauge, twin, value in (
             (engine.running, gateway.running, running),
@@ -265,8 +270,9 @@ class _EngineTotals:
     The work of an engine between its last heartbeat and its death is lost.
     """
 
-    def __init__(self, series: EngineSeries) -> None:
-        self._series = series
+    def __init__(self, series: EngineSeries, speculation: SpeculationSeries, model: str) -> None:
+        self._series, self._speculation = series, speculation
+        self._model = model
         self._has_served = False
         self._last: dict[str, float] = {}
 
@@ -293,6 +299,7 @@ class _EngineTotals:
         series = self._series
         for name, counter in series.totals.items():
             counter.add(grown[name])
+        self._speculation.add(grown, self._model)
         for part in HOST_PARTS:
             series.host_seconds.add(grown[f"{part}_seconds"], (part,))
         if grown["iterations"]:

@@ -37,7 +37,7 @@ def read_text(path: Path, limit: int, param: str) -> str:
         ConfigError: it is not a file, cannot be read, or is larger. The message names the file.
     """
     if not path.is_file():  # checked before opening: a pipe would block, and a device may never end
-        raise ConfigError(f"{path} is not a file", param=param)
+        raise ConfigError(f"{path} is not a file; check the path", param=param)
     try:
         with path.open("rb") as file:
             content = file.read(limit + 1)

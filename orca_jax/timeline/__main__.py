@@ -10,10 +10,8 @@ from collections.abc import Sequence
 
 from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError
-from orca_jax.flags import FlagParser, program
-from orca_jax.reporting import print_table
-from orca_jax.timeline.read import figures, load_timeline
-from orca_jax.timeline.views import add_file_args, write_views
+from orca_jax.flags import FlagParser, program, run_program
+from orca_jax.timeline.flags import add_file_args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,17 +30,21 @@ def make_parser() -> FlagParser:
 
 def _main(argv: Sequence[str] | None) -> int:
     args = make_parser().parse_args(argv)
+    from orca_jax.reporting import print_table  # after the flags, so that help and errors come at once
+    from orca_jax.timeline.read import figures, load_timeline, shown_figures
+    from orca_jax.timeline.views import write_views
+
     try:
         timeline = load_timeline(args.file)
-        shown = figures(timeline)
+        found, shown = figures(timeline), shown_figures(timeline)
         write_views(timeline, args)
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print_table(f"{args.file}: {timeline.head.config.model}, {timeline.head.config.scheduler}", shown)
-    print(json.dumps({**shown, "config": dataclasses.asdict(timeline.head.config), "trace": args.file}))
+    print(json.dumps({**found, "config": dataclasses.asdict(timeline.head.config), "trace": args.file}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("timeline", main))

@@ -3,14 +3,15 @@
 import dataclasses
 import statistics
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import LinearCost, WorkCounts, work_of
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SOUND = 0.8  # least share of the variance that a sound fit explains
 
@@ -50,6 +51,8 @@ def fit_cost(timeline: Timeline) -> Fit:
     """
     if not timeline.iterations:
         raise ConfigError("the timeline has no iterations, so no cost can be fitted", param="trace")
+    import numpy as np  # help comes without it
+
     work = [work_in(each) for each in timeline.iterations]
     features = np.array([(w.steps, w.num_tokens + w.padding, w.chunk_pairs + w.context) for w in work], np.float64)
     taken = np.array([each.device for each in timeline.iterations])
@@ -68,16 +71,20 @@ def host_seconds(timeline: Timeline) -> float:
 
 def work_in(iteration: IterationRecord) -> WorkCounts:
     """The work of a recorded iteration, over all its steps."""
-    parts = [(start, 1, True) for _, start in iteration.increments]
+    proposed = dict(iteration.proposed or ())  # the model computes them as a chunk, and draws after each
+    parts = [(start, 1 + proposed.get(n, 0), n not in proposed) for n, start in iteration.increments]
     parts += [(start, size, False) for _, start, size, _ in iteration.chunks]
     parts += [(start, size, size == 1) for _, start, size in iteration.repeats]
     draws = len(iteration.increments) + len(iteration.repeats) + sum([samples for *_, samples in iteration.chunks])
+    draws += sum(proposed.values())
     once = work_of(parts, draws)._replace(launches=iteration.launches, padding=iteration.padding)
     return once if iteration.steps == 1 else once.repeated(iteration.steps)
 
 
-def non_negative(features: np.ndarray, taken: np.ndarray) -> np.ndarray:
+def non_negative(features: "np.ndarray", taken: "np.ndarray") -> "np.ndarray":
     """Solve by least squares; features with negative weights are left out, beginning with the most negative one."""
+    import numpy as np
+
     scale = np.maximum(np.abs(features).max(axis=0), 1)
     kept = list(range(features.shape[1]))
     weights = np.zeros(features.shape[1])

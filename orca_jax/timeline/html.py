@@ -1,115 +1,119 @@
-"""Draws a timeline as an HTML file without scripts: a row per request, a column per iteration.
+"""Makes one HTML file of a timeline: figures, a chart of requests by iteration, and a table of requests.
 
-The file needs no network.
+The chart is drawn by the code of the playground's live view, which is in `page/`. The file needs no network and opens
+from a disk: style, script and data are in it. Its policy (CSP) lets no other script run, and loads nothing. Figures and
+table are plain HTML, so that a reader without scripts has them too.
 """
 
-from collections.abc import Iterator
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
 from html import escape
+from string import Template
 
-from orca_jax.timeline.read import Timeline
-from orca_jax.timeline.spans import COLORS, KINDS, Span, request_spans
-from orca_jax.timeline.writer import IterationRecord
+from orca_jax.reporting import p99_name
+from orca_jax.timeline.page_data import origin, page_json
+from orca_jax.timeline.palette import PAGE_FOLDER, SCHEDULERS, palette_css
+from orca_jax.timeline.read import Timeline, figures, token_times
 
-_ROW = 16  # pixels
-_TOP = 96  # height of the strip with the tokens of each iteration
-_BAR = 64  # height of its highest bar
-_AXIS = 12  # below the bars, for the numbers
-
-_STYLE = f"""
-body {{ font: 13px/1.4 system-ui, sans-serif; margin: 16px; color: #222; background: #fff; }}
-h1 {{ font-size: 17px; }}
-.key span {{ margin-right: 16px; white-space: nowrap; }}
-.key i {{ display: inline-block; width: 12px; height: 12px; margin-right: 4px; vertical-align: -1px; }}
-.chart {{ display: flex; overflow: auto; max-height: 85vh; border: 1px solid #ccc; margin-top: 12px; }}
-.names {{ position: sticky; left: 0; background: #fff; border-right: 1px solid #ccc; flex: none; }}
-.names div {{ height: {_ROW}px; font: 11px/{_ROW}px ui-monospace, monospace; padding: 0 8px; white-space: nowrap;
-  max-width: 260px; overflow: hidden; text-overflow: ellipsis; }}
-.names .top {{ height: {_TOP}px; font: inherit; color: #666; }}
-svg {{ flex: none; display: block; }}
-svg text {{ font: 10px ui-monospace, monospace; fill: #666; }}
-svg rect:hover {{ stroke: #000; stroke-width: 1; }}
-"""
+STYLES = ("chart.css", "recording.css")
+MODULES = ("draw.js", "scale.js", "words.js", "chart.js", "recording.js")
+"""In an order in which each imports from earlier ones only."""
+MAX_ROWS = 1000
+"""Rows of the table."""
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(async )?(function|class|const)\b)", re.MULTILINE)
 
 
 def html_page(timeline: Timeline) -> str:
-    """Return the text of the file."""
-    config = timeline.head.config
-    title = (
-        f"{config.model}: {config.scheduler}, {len(timeline.arrivals)} requests, {len(timeline.iterations)} iterations"
-    )
-    spans = request_spans(timeline)
-    column = 14 if len(timeline.iterations) <= 200 else 8 if len(timeline.iterations) <= 2000 else 4
-    width, height = column * len(timeline.iterations) + 40, _TOP + _ROW * len(spans)
-    key = "".join(f'<span><i style="background:{COLORS[kind]}"></i>{escape(KINDS[kind])}</span>' for kind in KINDS)
-    names = "".join(_name(timeline, n) for n in spans)
-    rows = [
-        f'<g data-request="{n}">{"".join(_cell(timeline, n, span, _TOP + _ROW * row, column) for span in each)}</g>'
-        for row, (n, each) in enumerate(spans.items())
-    ]
-    return "".join(
-        [
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
-            f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
-            f'<div class="key">{key}</div><div class="chart"><div class="names">',
-            f'<div class="top">tokens per iteration,<br>then the requests in it</div>{names}</div>',
-            f'<svg width="{width}" height="{height}" role="img"><title>requests by iteration</title>',
-            *_strip(timeline, column),
-            *rows,
-            "</svg></div></body></html>\n",
-        ]
+    """Return the text of the file. Raises ConfigError if no request has ended."""
+    shown, config = figures(timeline), timeline.head.config
+    style, script, times = _style(), bundled_script(), token_times(timeline)
+    scheduler = SCHEDULERS[config.scheduler].title if config.scheduler in SCHEDULERS else config.scheduler
+    counts = f"{len(timeline.arrivals):,} requests, {len(timeline.iterations):,} iterations, {shown['wall_s']:.2f} s"
+    return Template((PAGE_FOLDER / "recording.html").read_text(encoding="utf-8")).substitute(
+        policy=_policy(style, script),
+        title=escape(f"{config.model}: {config.scheduler}"),
+        model=escape(config.model),
+        scheduler=escape(config.scheduler),
+        description=escape(f"{scheduler} ({config.scheduler}): {counts}"),
+        figures="".join(_figures(shown)),
+        rows="".join(_rows(timeline, times)),
+        hidden_rows=_hidden_rows(timeline),
+        style=style,
+        script=script,
+        data=page_json(timeline, times),
     )
 
 
-def _name(timeline: Timeline, n: int) -> str:
-    arrival, end = timeline.arrivals[n], timeline.ends.get(n)
-    came = f"{arrival.prompt} prompt tokens, at most {arrival.max_tokens} generated"
-    went = f"{end.generated} generated, {end.cached} cached, {end.reason}" if end else "no end in the timeline"
-    return f'<div title="{escape(f"{came}; {went}")}">{escape(f"{n}: {arrival.request_id}")}</div>'
+@cache
+def bundled_script() -> str:
+    """The modules of the page as one: their imports left out, since one module has all names."""
+    texts = [(PAGE_FOLDER / name).read_text(encoding="utf-8") for name in MODULES]
+    return "\n".join([_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts])
 
 
-def _cell(timeline: Timeline, n: int, span: Span, y: int, column: int) -> str:
-    first, last = timeline.iterations[span.first].iteration, timeline.iterations[span.last].iteration
-    when = f"iteration {first}" if first == last else f"iterations {first} to {last}"
-    count = "1 token" if span.tokens == 1 else f"{span.tokens} tokens"
-    what = f", {count} from position {span.start}" if span.tokens else ""
-    why = f"; the first waiting request lacks {span.held}" if span.held else ""
-    wide = column * (span.last - span.first + 1) - 1
-    text = escape(f"{timeline.arrivals[n].request_id}, {when}: {KINDS[span.kind]}{what}{why}")
-    return _rect(span.first * column, y + 2, wide, _ROW - 4, COLORS[span.kind], text)
+def _style() -> str:
+    return palette_css() + "".join([(PAGE_FOLDER / name).read_text(encoding="utf-8") for name in STYLES])
 
 
-def _strip(timeline: Timeline, column: int) -> Iterator[str]:
-    """Yield a bar for each iteration: increments below, then repeats, chunks and padding; and some numbers."""
-    most = max([each.tokens + each.padding for each in timeline.iterations], default=0) or 1
-    floor = _TOP - _AXIS - 6
-    for index, each in enumerate(timeline.iterations):
-        text = escape(_caption(each))
-        parts = {
-            COLORS["increment"]: len(each.increments),
-            COLORS["repeat"]: sum(size for _, _, size in each.repeats),
-            COLORS["chunk"]: sum(size for _, _, size, _ in each.chunks),
-            "#eeeeee": each.padding,
-        }
-        y = float(floor)
-        for color, count in parts.items():
-            high = _BAR * count / most
-            y -= high
-            if count:
-                yield _rect(index * column, y, column - 1, high, color, text)
-        if index % max(1, 70 // column) == 0:
-            yield f'<text x="{index * column}" y="{floor + _AXIS}">{each.iteration}</text>'
-    yield f'<text x="0" y="10">{most} tokens</text>'
-
-
-def _caption(each: IterationRecord) -> str:
-    queue = f"{each.running} running, {each.waiting} waiting" + (f" for {each.held}" if each.held else "")
-    host = each.planned - each.selected + each.update
+def _policy(style: str, script: str) -> str:
+    """A policy that allows this style and this script alone."""
+    style_hash, script_hash = (b64encode(sha256(text.encode()).digest()).decode() for text in (style, script))
     return (
-        f"iteration {each.iteration}: {each.tokens} tokens, {each.padding} of padding, {each.launches} launches; "
-        f"{queue}; {each.free_pages} pages free; device {1e3 * each.device:.2f} ms, host {1e3 * host:.2f} ms"
+        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'"
     )
 
 
-def _rect(x: float, y: float, width: float, height: float, color: str, text: str) -> str:
-    place = f'x="{x}" y="{y:.4g}" width="{width}" height="{height:.4g}"'
-    return f'<rect {place} fill="{color}"><title>{text}</title></rect>'
+def _figures(shown: Mapping[str, float]) -> Iterator[str]:
+    """Yield a term with its values for each group of figures."""
+    served = int(shown["requests"])
+    gaps = int(shown["output_tokens"]) - served
+    has_gaps = shown["p99_inter_token_ms"] > 0
+
+    def pair(name: str, count: int = served) -> str:
+        median, most = shown[f"median_{name}_ms"], shown[f"p99_{name}_ms"]
+        return f"<b>{_time(median)}</b> median<br>{p99_name(count)}: {_time(most)}"
+
+    groups = {
+        "Output": f"<b>{_number(shown['output_tokens_per_s'])}</b> tokens/s<br>"
+        f"{_number(shown['requests_per_s'])} requests/s",
+        "Time to first token": pair("ttft"),
+        "Latency of an answer": pair("latency"),
+        "Latency by generated token": pair("normalized_latency"),
+        "Between two tokens": pair("inter_token", gaps) if has_gaps else "none: each answer arrives whole",
+        "Requests in an iteration": f"<b>{shown['mean_batch_size']:,.1f}</b> on average",
+        "Device idle": f"<b>{100 * shown['device_idle_share']:.1f}</b> % of the time, at most",
+        "Preemptions": f"<b>{shown['preemptions']:,.0f}</b><br>{shown['cached_tokens']:,.0f} prompt tokens cached",
+    }
+    for term, value in groups.items():
+        yield f"<div><dt>{term}</dt><dd>{value}</dd></div>"
+
+
+def _time(ms: float) -> str:
+    return f"{_number(ms)} ms" if ms < 1000 else f"{_number(ms / 1e3)} s"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rows(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> Iterator[str]:
+    """Yield a row of the table for each request, up to `MAX_ROWS`."""
+    begin = origin(timeline)
+    for n, arrival in list(timeline.arrivals.items())[:MAX_ROWS]:
+        end = timeline.ends.get(n)
+        first = f"{times[n][0] - arrival.at:.3f}" if times.get(n) else ""
+        answer = f"{end.at - arrival.at:.3f}" if end else ""
+        cells = [arrival.prompt, end.generated if end else "", f"{arrival.at - begin:.3f}", first, answer]
+        name = escape(f"#{n}: {arrival.request_id}")
+        values = "".join(f"<td>{cell}</td>" for cell in [*cells, end.reason if end else "not in the recording"])
+        yield f'<tr><th scope="row">{name}</th>{values}</tr>'
+
+
+def _hidden_rows(timeline: Timeline) -> str:
+    hidden = len(timeline.arrivals) - MAX_ROWS
+    return f'<p class="muted small">The chart has {hidden:,} more requests.</p>' if hidden > 0 else ""

@@ -10,17 +10,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import write_figure
+from orca_jax.timeline.palette import KINDS as COLORS
+from orca_jax.timeline.palette import SCHEDULERS, curve_styles
 from orca_jax.timeline.read import Timeline
-from orca_jax.timeline.spans import COLORS, Span, SpanKind, request_spans
+from orca_jax.timeline.spans import Span, SpanKind, request_spans
 
 Unit = Literal["iterations", "seconds"]
 
 _LABELS: dict[SpanKind, str] = {
-    "chunk": "initiation: the prompt",
+    "chunk": "prefill (initiation)",
     "increment": "increment: one token",
-    "repeat": "ended, kept in its batch",
+    "repeat": "ended, still in the batch",
     "waiting": "waiting",
     "preempted": "preempted",
     "idle": "admitted, not in this iteration",
@@ -32,10 +34,10 @@ _HEIGHTS: dict[SpanKind, float] = {
 }  # in rows; the other kinds have `_FULL`
 _FULL = 0.8
 _HATCHES: dict[SpanKind, str] = {"repeat": "//////"}  # wasted work is shown by a pattern too
-_MARKERS = "osD^vP"
-_LATENCY_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the palette of Okabe and Ito
-_WIDTH = 10.0  # inches
+_WIDTH = 8.0  # inches: texts are then legible at half the size
+_SMALL = 9  # points
 _MOST_COLUMNS = 250  # with gaps between the iterations
+_ROWS = 20  # numbers of requests at an axis, at most
 
 
 def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations") -> Figure:
@@ -52,7 +54,7 @@ def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations")
         raise ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}", param="unit")
     _check(timelines)
     heights = [
-        0.55 + len(timeline.arrivals) * (0.19 if len(timeline.arrivals) <= 32 else 0.13)
+        0.75 + len(timeline.arrivals) * (0.19 if len(timeline.arrivals) <= 32 else 0.13)
         for timeline in timelines.values()
     ]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.8), layout="constrained")
@@ -62,12 +64,14 @@ def draw_timelines(timelines: Mapping[str, Timeline], unit: Unit = "iterations")
     kinds: set[SpanKind] = set()
     for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
         kinds |= _draw_panel(axes, timeline, unit)
-        axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
+        head, _, text = name.partition("\n")
+        axes.set_title(head, loc="left", fontsize=11, fontweight="bold", pad=19 if text else 6)
+        axes.annotate(
+            text, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=_SMALL
+        )
     panels[-1].set_xlabel("iteration" if unit == "iterations" else "seconds since the first arrival")
     figure.supylabel("requests, in order of arrival", fontsize=10)
-    figure.legend(
-        handles=_legend(kinds), loc="outside lower center", ncols=5 if len(kinds) < 5 else 4, fontsize=9, frameon=False
-    )
+    figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=3, fontsize=10, frameon=False)
     return figure
 
 
@@ -80,20 +84,23 @@ def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
     _check(timelines)
     figure = Figure(figsize=(_WIDTH, 3.6), layout="constrained")
     axes = figure.subplots()
-    for index, (name, timeline) in enumerate(timelines.items()):
+    schedulers = [f"{timeline.head.config.scheduler} {name}" for name, timeline in timelines.items()]
+    styles = curve_styles(schedulers)
+    for scheduler, (name, timeline) in zip(schedulers, timelines.items(), strict=True):
         waits = [
             (row, timeline.ends[n].at - timeline.arrivals[n].at)
             for row, n in enumerate(timeline.arrivals, 1)
             if n in timeline.ends
         ]
+        head = name.partition("\n")[0]
         mean = sum(seconds for _, seconds in waits) / len(waits) if waits else 0.0
         axes.plot(
             [row for row, _ in waits],
             [seconds for _, seconds in waits],
-            marker=_MARKERS[index % len(_MARKERS)],
-            color=_LATENCY_COLORS[index % len(_LATENCY_COLORS)],
+            marker=styles[scheduler].marker,
+            color=styles[scheduler].color,
             linewidth=0.7,
-            label=f"{name} (mean {mean:.2f} s)",
+            label=f"{head} (mean {mean:.2f} s)",
         )
     axes.set(xlabel="request, in order of arrival", ylabel="seconds to the answer")
     axes.set_ylim(bottom=0)
@@ -103,15 +110,31 @@ def draw_latencies(timelines: Mapping[str, Timeline]) -> Figure:
     return figure
 
 
-def title(timeline: Timeline) -> str:
-    """Return the title of a panel: the scheduler with the numbers of requests, iterations and seconds."""
-    last = max(
-        [end.at for end in timeline.ends.values()],
-        default=timeline.iterations[-1].collected if timeline.iterations else 0.0,
-    )
-    seconds = last - _origin(timeline)
-    counts = f"{len(timeline.arrivals)} requests, {len(timeline.iterations)} iterations, {seconds:.2f} s"
-    return f"{timeline.head.config.scheduler}: {counts}"
+def title(timeline: Timeline, above: Timeline | None = None) -> str:
+    """Return the title of a panel in two lines: the scheduler, then the numbers of requests, iterations and seconds.
+
+    Args:
+        timeline: of the panel.
+        above: the timeline of the panel above, to which the numbers are related if it has as many requests.
+    """
+    name = timeline.head.config.scheduler
+    style = SCHEDULERS.get(name)
+    head = f"{style.title} ({name})" if style else name
+    counts = f"{len(timeline.arrivals)} requests, {len(timeline.iterations)} iterations, {_seconds(timeline):.2f} s"
+    if above is not None and len(above.arrivals) == len(timeline.arrivals):
+        iterations = len(timeline.iterations) / max(1, len(above.iterations))
+        counts += (
+            f": {iterations:.0%} of the iterations and {_seconds(timeline) / _seconds(above):.0%} of the time above"
+        )
+    elif name == "request_level":
+        counts += "; a prompt longer than the shortest of its batch takes one token per iteration"
+    return f"{head}\n{counts}"
+
+
+def _seconds(timeline: Timeline) -> float:
+    """Seconds from the first arrival to the last end."""
+    last = timeline.iterations[-1].collected if timeline.iterations else 0.0
+    return max([end.at for end in timeline.ends.values()], default=last) - _origin(timeline)
 
 
 def save_figure(figure: Figure, path: str) -> None:
@@ -122,11 +145,10 @@ def save_figure(figure: Figure, path: str) -> None:
     """
     if not path.endswith((".png", ".svg")):
         raise ConfigError(f"plot must be a file name that ends in .png or .svg, got {path!r}", param="plot")
-    metadata = {"Software": None} if path.endswith(".png") else {"Date": None}
     try:
-        write_figure(figure, path, format=path[-3:], dpi=110, metadata=metadata)
+        write_figure(figure, path, path[-3:], dpi=150)
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="plot") from error
+        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param="plot") from error
 
 
 def _check(timelines: Mapping[str, Timeline]) -> None:
@@ -138,10 +160,8 @@ def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[SpanKind]:
     edges = _edges(timeline, unit)
     spans = request_spans(timeline)
     boxes: dict[SpanKind, list[Sequence[tuple[float, float]]]] = {}
-    for row, (n, each) in enumerate(spans.items(), 1):
+    for row, each in enumerate(spans.values(), 1):
         for span in each:
-            if span.kind == "idle" and _is_over(timeline, n, span):
-                continue  # the request ended after this iteration was planned
             boxes.setdefault(span.kind, []).append(_box(span, row, edges))
     for kind, corners in boxes.items():
         above = 3 if kind in _HEIGHTS else 1  # the gaps between columns are drawn in between, at 2
@@ -156,15 +176,14 @@ def _draw_panel(axes: Axes, timeline: Timeline, unit: Unit) -> set[SpanKind]:
     _draw_ends(axes, timeline, unit, list(spans))
     axes.set_xlim(0, None)
     axes.set_ylim(len(spans) + 0.6, 0.4)
-    step = 1 if len(spans) <= 32 else 4
-    axes.set_yticks(range(1, len(spans) + 1, step))
-    axes.tick_params(left=False, labelbottom=True, labelsize=7)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    step = max(1, -(-len(spans) // _ROWS))
+    axes.set_yticks(range(1, len(spans) + 1, step), [f"#{n}" for n in list(spans)[::step]])
+    axes.tick_params(left=False, labelbottom=True, labelsize=_SMALL)
+    axes.spines[["top", "right"]].set_visible(False)
+    style = SCHEDULERS.get(timeline.head.config.scheduler)
+    axes.spines["left"].set(color=style.color if style else "white", linewidth=4)
+    axes.spines["left"].set_position(("outward", 4))
     return set(boxes)
-
-
-def _is_over(timeline: Timeline, n: int, span: Span) -> bool:
-    return n in timeline.ends and timeline.ends[n].at <= timeline.iterations[span.first].collected
 
 
 def _edges(timeline: Timeline, unit: Unit) -> list[tuple[float, float]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import percentile
+from orca_jax.errors import ConfigError, reason_of
+from orca_jax.reporting import name_tails, percentile
 from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRecord, TimelineHeader
 
 
@@ -41,7 +41,7 @@ def load_timeline(path: str) -> Timeline:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="trace") from error
+        raise ConfigError(f"{path!r} cannot be read: {reason_of(error)}", param="trace") from error
     return parse_timeline(data)
 
 
@@ -78,7 +78,8 @@ def parse_timeline(data: bytes) -> Timeline:
 
 def members(iteration: IterationRecord) -> Iterator[tuple[int, int, int]]:
     """Yield (request, position, tokens) of each member."""
-    yield from ((n, start, 1) for n, start in iteration.increments)
+    proposed = dict(iteration.proposed or ())
+    yield from ((n, start, 1 + proposed.get(n, 0)) for n, start in iteration.increments)
     yield from ((n, start, size) for n, start, size, _ in iteration.chunks)
     yield from iteration.repeats
 
@@ -105,6 +106,27 @@ def _sampled(iteration: IterationRecord) -> Iterator[tuple[int, int]]:
     yield from ((n, 1) for n, _, _, samples in iteration.chunks if samples)
 
 
+def shown_figures(timeline: Timeline) -> dict[str, float]:
+    """Return the figures under names for people: the 99th percentile of few requests is their largest value.
+
+    Raises:
+        ConfigError: as in `figures`.
+    """
+    found = figures(timeline)
+    return name_tails(found, int(found["requests"]), int(found["output_tokens"] - found["requests"]))
+
+
+def proposals(timeline: Timeline) -> tuple[int, int, int]:
+    """Return the number of proposed tokens, of those accepted, and of those with all others before them accepted."""
+    proposed = accepted = tested = 0
+    for iteration in timeline.iterations:
+        told = dict(iteration.told or ())
+        for n, count in iteration.proposed or ():
+            hits = told.get(n, 1) - 1
+            proposed, accepted, tested = proposed + count, accepted + hits, tested + min(hits + 1, count)
+    return proposed, accepted, tested
+
+
 def figures(timeline: Timeline) -> Mapping[str, float]:
     """Return latencies, throughput and counts. Only requests that ended with "stop" or "length" are measured.
 
@@ -121,15 +143,20 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         raise ConfigError("no request of the timeline has ended, so there is nothing to measure", param="trace")
     arrived = {n: timeline.arrivals[n].at for n in served}
     wall = max(timeline.ends[n].at for n in served) - min(arrived.values())
-    normalized = [(timeline.ends[n].at - arrived[n]) / len(times[n]) for n in served]
+    latencies = [timeline.ends[n].at - arrived[n] for n in served]
+    normalized = [latency / len(times[n]) for n, latency in zip(served, latencies, strict=True)]
     first = [times[n][0] - arrived[n] for n in served]
     gaps = [after - before for n in served for before, after in zip(times[n], times[n][1:], strict=False)] or [0.0]
     num_tokens = sum(len(times[n]) for n in served)
+    proposed, accepted, _ = proposals(timeline)
     batch = [sum(1 for _ in members(iteration)) for iteration in timeline.iterations]
     return {
         "requests": len(served),
+        "output_tokens": num_tokens,
         "output_tokens_per_s": num_tokens / wall if wall else 0.0,
         "requests_per_s": len(served) / wall if wall else 0.0,
+        "median_latency_ms": 1e3 * statistics.median(latencies),
+        "p99_latency_ms": 1e3 * percentile(latencies, 99),
         "median_normalized_latency_ms": 1e3 * statistics.median(normalized),
         "p99_normalized_latency_ms": 1e3 * percentile(normalized, 99),
         "median_ttft_ms": 1e3 * statistics.median(first),
@@ -138,6 +165,8 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         "p99_inter_token_ms": 1e3 * percentile(gaps, 99),
         "iterations": len(timeline.iterations),
         "mean_batch_size": statistics.fmean(batch),
+        "proposed_tokens": proposed,
+        "accepted_tokens": accepted,
         "preemptions": sum(len(iteration.preempted) for iteration in timeline.iterations),
         "cached_tokens": sum(timeline.ends[n].cached for n in served),
         "device_idle_share": sum(iteration.idle for iteration in timeline.iterations) / wall if wall else 0.0,

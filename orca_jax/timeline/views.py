@@ -1,33 +1,15 @@
-"""The flags and output files of the views of a timeline: a picture, an HTML page, and trace events."""
+"""The output files of the views of a timeline: a picture, an HTML page, and trace events."""
 
 import argparse
 import json
 import os
 from collections.abc import Sequence
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import NO_MATPLOTLIB, write_file
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
 from orca_jax.timeline.read import Timeline
-
-
-def add_file_args(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the file to read and of the views to write."""
-    parser.add_argument("file", metavar="FILE", help="timeline written by --trace-file; of several, the last one")
-    parser.add_argument("--perfetto", metavar="OUT", help="write trace events for ui.perfetto.dev or chrome://tracing")
-    parser.add_argument("--html", metavar="OUT", help="write an HTML page with the requests of each iteration")
-    add_plot_args(parser)
-
-
-def add_plot_args(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the picture and of the unit of its axis."""
-    parser.add_argument("--plot", metavar="OUT", help="draw the timeline to a .png or .svg file")
-    parser.add_argument(
-        "--plot-unit",
-        choices=("iterations", "seconds"),
-        help="unit of the axis of --plot (default: iterations)",
-    )
 
 
 def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
@@ -61,7 +43,7 @@ def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
         from orca_jax.timeline.plot import draw_timelines, save_figure, title
     except ModuleNotFoundError as error:
         raise ConfigError(NO_MATPLOTLIB, param="plot") from error
-    named = {title(timeline): timeline for timeline in timelines}
+    named = {title(each, timelines[index - 1] if index else None): each for index, each in enumerate(timelines)}
     save_figure(draw_timelines(named, args.plot_unit or "iterations"), args.plot)
 
 
@@ -69,4 +51,4 @@ def _write_text(path: str, text: str, param: str) -> None:
     try:
         write_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param=param) from error
+        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param=param) from error

@@ -87,6 +87,7 @@ class IterationRecord:
     update: float = 0.0  # seconds of the host to record and deliver the result
     steps: int = 1  # repetitions in one dispatch; tokens, padding and positions are of the first one
     told: list[tuple[int, int]] | None = None  # (request, number of sampled ids); None: one id per sampling member
+    proposed: list[tuple[int, int]] | None = None  # (request, ids proposed to follow its increment); None: no ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,8 @@ class TimelineWriter(Observer):
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
         self._head = head
-        self._has_many_steps = head.config.check_in_intervals is not None
+        config = head.config
+        self._has_runs = config.check_in_intervals is not None or config.speculative_config is not None
         self._encode, self._sink = encode, sink
         self._clock = clock
         self._flush_seconds = flush_seconds
@@ -252,11 +254,11 @@ class TimelineWriter(Observer):
             self.flush()
 
     def collected(self, plan: StepPlan, result: StepResult) -> None:
-        """Record the time, and for a multi-step plan the number of steps and of sampled ids."""
+        """Record the time, and for a plan of many steps or with proposals the number of steps and of sampled ids."""
         now = self._clock()
         self._current = record = self._in_flight.popleft()
         record.collected = now
-        if self._has_many_steps and (plan.multi_step or any([len(each.run or ()) > 1 for each in result.members])):
+        if self._has_runs and (plan.multi_step or any([len(each.run or ()) > 1 for each in result.members])):
             record.steps = result.num_steps
             told = zip(plan.members, result.members, strict=True)
             record.told = [(self._requests[m.request_id].arrival_index, len(each.run)) for m, each in told if each.run]
@@ -300,6 +302,10 @@ class TimelineWriter(Observer):
                 increments.append((request.arrival_index, start))
                 continue
             n, size = request.arrival_index, member.num_tokens
+            if member.num_drafts:
+                increments.append((n, start))
+                record.proposed = [*(record.proposed or ()), (n, member.num_drafts)]
+                continue
             if request.finish_reason is not None:
                 record.repeats.append((n, start, size))
             elif size == 1 and member.is_sampling and start >= len(request.prompt_ids):

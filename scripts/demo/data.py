@@ -1,31 +1,27 @@
-"""Text for the demo model: files -> a vocabulary -> rows of packed tokens.
+"""Text for the demo model: files and generated conversations -> a vocabulary -> rows of packed tokens.
 
-A `.jsonl` file holds word problems, one object with `question` and `answer` per line; any other file is plain text.
-A row holds either a window of one text, or several whole problems in separate attention segments.
+A row holds either a window of one text, or several whole conversations and stories in separate attention segments.
 """
 
-import json
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from demo.tasks.example import Conversation
+
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
 HELD_OUT = 0.02  # share of each text, at its end
+TEXT_WEIGHT = 0.5  # of a token of literature in the loss; of an answer's token it is 1, of a question's 0
+QUEUE = 64  # pieces that wait for a row with enough room
+LONG = 200  # tokens of a piece that waits for a long row; beyond a quarter of the queue, such ones are dropped
+
+Piece = Conversation | str  # a conversation, or a text that is learnt whole
 
 _PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})  # prompts are typed with these
-_CALCULATOR = re.compile(r"<<[^>]*>>")  # annotations for a calculator; the demo has none
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Texts, and pairs of question and answer."""
-
-    texts: tuple[str, ...]
-    problems: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -37,34 +33,31 @@ class Rows:
     positions: np.ndarray
     segments: np.ndarray  # tokens attend within their segment; 0 is padding
     weights: np.ndarray  # of each target in the loss
-    answers: np.ndarray  # 1 where the target belongs to an answer
 
 
-def read_corpus(paths: Sequence[Path]) -> Corpus:
-    """Read `.jsonl` files as problems and others as plain text."""
-    texts, problems = [], []
-    for path in paths:
-        content = path.read_text(encoding="utf-8").translate(_PLAIN_QUOTES)
-        if path.suffix == ".jsonl":
-            records = [json.loads(line) for line in content.splitlines() if line.strip()]
-            problems += [(r["question"].strip(), _CALCULATOR.sub("", r["answer"]).strip()) for r in records]
-        else:
-            texts.append(content)
-    return Corpus(tuple(texts), tuple(problems))
+def read_texts(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Read text files, with plain quotation marks."""
+    return tuple(path.read_text(encoding="utf-8").translate(_PLAIN_QUOTES) for path in paths)
 
 
-def split_texts(corpus: Corpus) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The texts without their tails, and the tails."""
-    cuts = [int(len(text) * (1 - HELD_OUT)) for text in corpus.texts]
-    heads = tuple(text[:cut] for text, cut in zip(corpus.texts, cuts, strict=True))
-    return heads, tuple(text[cut:] for text, cut in zip(corpus.texts, cuts, strict=True))
+    cuts = [int(len(text) * (1 - HELD_OUT)) for text in texts]
+    heads = tuple(text[:cut] for text, cut in zip(texts, cuts, strict=True))
+    return heads, tuple(text[cut:] for text, cut in zip(texts, cuts, strict=True))
 
 
-def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE. Digits stay single: a number has the same tokens in every place."""
+def train_tokenizer(texts: Sequence[str], pieces: Iterator[Piece], vocab_size: int, count: int = 20_000) -> Tokenizer:
+    """Train byte-level BPE on texts and the first `count` pieces.
+
+    Digits and blanks are tokens of their own: a number and a word have the same tokens in every place, also after a
+    quotation mark and at the beginning of a text. So a word is copied token by token.
+    """
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    blanks = pre_tokenizers.Split(" ", "isolated")
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, blanks, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -72,10 +65,16 @@ def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    pairs = [text for problem in corpus.problems for text in problem]
-    paragraphs = [part for text in corpus.texts for part in text.splitlines(keepends=True)]
-    tokenizer.train_from_iterator(pairs + paragraphs, trainer)
+    generated = [part for piece in islice(pieces, count) for part in _parts(piece)]
+    paragraphs = [part for text in texts for part in text.splitlines(keepends=True)]
+    tokenizer.train_from_iterator(generated + paragraphs, trainer)
     return tokenizer
+
+
+def _parts(piece: Piece) -> list[str]:
+    if isinstance(piece, str):
+        return [piece]
+    return [part for example in piece for part in (example.question, example.answer)]
 
 
 def mark_id(tokenizer: Tokenizer, mark: str) -> int:
@@ -85,52 +84,65 @@ def mark_id(tokenizer: Tokenizer, mark: str) -> int:
     return token
 
 
+@dataclass(frozen=True)
+class Rendered:
+    """The tokens of a piece; `is_learnt` is of each token, as a target."""
+
+    ids: np.ndarray
+    is_learnt: np.ndarray
+
+
+def render(tokenizer: Tokenizer, piece: Piece) -> Rendered:
+    """The tokens of a text, or of a conversation in the form of the chat template; only answers are learnt of it."""
+    user, assistant, end = (mark_id(tokenizer, mark) for mark in (USER, ASSISTANT, END))
+    ids: list[int] = []
+    learnt: list[bool] = []
+
+    def add(tokens: Sequence[int], is_learnt: bool) -> None:
+        ids.extend(tokens)
+        learnt.extend([is_learnt] * len(tokens))
+
+    if isinstance(piece, str):
+        add([*tokenizer.encode(piece).ids, end], True)
+    else:
+        for example in piece:
+            add([user, *tokenizer.encode(example.question).ids, assistant], False)
+            add([*tokenizer.encode(example.answer).ids, end], True)
+    return Rendered(np.asarray(ids, np.int32), np.asarray(learnt))
+
+
 class Packer:
     """Draws rows of tokens, with its own random state.
 
     Args:
         tokenizer: made by `train_tokenizer`.
         texts: plain texts; the probability of each is proportional to its length.
-        problems: question and answer pairs; drawn without replacement, shuffled again each round.
-        max_positions: the model's limit; windows of text start anywhere below it, which trains all positions.
+        pieces: conversations and stories, taken in turn; the packer stops early only if they end.
+        max_positions: the longest piece; longer ones are dropped.
         seed: seed of the random state.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        texts: Sequence[str],
-        problems: Sequence[tuple[str, str]],
-        max_positions: int,
-        seed: int,
+        self, tokenizer: Tokenizer, texts: Sequence[str], pieces: Iterator[Piece], max_positions: int, seed: int
     ) -> None:
+        self._tokenizer, self._pieces, self._max_positions = tokenizer, pieces, max_positions
         self._random = np.random.default_rng(seed)
-        self._max_positions = max_positions
         self._texts = [np.asarray(tokenizer.encode(text).ids, np.int32) for text in texts]
         newline = tokenizer.encode("\n").ids[0]
         self._starts = [np.flatnonzero(ids[:-1] == newline) + 1 for ids in self._texts]
-        marks = [mark_id(tokenizer, mark) for mark in (USER, ASSISTANT, END)]
-        self._problems = [self._render(tokenizer, marks, *problem) for problem in problems]
-        self._shortest = min((len(ids) - 1 for ids, _ in self._problems), default=0)
-        self._queue: list[int] = []
-
-    @staticmethod
-    def _render(tokenizer: Tokenizer, marks: list[int], question: str, answer: str) -> tuple[np.ndarray, int]:
-        """The ids of one problem, and the number of them before the answer."""
-        before = [marks[0], *tokenizer.encode(question).ids, marks[1]]
-        return np.asarray([*before, *tokenizer.encode(answer).ids, marks[2]], np.int32), len(before)
+        self._queue: list[Rendered] = []
 
     @property
-    def num_tokens(self) -> tuple[int, int]:
-        """Tokens of all texts, and of all problems."""
-        return sum(map(len, self._texts)), sum(len(ids) for ids, _ in self._problems)
+    def has_texts(self) -> bool:
+        """True if there are plain texts to draw from."""
+        return bool(self._texts)
 
-    def draw(self, rows: int, length: int, problem_rows: int) -> Rows:
-        """Draw `rows` rows of `length` tokens: `problem_rows` of them hold problems, the others text."""
-        batch = Rows(*(np.zeros((rows, length), kind) for kind in ("i4", "i4", "i4", "i4", "f4", "f4")))
+    def draw(self, rows: int, length: int, text_rows: int) -> Rows:
+        """Draw `rows` rows of `length` tokens: the last `text_rows` of them hold text, the others pieces."""
+        batch = Rows(*(np.zeros((rows, length), kind) for kind in ("i4", "i4", "i4", "i4", "f4")))
         for row in range(rows):
-            if row < problem_rows:
-                self._fill_with_problems(batch, row, length)
+            if row < rows - text_rows:
+                self._fill_with_pieces(batch, row, length)
             else:
                 self._fill_with_text(batch, row, length)
         return batch
@@ -141,35 +153,39 @@ class Packer:
         ids, starts = self._texts[which], self._starts[which]
         room = np.searchsorted(starts, len(ids) - length)  # line starts with a full window after them
         start = int(self._random.choice(starts[:room])) if room else 0
-        offset = int(self._random.integers(0, self._max_positions - length + 1)) if self._random.random() < 0.5 else 0
-        self._place(batch, row, 0, ids[start : start + length + 1], offset, 1)
+        window = ids[start : start + length + 1]
+        place(batch, row, 0, Rendered(window, np.ones(len(window), bool)), 1, TEXT_WEIGHT)
 
-    def _fill_with_problems(self, batch: Rows, row: int, length: int) -> None:
-        """Fill a row with the next problems that fit; longer ones stay at the head of the queue for a longer row."""
+    def _fill_with_pieces(self, batch: Rows, row: int, length: int) -> None:
+        """Fill a row with the next pieces that fit; longer ones wait at the head of the queue for a longer row."""
         filled, segment = 0, 1
-        while self._problems and (index := self._next_that_fits(length - filled)) is not None:
-            ids, before = self._problems[index]
-            self._place(batch, row, filled, ids, 0, segment)
-            end = filled + len(ids) - 1
-            batch.answers[row, filled + before - 1 : end] = 1.0
-            filled, segment = end, segment + 1
+        while (piece := self._next_that_fits(length - filled)) is not None:
+            place(batch, row, filled, piece, segment)
+            filled, segment = filled + len(piece.ids) - 1, segment + 1
 
-    def _next_that_fits(self, room: int) -> int | None:
-        if room < self._shortest:
-            return None
-        if len(self._queue) < 64:
-            self._queue += self._random.permutation(len(self._problems)).tolist()
-        for place, index in enumerate(self._queue):
-            if len(self._problems[index][0]) - 1 <= room:
-                return self._queue.pop(place)
+    def _next_that_fits(self, room: int) -> Rendered | None:
+        while len(self._queue) < QUEUE and (piece := next(self._pieces, None)) is not None:
+            rendered = render(self._tokenizer, piece)
+            if len(rendered.ids) <= self._max_positions and not self._is_one_too_many(rendered):
+                self._queue.append(rendered)
+        for index, rendered in enumerate(self._queue):
+            if len(rendered.ids) - 1 <= room:
+                return self._queue.pop(index)
         return None
 
-    @staticmethod
-    def _place(batch: Rows, row: int, start: int, ids: np.ndarray, offset: int, segment: int) -> None:
-        """Write all but the last of `ids` as inputs and all but the first as targets."""
-        span = slice(start, start + len(ids) - 1)
-        batch.ids[row, span] = ids[:-1]
-        batch.targets[row, span] = ids[1:]
-        batch.positions[row, span] = np.arange(offset, offset + len(ids) - 1)
-        batch.segments[row, span] = segment
-        batch.weights[row, span] = 1.0
+    def _is_one_too_many(self, piece: Rendered) -> bool:
+        """True if a long piece would wait beside many others: rows of usual length need short ones to choose from."""
+        if len(piece.ids) <= LONG:
+            return False
+        return sum(len(rendered.ids) > LONG for rendered in self._queue) >= QUEUE // 4
+
+
+def place(batch: Rows, row: int, start: int, piece: Rendered, segment: int, weight: float = 1.0) -> None:
+    """Write all tokens of a piece but the last as inputs and all but the first as targets."""
+    ids = piece.ids
+    span = slice(start, start + len(ids) - 1)
+    batch.ids[row, span] = ids[:-1]
+    batch.targets[row, span] = ids[1:]
+    batch.positions[row, span] = np.arange(len(ids) - 1)
+    batch.segments[row, span] = segment
+    batch.weights[row, span] = weight * piece.is_learnt[1:]

@@ -1,6 +1,6 @@
 """Trains a decoder on packed rows for a given time: the learning rate is zero when the time is over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 from optax.contrib import MuonDimensionNumbers, muon
 
@@ -17,10 +18,11 @@ from orca_jax.model.transformer import Decoder
 
 Batch = dict[str, Array]
 
-MUON_RATE = 0.02  # matrices of the blocks
-ADAM_RATE = 0.003  # tables, norms and biases
-WARM_UP_STEPS = 40
-DECAY_FROM = 0.3  # share of the time after which the rate falls linearly to zero
+MUON_RATE = 0.012  # matrices of the blocks
+ADAM_RATE = 0.002  # tables, norms and biases
+WARM_UP_STEPS = 60
+
+REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("data")
 
 
 def packed_attention(segments: Int[Array, "B S"]) -> Attend[tuple[()]]:
@@ -45,16 +47,18 @@ def packed_attention(segments: Int[Array, "B S"]) -> Attend[tuple[()]]:
     return attend
 
 
-def token_losses(decoder: Decoder, batch: Batch) -> Float[Array, "T"]:
-    """Cross entropy of every target."""
+def token_logits(decoder: Decoder, batch: Batch) -> Float[Array, "T V"]:
+    """The logits of every place, without the padding of the vocabulary."""
     hidden, _ = decoder(
         batch["ids"].reshape(-1), batch["positions"].reshape(-1), packed_attention(batch["segments"]), ()
     )
     logits = decoder.unembed(hidden)
-    padding = jnp.arange(logits.shape[-1]) >= decoder.config.vocab_size
-    return optax.softmax_cross_entropy_with_integer_labels(
-        jnp.where(padding, -1e30, logits), batch["targets"].reshape(-1)
-    )
+    return jnp.where(jnp.arange(logits.shape[-1]) >= decoder.config.vocab_size, -1e30, logits)
+
+
+def token_losses(decoder: Decoder, batch: Batch) -> Float[Array, "T"]:
+    """Cross entropy of every target."""
+    return optax.softmax_cross_entropy_with_integer_labels(token_logits(decoder, batch), batch["targets"].reshape(-1))
 
 
 def optimizer() -> optax.GradientTransformation:
@@ -68,62 +72,95 @@ def optimizer() -> optax.GradientTransformation:
         muon(
             MUON_RATE,
             adam_learning_rate=ADAM_RATE,
-            adam_b2=0.95,
+            adam_b2=0.98,
             weight_decay=0.02,
             muon_weight_dimension_numbers=matrices,
         ),
     )
 
 
-def learning_rate(step: int, progress: float) -> float:
-    """Relative learning rate after `step` steps, when `progress` of the time (0 to 1) is over."""
-    return min((step + 1) / WARM_UP_STEPS, 1.0, max(1.0 - progress, 0.0) / (1 - DECAY_FROM))
+def learning_rate(step: int, progress: float, decay_from: float) -> float:
+    """Relative learning rate after `step` steps, when `progress` of the time (0 to 1) is over.
+
+    It falls linearly to zero from the share `decay_from` of the time on.
+    """
+    return min((step + 1) / WARM_UP_STEPS, 1.0, max(1.0 - progress, 0.0) / (1 - decay_from))
 
 
 class Trainer:
-    """Owns parameters and optimizer state."""
+    """Owns parameters and optimizer state. The rows of a batch are divided among the devices.
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._structure, self.params = nnx.split(decoder)
+    Args:
+        decoder: the model, with its initial values.
+        devices: each computes a part of every batch; the number of rows is divisible by their number.
+    """
+
+    def __init__(self, decoder: Decoder, devices: Sequence[jax.Device]) -> None:
+        self._structure, params = nnx.split(decoder)
+        self._mesh = Mesh(np.asarray(devices), ("data",))
         self._optimizer = optimizer()
-        self.state = jax.jit(self._optimizer.init)(self.params)
-        self._update = jax.jit(self._make_update(), donate_argnums=(0, 1))
-        self._losses = jax.jit(lambda params, batch: token_losses(nnx.merge(self._structure, params), batch))
+        everywhere = NamedSharding(self._mesh, REPLICATED)
+        self.params = jax.device_put(params, everywhere)
+        self.state = jax.jit(self._optimizer.init, out_shardings=everywhere)(self.params)
+        self._update = jax.jit(self._make_update(), donate_argnums=(0, 1), out_shardings=everywhere)
+        self._scores = jax.jit(self._score)
 
     @property
     def decoder(self) -> Decoder:
-        """The model with the current parameters."""
-        decoder: Decoder = nnx.merge(self._structure, self.params)
+        """The model with the current parameters, on the first device."""
+        params = jax.device_put(self.params, self._mesh.devices.flat[0])
+        decoder: Decoder = nnx.merge(self._structure, params)
         return decoder
 
+    def _gradients(self, params: nnx.State, batch: Batch) -> tuple[Array, nnx.State]:
+        """The mean loss of a batch and its gradients, as seen by one device with its part of the rows."""
+        total = jax.lax.psum(batch["weights"].sum(), "data")
+
+        def loss(params: nnx.State) -> Array:
+            losses = token_losses(nnx.merge(self._structure, params), batch)
+            return (losses * batch["weights"].reshape(-1)).sum() / total
+
+        return jax.lax.psum(jax.value_and_grad(loss)(params), "data")
+
     def _make_update(self) -> Callable[..., tuple[nnx.State, Any, Array]]:
-        def loss(params: nnx.State, batch: Batch) -> Array:
-            losses, weights = token_losses(nnx.merge(self._structure, params), batch), batch["weights"].reshape(-1)
-            return (losses * weights).sum() / weights.sum()
+        gradients_of = jax.shard_map(
+            self._gradients,
+            mesh=self._mesh,
+            in_specs=(REPLICATED, SPLIT),
+            out_specs=(REPLICATED, REPLICATED),
+            check_vma=False,
+        )
 
         def update(params: nnx.State, state: Any, batch: Batch, rate: Array) -> tuple[nnx.State, Any, Array]:
-            value, gradients = jax.value_and_grad(loss)(params, batch)
+            value, gradients = gradients_of(params, batch)
+            gradients = jax.tree.map(self._by_layers, gradients)
             updates, state = self._optimizer.update(gradients, state, params)
             params = optax.apply_updates(params, jax.tree.map(lambda u: rate * u, updates))
             return params, state, value
 
         return update
 
+    def _by_layers(self, gradient: Array) -> Array:
+        """Divide the optimizer's work on the matrices of the layers among the devices."""
+        if gradient.ndim < 3 or gradient.shape[0] % self._mesh.size:
+            return gradient
+        return jax.lax.with_sharding_constraint(gradient, NamedSharding(self._mesh, SPLIT))
+
+    def _score(self, params: nnx.State, batch: Batch) -> tuple[Array, Array]:
+        logits, targets = token_logits(nnx.merge(self._structure, params), batch), batch["targets"].reshape(-1)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return losses, jnp.argmax(logits, axis=-1) == targets
+
     def step(self, rows: Rows, rate: float) -> float:
         """One update; returns the loss before it, in nats per token."""
-        self.params, self.state, loss = self._update(self.params, self.state, _arrays(rows), jnp.float32(rate))
+        batch = jax.device_put(_arrays(rows), NamedSharding(self._mesh, SPLIT))
+        self.params, self.state, loss = self._update(self.params, self.state, batch, jnp.float32(rate))
         return float(loss)
 
-    def evaluate(self, batches: list[Rows]) -> dict[str, float]:
-        """Mean loss of held-out answers and of held-out texts, in nats per token."""
-        sums = np.zeros((2, 2))
-        for rows in batches:
-            losses = np.asarray(self._losses(self.params, _arrays(rows))).reshape(rows.ids.shape)
-            is_text = rows.weights * (rows.answers.sum(axis=1, keepdims=True) == 0)
-            for kind, mask in enumerate((rows.answers, is_text)):
-                sums[kind] += (losses * mask).sum(), mask.sum()
-        answers, texts = (float(total / max(count, 1.0)) for total, count in sums)
-        return {"answer_loss": answers, "text_loss": texts}
+    def scores(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """The loss of each target, and whether it is the most likely token; both [rows, length]."""
+        losses, hits = self._scores(self.params, _arrays(rows))
+        return np.asarray(losses).reshape(rows.ids.shape), np.asarray(hits).reshape(rows.ids.shape)
 
 
 def _arrays(rows: Rows) -> Batch:

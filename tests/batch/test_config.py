@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orca_jax.batch.__main__ import main
-from orca_jax.batch.config import parse_args
+from orca_jax.batch.args import parse_args
 from orca_jax.batch.display import Display, time_text
 from orca_jax.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orca_jax.batch.__main__ import main
-from orca_jax.batch.config import parse_args
+from orca_jax.batch.args import parse_args
 from orca_jax.batch.output import old_path
 from orca_jax.batch.record import record_path
 from orca_jax.batch.run import run_batch

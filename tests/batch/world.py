@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orca_jax.batch.config import BatchConfig, parse_args
+from orca_jax.batch.args import parse_args
+from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.run import run_batch
 from orca_jax.request import SamplingParams
 from orca_jax.sim.toy import toy_generate

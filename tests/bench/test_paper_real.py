@@ -77,7 +77,7 @@ def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "paper.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert main(["paper_real", "fig10", *CLOCK, *SYSTEMS, "--docs", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found == json.loads((tmp_path / "measured" / "paper-real-fig10.json").read_text())
+    assert found == json.loads((tmp_path / "measured" / "paper-real-fig10-clock-1.json").read_text())
     assert {name: len(points) for name, points in found["curves"]["paper"].items()} == dict.fromkeys(SYSTEMS[1:], 5)
     assert found["saturation"]["paper"]["ft(1,1)"] < 1000, "a request has an iteration of a millisecond at least"
     assert found["headline_points"].keys() == {"orca(4)", "ft(1,1)"} and found["length_scale"] == 64 / 2048
@@ -86,7 +86,7 @@ def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert {"cpu_flags", "cores"} <= set(found["hardware"]) and len(found["load_average"]) == 3
     page = (tmp_path / "paper.md").read_text()
     assert page.startswith(f"before\n{BEGIN}\n") and page.endswith(f"{END}\nafter\n") and "old" not in page
-    assert "**Headline.**" in page and "orca(4)" in (tmp_path / "paper-real-fig10.svg").read_text()
+    assert "**Headline.**" in page and "orca(4)" in (tmp_path / "paper-real-fig10-clock-1.svg").read_text()
 
 
 @pytest.mark.usefixtures("few")
@@ -98,10 +98,11 @@ def test_small_figures_9_and_11(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["batch_sizes"] == [1, 2, 4] and len(found["padded_by_merged"]) == 3
     assert min(times[0] for engines in found["batch_ms"].values() for times in engines.values()) >= 1, "a millisecond"
     assert found["batch_ms"]["equal"].keys() == {"orca(1)", "orca(4)", "ft(1)", "ft(4)"}
-    assert main(["paper_real", "fig11", *CLOCK, "--systems", "orca(2)", "--docs", str(tmp_path)]) == 0
+    assert main(["paper_real", "fig11", *CLOCK, "--systems", "orca(2)", "--loads", "0.5", "--docs", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["curves"].keys() == {"(1,1)", "(8,8)"}
-    assert read_results(str(tmp_path)).keys() == {"fig9", "fig11"}
+    assert found["curves"].keys() == {"(1,1)", "(8,8)"} and found["loads"] == [0.5]
+    assert {len(points) for curves in found["curves"].values() for points in curves.values()} == {1}
+    assert read_results(str(tmp_path)).keys() == {"fig9-clock-1", "fig11-clock-1"}
     assert (tmp_path / "paper.md").read_text().count("measured.**") == 2
 
 
@@ -137,7 +138,14 @@ def test_waits_end_with_the_result_or_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["fig10", "--minutes", "0"], ["fig10", "--systems", "x"], ["page"], ["page", "--docs", "/nowhere"]]
+    "flags",
+    [
+        ["fig10", "--minutes", "0"],
+        ["fig10", "--systems", "x"],
+        ["fig10", "--loads", "1", "0.5"],
+        ["page"],
+        ["page", "--docs", "/nowhere"],
+    ],
 )
 def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper_real", *flags, "--model", "preset:toy"]) == 2

@@ -1,6 +1,7 @@
 """The comparison of schedulers on the toy engine: contestants, independence of passes, and the picture."""
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,13 @@ def test_iteration_level_needs_fewer_iterations(tmp_path: Path, capsys: pytest.C
     assert chunked["iterations"] > orca["iterations"], "prompts of up to 512 tokens take several iterations of 64"
     assert (saturated["rate"], loaded["load"]) == (None, 5)
     assert loaded["rate"] == pytest.approx(5 * baseline["requests_per_s"])
-    assert "request_level" in path.read_text()
+    again = tmp_path / "again.svg"
+    (tmp_path / "line.json").write_text(json.dumps(result))
+    assert main(["schedulers", "--redraw", str(tmp_path / "line.json"), "--plot", str(again)]) == 0
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text())
+    assert again.read_bytes() == path.read_bytes(), "equal figures are equal files"
+    assert texts[-4:] == [*names, "saturation of request_level"], "the legend has the order of schedulers"
+    assert "time to first token, largest of 4, ms (log)" in texts
 
 
 def test_contestants_are_named_with_their_flags() -> None:
@@ -74,6 +81,7 @@ def test_a_budget_beyond_the_largest_launch() -> None:
 
 
 class FixedLoad(NamedTuple):
+    load: float | None
     rate: float | None
     results: dict[str, dict[str, float]]
 
@@ -82,7 +90,7 @@ class FixedLoad(NamedTuple):
 def test_pictures_that_fail(name: str, rate: float | None, why: str, tmp_path: Path) -> None:
     figures = dict.fromkeys(("output_tokens_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "p99_itl_ms"), 1.0)
     with pytest.raises(ConfigError, match=why):
-        plot_loads(str(tmp_path / name), [FixedLoad(rate, {"orca": figures})], "title")
+        plot_loads(str(tmp_path / name), [FixedLoad(1.0, rate, {"orca": figures})], "title", 4)
 
 
 def test_the_time_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,20 @@
 """The command `orca-jax`: its subcommands, their help, and errors of one line."""
 
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from orca_jax.bench.__main__ import COMMANDS
 from orca_jax.cli import main as command
-from orca_jax.cli.completion import whole_parser
 from orca_jax.cli.main import GROUPS, SUBCOMMANDS, main
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.flags import program
+from tests.cli.imports import imports_of
 
-ENGINE = ("jax", "numpy", "flax", "tokenizers", "uvicorn", "starlette")
+ARRAYS = ("jax", "numpy", "flax", "orbax", "matplotlib")
+ENGINE = (*ARRAYS, "tokenizers", "uvicorn", "starlette", "httpx", "yaml")
+MOST_MODULES = 280  # Python itself and argparse are some 100
 
 
 def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,14 +35,18 @@ def test_every_subcommand_has_a_short_help(name: str, capsys: pytest.CaptureFixt
     assert shown.startswith("usage: ") and len(shown.splitlines()) < 90
 
 
-@pytest.mark.parametrize("name", ["serve", "generate", "chat", "plan", "bench", "timeline"])
-def test_help_imports_no_engine(name: str) -> None:
-    code = (
-        "import sys\nfrom orca_jax.cli.main import main\n"
-        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit:\n    pass\n"
-        f"found = sorted(set({ENGINE!r}) & set(sys.modules))\nassert not found, found"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+def test_help_imports_no_engine() -> None:
+    """Help takes no longer than the imports: `python scripts/help_times.py` prints the seconds."""
+    commands = [["--help"], ["--version"], ["sreve"], *([name, "--help"] for name in SUBCOMMANDS)]
+    for words, modules in imports_of(*commands).items():
+        found = modules.intersection(ENGINE)
+        assert not found, f"orca-jax {words} imports {found}"
+        assert len(modules) < MOST_MODULES, f"orca-jax {words} imports {len(modules)} modules"
+
+
+def test_help_of_benchmarks_imports_no_arrays() -> None:
+    for words, modules in imports_of(*(["bench", name, "--help"] for name in COMMANDS)).items():
+        assert not modules.intersection(ARRAYS), f"orca-jax {words} imports {modules.intersection(ARRAYS)}"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_unknown_subcommands(words: list[str], message: str, capsys: pytest.Capt
         (ConfigError("must be above 0", param="max_num_seqs"), 2, "--max-num-seqs: must be above 0"),
         (RequestError("n must be 1", param="n"), 2, "n must be 1"),
         (EngineError("the engine is gone"), 1, "the engine is gone"),
-        (FileNotFoundError(2, "No such file or directory", "x"), 1, "x: No such file or directory"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 1, "x: No such file or directory; check the path"),
         (KeyError("a\nb"), 1, "unexpected KeyError: 'a\\nb'; orca-jax --debug serve ... prints the traceback"),
     ],
 )
@@ -94,33 +99,6 @@ def test_the_words_of_a_subcommand_reach_it(monkeypatch: pytest.MonkeyPatch) -> 
         command.importlib, "import_module", lambda name: SimpleNamespace(main=lambda words: seen.append(words) or 7)
     )
     assert main(["batch", "-i", "a", "--debug"]) == 7 and seen == [["-i", "a", "--debug"]]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_subcommands_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    flag = "max-num-batched-tokens"
-    assert all(name in script for name in SUBCOMMANDS) and flag in script
-
-
-def test_the_bash_completion_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["completion", "bash"])
-    script = tmp_path / "completion.bash"
-    script.write_text(capsys.readouterr().out)
-    ask = f"source {script}; COMP_WORDS=(orca-jax serve --max-mo); COMP_CWORD=2; COMP_LINE='orca-jax serve --max-mo';"
-    asked = subprocess.run(
-        ["bash", "-c", ask + '$(complete -p orca-jax | sed "s/.*-F \\([^ ]*\\).*/\\1/"); echo "${COMPREPLY[@]}"'],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert asked.stdout.split() == ["--max-model-len"], asked.stderr
-
-
-def test_every_parser_is_in_the_completion() -> None:
-    (subparsers,) = (action for action in whole_parser()._actions if action.choices and "serve" in action.choices)
-    assert list(subparsers.choices or ()) == list(SUBCOMMANDS)
 
 
 def test_the_program_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:

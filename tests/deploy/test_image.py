@@ -1,79 +1,139 @@
-"""deploy/Dockerfile builds what there is: sources, extras, flags and routes exist."""
+"""deploy/Dockerfile builds what there is: sources, extras, flags and routes exist, for each of its three targets."""
 
 import fnmatch
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+
+import pytest
 
 from orca_jax.serve.access import OPEN_PATHS
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import ServerConfig
+from scripts.image_steps import settings_of, stages_of
 from tests.project.source import ROOT
 
 TEXT = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+STAGES = stages_of(TEXT)
+TARGETS = ("cpu", "cuda", "tpu")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def instructions() -> Iterator[tuple[str, str]]:
-    """(name, the rest) of each instruction, with its lines joined."""
-    lines = [line for line in TEXT.splitlines() if not line.startswith("#")]
-    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
-        if line.strip():
-            name, _, rest = line.partition(" ")
-            yield name, " ".join(rest.split())
+def copies(stage: str) -> list[list[str]]:
+    return [text.split() for text in STAGES[stage].of("COPY")]
 
 
-def of(name: str) -> list[str]:
-    return [rest for instruction, rest in instructions() if instruction == name]
+def sources(*stages: str) -> set[str]:
+    """The paths that stages copy from the repository."""
+    found = [words for stage in stages for words in copies(stage) if not words[0].startswith("--from")]
+    return {path for words in found for path in words[:-1]}
 
 
-def sources() -> set[str]:
-    """The paths that are copied from the repository."""
-    return {path for rest in of("COPY") if not rest.startswith("--from") for path in rest.split()[:-1]}
+def test_the_targets_are_the_last_stages() -> None:
+    """The one without a name is the last one: that for the CPU."""
+    assert set(list(STAGES)[-3:]) == set(TARGETS) and list(STAGES)[-1] == "cpu"
+    assert set(re.findall(r"--target (\w+)", TEXT)) == set(TARGETS)
 
 
-def test_what_is_copied_exists_and_suffices() -> None:
-    assert all((ROOT / path).exists() for path in sources())
+def test_every_base_is_a_stage_or_an_image_with_a_version() -> None:
+    bases = {stage.base for stage in STAGES.values()}
+    images = bases - STAGES.keys()
+    assert [bool(re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)) for image in images] == [True]
+    (version,) = (image.partition(":")[2].rpartition(".")[0] for image in images)
+    assert f"Programming Language :: Python :: {version}" in PROJECT["project"]["classifiers"]
+
+
+def test_what_is_copied_exists_and_suffices_for_a_wheel() -> None:
+    assert all((ROOT / path).exists() for path in sources(*STAGES))
     project, wheel = PROJECT["project"], PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {project["readme"], *project["license-files"], "pyproject.toml", *wheel["only-include"]}
-    assert not {path for path in needed if not any(path == one or path.startswith(f"{one}/") for one in sources())}
+    given = sources("wheel")
+    assert not {path for path in needed if not any(path == one or path.startswith(f"{one}/") for one in given)}
 
 
 def test_what_is_copied_is_not_ignored() -> None:
     rules = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text(encoding="utf-8").split("\n")
-    assert sources() == {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
-    assert "*" in rules and not any(fnmatch.fnmatch(path, "**/__pycache__") for path in sources())
+    assert sources(*STAGES) == {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    assert "*" in rules and not any(fnmatch.fnmatch(path, "**/__pycache__") for path in sources(*STAGES))
 
 
-def test_extras_exist() -> None:
-    named = re.findall(r"EXTRA=(\w[\w,]*)", TEXT) + re.findall(r"such as ([\w,]+)", TEXT)
-    extras = {extra for names in named for extra in names.strip(",").split(",")}
-    assert {"cuda", "tpu"} <= extras <= set(PROJECT["project"]["optional-dependencies"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_holds_the_environment_of_its_extra_alone(target: str) -> None:
+    """No source and no compiler: the environment is copied from another stage."""
+    ((origin, source, place),) = copies(target)
+    assert (origin, source) == (f"--from={target}-environment", place) and STAGES[target].base == "runtime"
+    assert not STAGES[target].of("RUN")
+    (install,) = STAGES[f"{target}-environment"].of("RUN")
+    extras = re.findall(r"\[(\w+)\$?", install)
+    assert extras == ([] if target == "cpu" else [target]) and set(extras) <= optional()
+    assert f"{source}/bin/pip install" in install and "--constraint /wheels/constraints.txt" in install
+    assert source in settings_of(STAGES, target)["ENV"][0].split("PATH=")[1]
 
 
-def test_flags_parse() -> None:
-    (entry,), (command,) = of("ENTRYPOINT"), of("CMD")
+def optional() -> set[str]:
+    return set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_further_extras_exist() -> None:
+    (named,) = re.findall(r"--build-arg EXTRAS=([\w,]+)", TEXT)
+    assert set(named.split(",")) <= optional()
+    assert all(STAGES[f"{target}-environment"].of("ARG") == ['EXTRAS=""'] for target in TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_entry_point_is_the_command(target: str) -> None:
+    settings = settings_of(STAGES, target)
+    (entry,), (command,) = settings["ENTRYPOINT"], settings["CMD"]
     program, flags = json.loads(entry), json.loads(command)
-    assert program[:3] == ["python", "-m", "orca_jax.serve"]
-    config = parse_args([*program[3:], *flags])
+    assert program[:2] == ["orca-jax", "serve"] and "orca-jax" in PROJECT["project"]["scripts"]
+    config = parse_args([*program[2:], *flags])
     assert (config.host, config.engine.model) == ("0.0.0.0", "demo")
-    assert of("EXPOSE") == [str(config.port)]
-    assert config.engine.compile_cache in of("VOLUME")
+    assert settings["EXPOSE"] == [str(config.port)]
 
 
-def test_it_runs_as_its_own_user() -> None:
-    (user,) = of("USER")
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_written_is_in_the_volume(target: str) -> None:
+    settings = settings_of(STAGES, target)
+    (volume,) = settings["VOLUME"]
+    cache = parse_args(json.loads(settings["ENTRYPOINT"][0])[2:]).engine.compile_cache
+    (downloads,) = re.findall(r"HF_HOME=(\S+)", " ".join(settings["ENV"]))
+    assert cache is not None and all(place.startswith(f"{volume}/") for place in (cache, downloads))
+    assert f"--owner=orca --group=orca --mode=0700 {volume}" in " ".join(STAGES["runtime"].of("RUN"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_runs_as_its_own_user(target: str) -> None:
+    (user,) = settings_of(STAGES, target)["USER"]
     assert user.isdecimal() and int(user) > 0, "Kubernetes checks runAsNonRoot by the number"
     assert f"--uid {user}" in TEXT
-    names = [name for name, _ in instructions()]
+    names = [step.name for step in STAGES["runtime"].steps]
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 
 def test_the_health_check_asks_an_open_route() -> None:
-    (check,) = of("HEALTHCHECK")
+    (check,) = settings_of(STAGES, "cpu")["HEALTHCHECK"]
     program = json.loads(check.partition("CMD ")[2])
     compile(program[2], "HEALTHCHECK", "exec")
     port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", program[2]).groups()  # type: ignore[union-attr]
     assert int(port) == ServerConfig().port
     assert path in OPEN_PATHS
+
+
+def test_the_page_builds_these_targets() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"docker build -f deploy/Dockerfile --target (\w+)", page)) == set(TARGETS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="layers need Linux and root")
+def test_the_steps_of_the_image_for_the_cpu() -> None:
+    """The built environment serves from a read-only root, as the user of the image."""
+    command = [sys.executable, str(ROOT / "scripts" / "image_steps.py"), "--target", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["read_only"] and found["exit_status"] == 0 and found["user"] == "10001" and found["text"]

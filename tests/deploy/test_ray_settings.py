@@ -12,7 +12,6 @@ import pytest
 from orca_jax.deploy import gang, ray_serve
 from orca_jax.deploy.ray_serve import RayConfig, main, read_settings, resources, scaling
 from orca_jax.errors import ConfigError, EngineDeadError
-from orca_jax.serve.args import flags_of
 
 
 def test_flags_of_server_and_replicas() -> None:
@@ -34,7 +33,7 @@ def test_a_file_holds_both(tmp_path: Path) -> None:
 
 def test_arguments_of_serve_run_are_flags() -> None:
     values = {"model": "preset:toy", "replicas": "2", "log_requests": False, "served_model_name": ["a", "b"]}
-    config, settings = read_settings(list(flags_of(values)))
+    config, settings = read_settings([], values)
     assert (config.names, config.log_requests, settings.replicas) == (("a", "b"), False, 2)
 
 

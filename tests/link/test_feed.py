@@ -12,7 +12,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.link.client import EngineClient
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.feed import MAX_UNREAD, MAX_WATCHERS, Feed, FeedFull
-from orca_jax.link.wire import Abort, Iterations, Message, Ready, Submit, Watch
+from orca_jax.link.wire import FromFrontEnd, Iterations, Message, Ready, Watch
 from orca_jax.observer import Observer, Observers
 from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
@@ -100,7 +100,7 @@ class SentLink:
     def __init__(self) -> None:
         self.sent: list[Message] = []
 
-    def send(self, message: Submit | Abort | Watch) -> None:
+    def send(self, message: FromFrontEnd) -> None:
         self.sent.append(message)
 
 

@@ -3,6 +3,7 @@
 from orca_jax.config import ModelConfig
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.families import FAMILIES
+from orca_jax.model.families.base import Family
 from orca_jax.model.sharding import can_share
 from tests.model.reference import NAMES, REFERENCE
 from tests.project.source import ROOT
@@ -19,8 +20,10 @@ A model directory has `config.json` and safetensors in the format of Hugging Fac
 with quantised weights of other programs are refused. `--quantization` quantises while loading
 ([quantisation.md](quantisation.md)).
 
-| `model_type` | models | class of transformers |
-|---|---|---|
+LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md)).
+
+| `model_type` | models | class of transformers | LoRA |
+|---|---|---|---|
 """
 _TESTED = """
 Models in which only some layers have experts are not supported, and sound is not. Images are not either: of a model for
@@ -59,9 +62,14 @@ Published weights are not part of the tests.
 def page() -> str:
     """The text of the page."""
     families = [
-        f"| `{family.name}` | {family.models} | `{family.architectures[0]}` |\n" for family in FAMILIES.values()
+        f"| `{family.name}` | {family.models} | `{family.architectures[0]}` | {_has_adapters(family)} |\n"
+        for family in FAMILIES.values()
     ]
     return _HEAD + "".join(families) + _TESTED + "".join(_row(name) for name in NAMES)
+
+
+def _has_adapters(family: Family) -> str:
+    return "no" if any(name.startswith("num_experts") or "experts" in name for name in family.keys) else "yes"
 
 
 def _row(name: str) -> str:

@@ -34,7 +34,7 @@ def test_other_types_than_floats_are_refused(model: Path, flat: dict[str, np.nda
     name = np.dtype(dtype).name
     error = refusal(model)
     assert error.problems == (f"{UP}: type {name} is not supported, only float64, float32, float16, bfloat16",)
-    assert "convert_checkpoint.py" in str(error)
+    assert "orca-jax convert" in str(error)
 
 
 @pytest.mark.parametrize("value", [3, "text"])
@@ -100,7 +100,7 @@ def test_a_tree_of_another_model_is_described(model: Path) -> None:
     error = refusal(model)
     assert "the tree has encoder/kernel, layers/0, layers/1. For another tree than this decoder's" in error.problems[
         0
-    ] and "convert_checkpoint.py" in str(error)
+    ] and "orca-jax convert" in str(error)
 
 
 def test_parameters_in_a_list_are_listed(model: Path, flat: dict[str, np.ndarray]) -> None:
@@ -212,7 +212,7 @@ def msgpack(folder: Path) -> None:
 def test_refusals_name_the_next_command(plain: Path, damage: Callable[[Path], None], words: str) -> None:
     damage(plain)
     error = refusal(plain.parent)
-    assert words in str(error) and "python scripts/convert_checkpoint.py SOURCE DESTINATION" in str(error)
+    assert words in str(error) and "orca-jax convert --model SOURCE --output DIR" in str(error)
 
 
 def test_safetensors_beside_orbax_are_logged(

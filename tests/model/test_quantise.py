@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,10 @@ import pytest
 from flax import nnx
 
 from orca_jax.build.settings import quantised
-from orca_jax.config import DType, EngineConfig, ExpertsConfig, Quantization
+from orca_jax.config import DType, EngineConfig, Quantization
 from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp
+from orca_jax.model import weights
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import QUANT_METHOD, config_from_hf, read_model_config
 from orca_jax.model.load import load_decoder, random_decoder
@@ -24,6 +28,7 @@ from orca_jax.model.parameters import flat_parameters, stored_shape
 from orca_jax.model.quantise import (
     BLOCK,
     Quantised,
+    QuantisedExperts,
     _at_once,
     check_inputs,
     group_size,
@@ -31,10 +36,11 @@ from orca_jax.model.quantise import (
     quantise,
     quantise_rows,
 )
+from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
 from tests.model import eight_heads
 from tests.model.orbax import CONFIG
-from tests.model.reference import logits, mesh_of
+from tests.model.reference import REFERENCE, logits, mesh_of
 
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
 MOSTLY_SLOW = [kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
@@ -128,6 +134,24 @@ def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization) -> No
                 np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
 
 
+def test_plain_weights_are_freed_while_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantised model is never in memory together with all of its plain weights."""
+    matrices: list[weakref.ref[jax.Array]] = []
+    alive: list[int] = []
+
+    def watched(*args: Any) -> Iterator[tuple[str, jax.Array]]:
+        for path, array in fill(*args):
+            alive.append(sum(matrix() is not None for matrix in matrices))
+            if path.endswith((".kernel", ".gate", ".up", ".down")):
+                matrices.append(weakref.ref(array))
+            yield path, array
+            del array
+
+    monkeypatch.setattr(weights, "fill", watched)
+    load(REFERENCE / "qwen2_moe", "int8", 1)
+    assert len(matrices) > 5 and max(alive) <= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_weights_are_those_of_the_plain_model(kind: Quantization) -> None:
@@ -159,7 +183,7 @@ def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, t
     shutil.copy(plain / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=r"the parameters are quantised, and config\.json has no") as caught:
         load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
-    assert "convert_checkpoint.py" in str(caught.value)
+    assert "orca-jax convert" in str(caught.value)
 
 
 def test_files_of_another_kind_are_refused(plain: Path, tmp_path: Path) -> None:
@@ -189,17 +213,50 @@ def test_a_setting_against_the_model_is_refused() -> None:
     assert caught.value.param == "quantization"
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"experts": ExpertsConfig(4, 2)}, "does not cover the experts of llama"),
-        ({"decoder": "mine:Own"}, "does not cover mine:Own, a decoder of your own"),
-    ],
-)
-@pytest.mark.parametrize("kind", get_args(Quantization))
-def test_models_that_cannot_be_quantised(kind: Quantization, changed: dict[str, Any], named: str) -> None:
-    model = replace(read_model_config("preset:llama-3-8b"), **changed)
-    with pytest.raises(ConfigError, match=named) as caught:
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoders_from_outside_cannot_be_quantised(kind: Quantization) -> None:
+    model = replace(read_model_config("preset:llama-3-8b"), decoder="mine:Own")
+    with pytest.raises(ConfigError, match="does not cover mine:Own, a decoder of your own") as caught:
         quantised(EngineConfig(quantization=kind), model)
     assert caught.value.param == "quantization"
     assert quantised(EngineConfig(), model) is model
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
+    """Against the same form with the plain matrices that the stored values stand for."""
+    draw = np.random.default_rng(2)
+    plain = [jnp.asarray(draw.normal(size=(3, *size)), jnp.float32) for size in ((32, 48), (32, 48), (48, 32))]
+    held = [quantise(stack, kind) for stack in plain]
+    stands_for = ExpertKernels(
+        *(jnp.stack([numbers(Quantised(*parts), kind) for parts in zip(*stack, strict=True)]) for stack in held)
+    )
+    form = QuantisedExperts(held[0], ("experts", "embed", "mlp"), kind, jnp.dtype("float32"), is_stacked=False).form
+    x = jnp.asarray(draw.normal(size=(6, 32)), jnp.float32)
+    chosen, weights = jnp.asarray(draw.integers(0, 3, (6, 1)), jnp.int32), jnp.ones((6, 1))
+    run = partial(expert_mlp, x, chosen, weights, activation=jax.nn.relu, implementation=implementation)
+    wanted = run(stands_for)
+    np.testing.assert_allclose(
+        run(ExpertKernels(*held), form=form), wanted, rtol=0, atol=1e-5 * float(jnp.abs(wanted).max())
+    )
+
+
+@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_experts_do_not_depend_on_the_mesh(kind: Quantization) -> None:
+    """With a shared expert, whose width of 20 four devices divide."""
+    ids = np.random.default_rng(1).integers(0, 90, 24)
+    directory = REFERENCE / "qwen2_moe"
+    wanted = logits(load(directory, kind, 1), ids)
+    plain = logits(load_decoder(directory, dtype="float32", mesh=mesh_of(1)), ids)
+    assert 0 < np.abs(wanted - plain).max() < np.abs(plain).max()
+    found = logits(load(directory, kind, 4), ids)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+    assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
+
+
+def test_four_bits_for_experts_need_a_single_device() -> None:
+    assert load(REFERENCE / "qwen2_moe", "int4", 1).config.quantization == "int4"
+    with pytest.raises(ConfigError, match="int4 does not cover experts on several devices: use int8") as caught:
+        load(REFERENCE / "qwen2_moe", "int4", 2)
+    assert caught.value.param == "quantization"

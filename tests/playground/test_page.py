@@ -14,7 +14,7 @@ from orca_jax.deploy.ray_serve import read_settings
 from orca_jax.link.feed import MAX_WATCHERS
 from orca_jax.link.wire import Iterations
 from orca_jax.playground.burst import MAX_BURST
-from orca_jax.playground.page import FOLDER, MEDIA_TYPES, page_paths
+from orca_jax.playground.page import FOLDER, MEDIA_TYPES, PALETTE, SHARED, file_text, page_paths
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.root_path import RootPath
@@ -25,7 +25,7 @@ from tests.serve.played import Stage, on_stage, saying
 ENGINE = EngineConfig(model="m")
 KEYED = ServerConfig(ENGINE, api_key=("sk-one",))
 DATA = ("/playground/settings", "/playground/iterations", "/playground/burst")
-FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+FILES = {name: file_text(name) for name in (*(path.name for path in FOLDER.iterdir()), *SHARED, PALETTE)}
 
 
 def stage(config: ServerConfig | None = None) -> Stage:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 from tests.project.source import ROOT
@@ -13,14 +15,34 @@ from tests.project.source import ROOT
 NOTEBOOK = ROOT / "examples" / "orca_jax_colab.ipynb"
 
 
-def run_notebook(folder: Path, timeout: int = 300) -> Any:
-    """Run the notebook from top to bottom in `folder`; returns it with its outputs. Raises if a cell fails."""
+def run_notebook(folder: Path, timeout: int = 300, python: Path | None = None) -> Any:
+    """Run the notebook from top to bottom in `folder`; returns it with its outputs. Raises if a cell fails.
+
+    Args:
+        folder: current directory of the cells.
+        timeout: seconds of a cell.
+        python: the interpreter of another environment, with ipykernel; None for that of this process.
+    """
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=timeout, resources={"metadata": {"path": str(folder)}}, record_timing=False
-    )
-    asyncio.run(client.async_execute())
+    options: dict[str, Any] = {"resources": {"metadata": {"path": str(folder)}}, "record_timing": False}
+    if python is not None:
+        options["km"] = AsyncKernelManager(kernel_name=_kernel_of(python, folder), kernel_spec_manager=_specs(folder))
+    asyncio.run(NotebookClient(notebook, timeout=timeout, **options).async_execute())
     return notebook
+
+
+def _kernel_of(python: Path, folder: Path) -> str:
+    """Write the description of a kernel of an interpreter; returns its name."""
+    place = folder / "kernels" / "other"
+    place.mkdir(parents=True)
+    command = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    described = {"argv": command, "display_name": "other", "language": "python"}
+    (place / "kernel.json").write_text(json.dumps(described), encoding="utf-8")
+    return "other"
+
+
+def _specs(folder: Path) -> KernelSpecManager:
+    return KernelSpecManager(kernel_dirs=[str(folder / "kernels")])
 
 
 def tidy(notebook: Any) -> None:

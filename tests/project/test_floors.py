@@ -62,7 +62,7 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"bundled", "console", "progress", "server_config", "logs", "cluster", "observer", "engine", "timeline", "build"},
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
-    "playground": FACTS | {"server_config", "link", "openai"},
+    "playground": FACTS | {"server_config", "timeline", "link", "openai"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai", "playground"},
     "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS
@@ -89,6 +89,7 @@ FLOORS: dict[str, frozenset[str]] = {
     }
     | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
+    "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "build"},
     "trace": frozenset({"console", "timeline", "bench"}),
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},

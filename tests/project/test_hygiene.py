@@ -26,7 +26,6 @@ READS_A_KEY = "orca_jax/bench/online/key.py"  # a secret, which would be seen by
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"})
 OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/telemetry/otel.py": {"opentelemetry"},
-    "orca_jax/bench/paper/plot.py": {"matplotlib"},
     "orca_jax/model/gguf/config.py": {"gguf"},
     "orca_jax/model/gguf/weights.py": {"gguf"},
     "orca_jax/reporting.py": {"matplotlib"},
@@ -55,7 +54,7 @@ def imported_packages(file: SourceFile) -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_no_forbidden_import(file: SourceFile) -> None:
     # These run in environments of their own: the named ones use transformers, the others are the peers.
-    named = ("make_reference.py", "record_transformers.py", "judge_lm_eval.py", "peer.py")
+    named = ("make_adapters.py", "make_reference.py", "record_transformers.py", "judge_lm_eval.py", "peer.py")
     is_named = file.path.name in named
     has_torch = is_named or file.path.is_relative_to("scripts/peers")
     allowed = {"torch"} if has_torch else {"pickle"} if str(file) == HOLDS_CODE else set()
@@ -120,7 +119,9 @@ def test_direct_dependencies_are_pinned(extra: str) -> None:
     assert not [line for line in lines if "://" in line or line.startswith("-")]
 
 
-@pytest.mark.parametrize("name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/judges/run", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/docs", "scripts/judges/run", ".ci/run"]
+)
 def test_shell_scripts_run_and_stop_at_errors(name: str) -> None:
     path = ROOT / name
     lines = path.read_text(encoding="utf-8").splitlines()

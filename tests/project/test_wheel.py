@@ -3,10 +3,16 @@
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import trove_classifiers
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.project.source import ROOT
 
@@ -16,7 +22,10 @@ needs_demo = pytest.mark.skipif(not DEMO.exists(), reason="the demo model is not
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
+    return built_wheel(tmp_path_factory.mktemp("dist"))
+
+
+def built_wheel(folder: Path) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (path,) = folder.glob("*.whl")
@@ -37,7 +46,8 @@ def test_holds_the_package_and_its_data(wheel: Path) -> None:
     mapped = ("_demo/", "_demo_length_ranker/")
     names = {name for name in names_under(wheel, "orca_jax/") if not name.startswith(mapped)}
     assert names == files_under(ROOT / "orca_jax")
-    assert {"py.typed", "engine.py"} <= names
+    assert {"py.typed", "engine.py", "model/presets.json"} <= names
+    assert any(name.startswith("playground/") and name.endswith(".html") for name in names)
 
 
 def test_installs_the_command(wheel: Path) -> None:
@@ -83,3 +93,27 @@ print(len(output.outputs[0].token_ids))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(tmp_path / "orca_jax" / "__init__.py"), "4"]
+
+
+def test_the_metadata_are_complete(wheel: Path) -> None:
+    """`Metadata` refuses what an index would refuse: unknown fields, wrong versions, licences and requirements."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        found = Metadata.from_email(archive.read(name), validate=True)
+        licences = {name.rpartition("/")[2] for name in archive.namelist() if ".dist-info/licenses/" in name}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (found.name, str(found.version), found.summary) == ("orca-jax", project["version"], project["description"])
+    assert found.license_expression == "Apache-2.0" and licences == {"LICENSE", "NOTICE"}
+    assert found.description_content_type == "text/markdown" and found.description == (ROOT / "README.md").read_text()
+    assert str(found.requires_python) == project["requires-python"] and found.keywords
+    assert found.classifiers and set(found.classifiers) <= trove_classifiers.classifiers
+    assert set(found.provides_extra or ()) == set(project["optional-dependencies"])
+    needed = {canonicalize_name(one.name) for one in found.requires_dist or () if one.marker is None}
+    assert needed == {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
+
+
+def test_versions_of_python_are_those_of_the_classifiers(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [text.rpartition(" ")[2] for text in project["classifiers"] if text.startswith("Programming Language")]
+    assert all(SpecifierSet(project["requires-python"]).contains(version) for version in named)
+    assert f">={named[0]}" == project["requires-python"]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
+from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
@@ -83,6 +84,7 @@ class Lab:
         seed: int = 0,
         override: Override | None = None,
         shape: Shape | None = None,
+        num_loras: int = 0,
     ) -> None:
         self.max_bs = max_bs
         self.n_slots = n_slots
@@ -108,11 +110,14 @@ class Lab:
             max_model_len=max_model_len,
             eos_token_ids=eos,
             reuses_prefixes=shape is not None and shape.reuses_prefixes,
+            adapters=AdapterSlots(num_loras, 100),
         )
         self.scheduler = RecordingScheduler(scheduler)
         self.executor = RecordingExecutor(rows, self.kv, override)
         self.now = 0.0
-        self.engine = Engine(self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick)
+        self.engine = Engine(
+            self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick, weights=self.executor.adapters
+        )
         self.eos = eos
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -161,7 +166,7 @@ class Lab:
         """Each plan as `A5 B1`: the members and their numbers of tokens; `-` marks a member that does not sample.
 
         A multi-step plan begins with its largest number of steps, `4x`, or `4!x` if it stops early. `~` marks a member
-        without a report of its tokens.
+        without a report of its tokens, and `+2` two proposals.
         """
         return [" ".join(_shown(plan)) for plan in self.executor.plans]
 
@@ -176,7 +181,9 @@ def _shown(plan: StepPlan) -> Iterable[str]:
         yield f"{many.num_steps}{'!' if many.stops_early else ''}x"
     reports = [True] * len(plan.members) if many is None else [limit.reports for limit in many.limits]
     for member, report in zip(plan.members, reports, strict=True):
-        yield f"{member.request_id}{member.num_tokens}{'' if member.is_sampling else '-'}{'' if report else '~'}"
+        size = member.num_tokens - member.num_drafts
+        drafts = f"+{member.num_drafts}" if member.num_drafts else ""
+        yield f"{member.request_id}{size}{drafts}{'' if member.is_sampling else '-'}{'' if report else '~'}"
 
 
 def run_lab(requests: Iterable[tuple[str, int, int]], **sizes: Any) -> Lab:

@@ -7,6 +7,7 @@ may still have to come from the host of a virtual machine. Peak memory is that o
 """
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -15,9 +16,6 @@ import time
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
-from orca_jax.bench.loading.random_model import write_random_model
 from orca_jax.bundled import model_directory
 from orca_jax.config import DType
 from orca_jax.errors import ConfigError
@@ -45,6 +43,8 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: a flag or the model is wrong.
     """
     if args.random is not None:
+        from orca_jax.bench.loading.random_model import write_random_model  # help comes without NumPy
+
         write_random_model(args.random, Path(args.model), args.seed)
     directory = Path(model_directory(args.model))
     files = sorted(directory.glob("*.safetensors"))
@@ -83,11 +83,18 @@ def read_files(files: list[Path]) -> float:
 
 
 def read_into_new_memory(files: list[Path]) -> float:
-    """Read each file into memory that the process did not have before, as a loader must; return the seconds."""
-    begun = time.perf_counter()
-    held = [np.fromfile(file, np.uint8) for file in files]
-    seconds = time.perf_counter() - begun
-    del held
+    """Read each file into memory that the process did not have before, as a loader must; return the seconds.
+
+    The memory of a file is freed before the next one is read, so that a model may fill most of the memory.
+    """
+    import numpy as np  # help comes without it
+
+    seconds = 0.0
+    for file in files:
+        begun = time.perf_counter()
+        held = np.fromfile(file, np.uint8)
+        seconds += time.perf_counter() - begun
+        del held
     return seconds
 
 
@@ -104,6 +111,7 @@ def measure_load(directory: Path, dtype: DType) -> dict[str, float]:
     from orca_jax.build.executor import arrange
     from orca_jax.model.load import prepare_load, tensor_mesh
 
+    gc.collect()  # an earlier decoder holds itself
     device = jax.devices()[0]
     before = peak_bytes()
     begun, begun_cpu = time.perf_counter(), time.process_time()

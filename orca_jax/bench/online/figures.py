@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
-
 from orca_jax.bench.online.answers import CallOutcome
 from orca_jax.bench.workload.generate import WorkloadRequest
 
@@ -80,6 +78,8 @@ def is_good(outcome: CallOutcome, limits: Mapping[str, float]) -> bool:
 
 def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
     """Return mean, median, standard deviation and percentiles in milliseconds, under vLLM's names."""
+    import numpy as np  # help comes without it
+
     values = 1e3 * np.asarray(seconds, np.float64)
     if not values.size:
         return {f"{key}_{name}_ms": None for key in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))}

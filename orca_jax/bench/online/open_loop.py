@@ -21,7 +21,7 @@ from orca_jax.bench.online.server import RemoteTarget, look_at
 from orca_jax.bench.online.settings import OpenLoopSettings, read_settings
 from orca_jax.bench.workload.generate import READERS, WorkloadRequest
 from orca_jax.bench.workload.write import write_mooncake
-from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.errors import ConfigError, OrcaError, reason_of
 from orca_jax.reporting import need_matplotlib, print_table, print_warning, write_file
 
 SWEEP = {
@@ -36,6 +36,7 @@ SWEEP = {
     "p99_tpot_ms": "TPOT p99 ms",
     "failed": "failed",
 }
+FEW = 100  # below so many requests, the interpolated p99 is beyond all but the largest of them
 SECRET = ("api_key",)  # settings that are not reported
 
 
@@ -83,10 +84,16 @@ def _measure(
     times = "the times of the file" if rate is None else "all at once" if math.isinf(rate) else f"{rate:g} requests/s"
     shown = {name: value for name, value in result.items() if not isinstance(value, dict)}
     print_table(f"{times}: {len(planned)} requests; the first {warmup} warm up and are not counted", shown)
+    _note_few(sum(not outcome.failure for outcome in load.outcomes[warmup:]))
     is_burst = planned[-1].arrival == 0
     for warning in warnings(result, is_burst, target.form.ignores_eos):
         print_warning(warning)
     return result
+
+
+def _note_few(completed: int) -> None:
+    if completed < FEW:
+        print(f"note: p99 of {completed} requests lies between their two largest values")
 
 
 def _print_sweep(passes: Sequence[Mapping[str, Figure]]) -> None:
@@ -135,4 +142,4 @@ def _save(path: str, line: str) -> None:
     try:
         write_file(path, f"{line}\n".encode())
     except OSError as error:
-        raise ConfigError(f"save {path!r} cannot be written: {error.strerror}", param="save") from error
+        raise ConfigError(f"save {path!r} cannot be written: {reason_of(error)}", param="save") from error

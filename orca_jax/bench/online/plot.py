@@ -5,7 +5,7 @@ from math import nan
 from operator import itemgetter
 from typing import Any
 
-from orca_jax.reporting import new_figure, save_plot
+from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
 
 STEADY = "steady_request_throughput"
 WHOLE = "request_throughput"  # for passes without a steady part
@@ -30,15 +30,19 @@ def plot_passes(path: str, passes: Sequence[Mapping[str, Any]], title: str) -> N
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written, or its ending is unknown; `param` is "plot".
     """
-    figure = new_figure(11, 4.5)
+    figure = new_figure(9, 4)
     figure.suptitle(title)
     points = sorted(((result[STEADY] or result[WHOLE], result) for result in passes), key=itemgetter(0))
     throughput = [requests for requests, _ in points]
+    fewest = min([result.get("completed", 0) for result in passes])
+    few = f" (of {fewest} requests)" if fewest < 100 else ""
     for (label, curves), axes in zip(PANELS.items(), figure.subplots(1, 2), strict=True):
         for name, shown, style in curves:
-            axes.plot(throughput, [result[name] or nan for _, result in points], style, label=shown)
+            curve = [result[name] or nan for _, result in points]
+            axes.plot(throughput, curve, style, label=shown + few if "p99" in shown else shown)
         axes.set(xlabel="throughput, requests/s", ylabel=label, yscale="log")
         axes.set_xlim(left=0)
+        use_plain_numbers(axes.yaxis)
         axes.grid(visible=True, which="both", alpha=0.3)
         axes.legend()
     save_plot(figure, path)

@@ -24,11 +24,12 @@ from orca_jax.reporting import print_table
 
 PAPER_DEVICE = "a100-40"
 FIGURES = ("fig8", "fig9", "fig10", "fig11")
+PAGE = "page"
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
-    parser.add_argument("figure", choices=(*FIGURES, "all"), help="figure of the paper")
+    parser.add_argument("figure", choices=(*FIGURES, "all", PAGE), help="figure of the paper; page draws them again")
     parser.add_argument(
         "--digitised", metavar="FILE",
         help="CSV file with points of Figure 10 (model,system,throughput_req_s,median_norm_latency_ms_per_token); "
@@ -54,7 +55,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="DIRECTORY",
-        help="write paper-fig8.svg, paper-fig9.svg, paper-fig10.svg and paper-fig11.svg here",
+        help="write paper-fig8.svg, paper-fig9.svg, paper-fig10.svg and paper-fig11.svg here; the figure page reads "
+        "measured/paper-fig9.json and the like from here",
     )
     parser.add_argument(
         "--beyond", action="store_true",
@@ -73,6 +75,9 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("requests must be at least 20 and processes at least 1", param="requests")
     if args.plot is not None and not os.path.isdir(args.plot):
         raise ConfigError(f"plot {args.plot!r} is not a directory", param="plot")
+    if args.figure == PAGE:
+        _redraw(args.plot)
+        return
     effort = Effort(args.requests, args.seed, args.processes)
     digitised = read_digitised(args.digitised) if args.digitised else {}
     wanted = FIGURES if args.figure == "all" else (args.figure,)
@@ -87,9 +92,7 @@ def run(args: argparse.Namespace) -> None:
         found["fig11"] = figure_11(effort)
         _print_curves("Figure 11, 175B", found["fig11"]["curves"])
         if args.plot is not None:
-            plot_curves(
-                os.path.join(args.plot, "paper-fig11.svg"), "Figure 11, simulated", found["fig11"]["curves"], {}
-            )
+            draw(args.plot, "fig11", found["fig11"])
     if args.beyond:
         found["beyond"] = beyond(effort, args.trace_data)
     settings = {
@@ -111,6 +114,31 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
+def draw(directory: str, figure: str, found: Mapping[str, Any], digitised: Digitised | None = None) -> None:
+    """Draw a figure into a directory. Raises ConfigError."""
+    path = os.path.join(directory, f"paper-{figure}.svg")
+    if figure == "fig9":
+        plot_batches(path, found["batch_sizes"], found["batch_ms"])
+    else:
+        plot_curves(path, f"Figure {figure.removeprefix('fig')}, simulated", found["curves"], digitised or {})
+
+
+def _redraw(directory: str | None) -> None:
+    """Draw all figures from their results in `measured`, and Figure 8 from its short simulation."""
+    if directory is None:
+        raise ConfigError("page needs the directory of the figures; give plot", param="plot")
+    plot_stages(os.path.join(directory, "paper-fig8.svg"), stage_times())
+    for figure in FIGURES[1:]:
+        file = os.path.join(directory, "measured", f"paper-{figure}.json")
+        try:
+            with open(file, encoding="utf-8") as content:
+                found = json.load(content)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"plot: {file!r} cannot be read: {error}", param="plot") from error
+        draw(directory, figure, found)
+    print(json.dumps({PAGE: list(FIGURES)}))
+
+
 def _figure_8(effort: Effort, directory: str | None) -> dict[str, Any]:
     found = figure_8(effort)
     for workload, gains in found["gain"].items():
@@ -129,7 +157,7 @@ def _figure_9(directory: str | None) -> dict[str, Any]:
         print_table(f"Figure {name}: ms of a batch of {', '.join(map(str, found['batch_sizes']))}", rows)
     print_table("Figure 9b against the paper's, read off", found["9b"])
     if directory is not None:
-        plot_batches(os.path.join(directory, "paper-fig9.svg"), found["batch_sizes"], found["batch_ms"])
+        draw(directory, "fig9", found)
     return found
 
 
@@ -147,7 +175,7 @@ def _figure_10(args: argparse.Namespace, effort: Effort, digitised: Digitised) -
     if "headline_ratio" in found:
         print_table("headline: 175B at 190 ms per token", {"ratio": found["headline_ratio"]} | found["headline_points"])
     if args.plot is not None:
-        plot_curves(os.path.join(args.plot, "paper-fig10.svg"), "Figure 10, simulated", found["curves"], digitised)
+        draw(args.plot, "fig10", found, digitised)
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from orca_jax.bench.paper.systems import parse_system
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 
 COLUMNS = ("model", "system", "throughput_req_s", "median_norm_latency_ms_per_token")
 
@@ -54,7 +54,7 @@ def read_digitised(path: str) -> Digitised:
                 model, system, throughput, latency = [row[name] for name in COLUMNS]
                 points[model][parse_system(system).name].append(Point(float(throughput), float(latency)))
     except OSError as error:
-        raise ConfigError(f"digitised {path!r} cannot be read: {error.strerror}", param="digitised") from error
+        raise ConfigError(f"digitised {path!r} cannot be read: {reason_of(error)}", param="digitised") from error
     except (KeyError, TypeError, ValueError, UnicodeDecodeError, csv.Error) as error:
         message = f"digitised {path!r} is not a CSV file with the columns {', '.join(COLUMNS)}: {error}"
         raise ConfigError(message, param="digitised") from error

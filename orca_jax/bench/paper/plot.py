@@ -1,15 +1,12 @@
 """Draws the simulated figures, with digitised points behind them when given."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
-from typing import Any
 
 from orca_jax.bench.paper.curves import Digitised, Point
 from orca_jax.bench.paper.pipeline import Busy
-from orca_jax.reporting import new_figure, save_plot
+from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
+from orca_jax.timeline.palette import REQUESTS, curve_styles
 
-MARKERS = "os^Dv<>p"
-COLOURS = ("#7f7f7f", "#bcbd22", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 
 
@@ -24,27 +21,23 @@ def plot_curves(
         ConfigError: matplotlib is missing, or the file cannot be written; `param` is "plot".
     """
     is_single = len(curves) == 1
-    figure = _new_figure(6.0 if is_single else 4.2 * len(curves), 4.2 if is_single else 3.6)
-    from matplotlib.ticker import LogLocator, NullFormatter
-
+    figure = new_figure(6.0 if is_single else 2.7 * len(curves), 4.2 if is_single else 3.7)
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     for axes, (panel, systems) in zip(panels, curves.items(), strict=True):
-        for (name, points), marker, colour in zip(systems.items(), cycle(MARKERS), cycle(COLOURS), strict=False):
-            known = digitised.get(panel, {}).get(name, [])
+        for name, style in curve_styles(systems).items():
+            points, known = systems[name], digitised.get(panel, {}).get(name, [])
             if known:
-                axes.scatter(*zip(*known, strict=True), s=28, c=colour, alpha=0.35, linewidths=0)
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1, label=name)
+                axes.scatter(*zip(*known, strict=True), s=28, c=style.color, alpha=0.35, linewidths=0)
+            axes.plot(*zip(*points, strict=True), style.dashes, color=style.color, marker=style.marker, markersize=3.5,
+                      linewidth=1.2, label=name)  # fmt: skip
         axes.set(title="" if is_single else panel, xlabel="throughput, requests/s", yscale="log", ylim=limits)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        use_plain_numbers(axes.yaxis)
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.25)
     panels[0].set_ylabel("median normalised latency, ms/token")
     figure.suptitle(title)
-    columns = 5 if is_single else 7
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize="small")
-    _write(figure, path)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save_plot(figure, path)
 
 
 def plot_batches(
@@ -55,21 +48,23 @@ def plot_batches(
     Raises:
         ConfigError: as in `plot_curves`.
     """
-    figure = _new_figure(4.2 * len(figures), 3.4)
+    figure = new_figure(2.7 * max(2, len(figures)), 3.5)
     panels = figure.subplots(1, len(figures), squeeze=False)[0]
     for axes, (name, engines) in zip(panels, figures.items(), strict=True):
-        for (label, times), marker, colour in zip(engines.items(), cycle(MARKERS), cycle(COLOURS[2:]), strict=False):
-            known = [(size, each) for size, each in zip(sizes, times, strict=True) if each is not None]
-            axes.plot(*zip(*known, strict=True), color=colour, marker=marker, markersize=4, linewidth=1, label=label)
+        for label, style in curve_styles(engines).items():
+            known = [(size, each) for size, each in zip(sizes, engines[label], strict=True) if each is not None]
+            axes.plot(*zip(*known, strict=True), style.dashes, color=style.color, marker=style.marker, markersize=4,
+                      linewidth=1.2, label=label)  # fmt: skip
         axes.set(title=f"{title}{name}", xlabel="batch size", xscale="log", xticks=sizes, xticklabels=sizes)
         axes.set_ylim(bottom=0)
+        axes.minorticks_off()
         axes.grid(visible=True, alpha=0.25)
         if len({tuple(engines) for engines in figures.values()}) > 1:
-            axes.legend(fontsize="small")
+            axes.legend()
     panels[0].set_ylabel("time of a batch, ms")
     if len({tuple(engines) for engines in figures.values()}) == 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-    _write(figure, path)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save_plot(figure, path)
 
 
 def plot_stages(path: str, systems: Mapping[str, Sequence[Busy]]) -> None:
@@ -78,32 +73,21 @@ def plot_stages(path: str, systems: Mapping[str, Sequence[Busy]]) -> None:
     Raises:
         ConfigError: as in `plot_curves`.
     """
-    figure = _new_figure(9.0, 2.1 * len(systems))
+    figure = new_figure(8.0, 2.1 * len(systems))
     panels = figure.subplots(len(systems), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (title, boxes) in zip(panels, systems.items(), strict=True):
         for box in boxes:
-            colour = COLOURS[2 + min(box.requests) // 2 % (len(COLOURS) - 2)]
+            color = REQUESTS[min(box.requests) // 2 % len(REQUESTS)]
             width = box.end - box.start
-            axes.barh(box.stage, width, left=box.start, height=0.9, color=colour, alpha=0.95 if box.is_initiation
+            axes.barh(box.stage, width, left=box.start, height=0.9, color=color, alpha=0.95 if box.is_initiation
                       else 0.55, edgecolor="white", linewidth=0.4)  # fmt: skip
             if box.is_initiation:
-                letters = "".join(chr(ord("A") + number) for number in box.requests)
-                axes.text(box.start + width / 2, box.stage, letters, ha="center", va="center", fontsize=6)
+                letters = "\n".join(chr(ord("A") + number) for number in box.requests)
+                axes.text(
+                    box.start + width / 2, box.stage, letters, ha="center", va="center", fontsize=7, color="white"
+                )
         stages = 1 + max(box.stage for box in boxes)
         axes.set(title=title, yticks=range(stages), yticklabels=[f"stage {each + 1}" for each in range(stages)])
         axes.invert_yaxis()
-    panels[-1].set_xlabel("seconds; dark: initiation phase, with the letters of the requests; pale: increments")
-    _write(figure, path)
-
-
-def _new_figure(width: float, height: float) -> Any:
-    figure = new_figure(width, height)
-    from matplotlib import rcParams
-
-    rcParams["svg.fonttype"] = "none"
-    rcParams["svg.hashsalt"] = "orca-jax"  # equal figures have equal files
-    return figure
-
-
-def _write(figure: Any, path: str) -> None:
-    save_plot(figure, path, metadata={"Date": None})
+    panels[-1].set_xlabel("seconds; dark, with the letters of the requests: prefill (initiation); pale: increments")
+    save_plot(figure, path)

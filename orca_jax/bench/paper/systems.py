@@ -15,7 +15,7 @@ from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import StageCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.gpt import LONGEST, MODELS, Device, Efficiency
@@ -145,7 +145,7 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     return Simulation(Engine(executor, scheduler, pool, clock=clock), executor, clock)
 
 
-def _chunked(system: System, place: Place) -> Scheduler:
+def _chunked(system: System, place: Place) -> KnownScheduler:
     return ChunkedScheduler(
         system.max_bs,
         place.token_budget,
@@ -156,7 +156,7 @@ def _chunked(system: System, place: Place) -> Scheduler:
     )
 
 
-_MAKERS: Mapping[str, Callable[[System, Place], Scheduler]] = {
+_MAKERS: Mapping[str, Callable[[System, Place], KnownScheduler]] = {
     "orca": lambda system, place: OrcaScheduler(system.max_bs, place.in_flight),
     "ft": lambda system, place: RequestLevelScheduler(system.max_bs, -(-system.max_bs // system.mbs), system.mbs),
     "chunked": _chunked,

@@ -5,15 +5,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from orca_jax.bench.peers.tokenizer import write_tokenizer
 from orca_jax.bench.workload.generate import WorkloadRequest, workload_from_args, workload_settings
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import ModelConfig
 from orca_jax.model.describe import preset_values, read_model_config
+
+if TYPE_CHECKING:
+    import numpy as np
 
 WORKLOAD_FILE = "workload.json"
 _STANDARD_DEVIATION = 0.02  # of random weights, as in GPT-2
@@ -66,6 +67,7 @@ def model_for_peers(model: str, seed: int, folder: Path) -> Path:
         return Path(model_directory(model)).absolute()
     config = read_model_config(model)
     hf = preset_values(model)
+    import numpy as np  # help comes without it
     from safetensors.numpy import save_file
 
     random = np.random.default_rng(seed)
@@ -78,8 +80,10 @@ def model_for_peers(model: str, seed: int, folder: Path) -> Path:
     return folder.absolute()
 
 
-def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+def _values(name: str, shape: tuple[int, ...], random: "np.random.Generator") -> "np.ndarray":
     """Return random matrices, biases of zero and scales of one."""
+    import numpy as np
+
     if len(shape) > 1:
         return random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
     return np.full(shape, 0 if name.endswith(".bias") else 1, np.float32)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orca_jax.bench.peers.results import LATENCY, latency_ratios, ratios
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import write_file
 
 _HEAD = """# Beside other engines
@@ -27,8 +27,9 @@ _ONLINE = (
 )
 _OUTSIDE = (
     ("rate", "requests/s", 2),
+    ("completed", "requests", 0),
     (LATENCY, "normalised latency, median, ms/token", 1),
-    ("p99_normalized_latency_ms", "p99", 1),
+    ("p99_normalized_latency_ms", "p99 (of few requests about the largest)", 1),
     ("median_ttft_ms", "TTFT, median, ms", 0),
     ("output_throughput", "output tokens/s", 1),
     ("failed", "failed", 0),
@@ -40,7 +41,7 @@ def write_page(results: Mapping[str, Any], path: str) -> None:
     try:
         write_file(path, page(results).encode())
     except OSError as error:
-        raise ConfigError(f"page {path!r} cannot be written: {error.strerror}", param="page") from error
+        raise ConfigError(f"page {path!r} cannot be written: {reason_of(error)}", param="page") from error
 
 
 def page(results: Mapping[str, Any]) -> str:

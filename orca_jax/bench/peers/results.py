@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.bench.peers.served import OWN
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.processor import cpu_flags, cpu_name
 from orca_jax.reporting import print_table, write_file
 
@@ -110,7 +110,7 @@ def save(results: Results, path: str) -> None:
     try:
         write_file(path, (json.dumps(results, indent=1) + "\n").encode())
     except OSError as error:
-        raise ConfigError(f"save {path!r} cannot be written: {error.strerror}", param="save") from error
+        raise ConfigError(f"save {path!r} cannot be written: {reason_of(error)}", param="save") from error
 
 
 def print_results(results: Results) -> None:

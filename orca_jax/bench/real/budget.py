@@ -17,6 +17,7 @@ class PlannedRun:
     system: str
     load: float
     weight: float = 1.0  # seconds of this run for each second of a usual one
+    least: int = LEAST_REQUESTS
 
     def seconds(self, count: int, saturation: float) -> float:
         """Expected seconds for this many requests: until the last arrival, or until all are served if that is later."""
@@ -25,7 +26,7 @@ class PlannedRun:
     def requests(self, seconds: float, saturation: float) -> int:
         """The requests for about this many seconds."""
         count = round(self.weight * seconds * saturation * min(self.load, 1.0))
-        return min(max(count, LEAST_REQUESTS), round(self.weight * MOST_REQUESTS))
+        return min(max(count, self.least), round(self.weight * MOST_REQUESTS))
 
 
 def seconds_of_a_run(runs: Sequence[PlannedRun], saturations: Mapping[str, float], seconds: float) -> float:

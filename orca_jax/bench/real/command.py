@@ -11,16 +11,18 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from orca_jax.bench.paper.command import rounded
 from orca_jax.bench.paper.plot import plot_batches, plot_curves
 from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.bench.paper.systems import System, parse_system
+from orca_jax.bench.real.curves import LOADS
 from orca_jax.bench.real.figures import MICRO_BATCHES, SYSTEMS, figure_9, figure_10, figure_11
 from orca_jax.bench.real.laboratory import Laboratory
 from orca_jax.bench.real.opening import open_laboratory, surroundings
-from orca_jax.bench.real.page import FILES, check_docs, read_results, write_page, write_result
+from orca_jax.bench.real.page import FILES, check_docs, file_of, label_of, read_results, write_page, write_result
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import need_matplotlib, print_table
@@ -34,6 +36,11 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, metavar="M",
         help="about the time for each of Figures 10 and 11, without loading and compiling (default: 12)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--loads", type=float, nargs="+", default=LOADS, metavar="X",
+        help="rates of Figures 10 and 11, as multiples of the saturation of each system, in rising order "
+        f"(default: {' '.join(map(str, LOADS))})",
     )  # fmt: skip
     parser.add_argument(
         "--systems", nargs="+", metavar="NAME",
@@ -59,13 +66,15 @@ def run(args: argparse.Namespace) -> None:
     if args.figure == "page":
         if args.docs is None:
             raise ConfigError("page needs the directory of paper.md; give docs", param="docs")
-        for figure, result in read_results(args.docs).items():
-            if figure in FILES:
-                draw(args.docs, figure, result)
+        for result in read_results(args.docs).values():
+            if result.get("figure") in FILES:
+                draw(args.docs, result["figure"], result)
         print(json.dumps({"page": write_page(args.docs)}))
         return
     if not (args.minutes > 0 and math.isfinite(args.minutes)):
         raise ConfigError(f"minutes must be above 0, got {args.minutes}", param="minutes")
+    if not all(0 < low < high for low, high in pairwise([*args.loads, math.inf])):
+        raise ConfigError(f"loads must be above 0 and rise, got {args.loads}", param="loads")
     config = engine_config_from_args(args)
     wanted = tuple(SYSTEMS) if args.figure == "all" else (args.figure,)
     systems = {figure: [parse_system(name) for name in args.systems or SYSTEMS[figure]] for figure in wanted}
@@ -73,7 +82,9 @@ def run(args: argparse.Namespace) -> None:
     with open_laboratory(config, [system for each in systems.values() for system in each]) as laboratory:
         for figure, each in systems.items():
             about = surroundings(config)
-            found[figure] = rounded({**measure(laboratory, figure, each, config.seed, args.minutes), **about})
+            found[figure] = rounded(
+                {**measure(laboratory, figure, each, config.seed, args.minutes, args.loads), **about}
+            )
             if args.docs is not None:  # at once: a later figure that fails loses nothing
                 write_result(args.docs, figure, found[figure])
                 draw(args.docs, figure, found[figure])
@@ -82,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(
-    laboratory: Laboratory, figure: str, systems: Sequence[System], seed: int, minutes: float
+    laboratory: Laboratory, figure: str, systems: Sequence[System], seed: int, minutes: float, loads: Sequence[float]
 ) -> dict[str, Any]:
     """Measure one figure, and print its tables."""
     print(f"{figure}: lengths of the paper x {laboratory.scale:g}", flush=True)
@@ -91,9 +102,9 @@ def measure(
         most = max(system.max_bs for system in systems)
         found = figure_9(laboratory, seed, [size for size in MICRO_BATCHES if size <= most])
     elif figure == "fig10":
-        found = figure_10(laboratory, names, seed, minutes)
+        found = figure_10(laboratory, names, seed, minutes, loads)
     else:
-        found = figure_11(laboratory, names, seed, minutes)
+        found = figure_11(laboratory, names, seed, minutes, loads)
     _print(figure, found)
     about = {"figure": figure, "seed": seed, "minutes": minutes, "warm_up": WARM_UP, "dtype": laboratory.dtype}
     return about | found
@@ -101,7 +112,7 @@ def measure(
 
 def draw(directory: str, figure: str, found: Mapping[str, Any]) -> None:
     """Draw a figure into a directory. Raises ConfigError."""
-    path = os.path.join(directory, f"{FILES[figure]}.svg")
+    path = os.path.join(directory, f"{file_of(label_of(figure, found))}.svg")
     if figure == "fig9":
         plot_batches(path, found["batch_sizes"], found["batch_ms"], "")
     else:

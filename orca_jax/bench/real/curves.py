@@ -15,6 +15,8 @@ from orca_jax.bench.real.laboratory import Laboratory
 
 LOADS = (0.4, 0.7, 0.85, 1.0, 1.3)
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""
+BATCHES = 2
+"""The fewest batches of the largest size in a run of a curve: the rate of a single one is that of its last tokens."""
 HALVINGS = 3
 """Of the rates between two points of a curve, to find the throughput at a latency; each costs a run."""
 HEADLINE_WEIGHT = 2.0
@@ -33,12 +35,14 @@ class Sweep:
         workload: the requests.
         names: of the systems.
         seed: of arrivals and prompts.
+        loads: in rising order, as `LOADS`.
     """
 
     laboratory: Laboratory
     workload: Workload
     names: Sequence[str]
     seed: int
+    loads: Sequence[float] = LOADS
     runs: list[dict[str, Any]] = field(default_factory=list)  # in the order of time
     curves: dict[str, list[Point]] = field(default_factory=dict)
     saturations: dict[str, float] = field(default_factory=dict)  # requests per second
@@ -51,15 +55,15 @@ class Sweep:
 
     def measure(self, minutes: float, headline: Sequence[str] = ()) -> float:
         """Measure the curves, and return the seconds left for each run of `headline` between their points."""
-        plans = [PlannedRun(name, load) for load in LOADS for name in self.names]
-        later = [PlannedRun(name, 0.9, HEADLINE_WEIGHT) for name in headline for _ in range(HALVINGS)]
+        plans = [_planned(name, load) for load in self.loads for name in self.names]
+        later = [_planned(name, 0.9, HEADLINE_WEIGHT) for name in headline for _ in range(HALVINGS)]
         seconds = seconds_of_a_run([*plans, *later], self.saturations, 60 * minutes)
         self.curves = {name: [] for name in self.names}
         order = list(self.names)
-        for load in LOADS:
+        for load in self.loads:
             for name in order:
                 top = self.saturations[name]
-                count = PlannedRun(name, load).requests(seconds, top)
+                count = _planned(name, load).requests(seconds, top)
                 self.curves[name].append(Point(*self._run(name, count, load * top, load).point))
             order.reverse()
         return seconds
@@ -76,13 +80,13 @@ class Sweep:
         above = next((n for n, point in enumerate(curve) if point.latency > latency), None)
         if above is None:
             return curve[-1]
-        count = PlannedRun(name, 0.9, HEADLINE_WEIGHT).requests(seconds, top)
-        low, best = (LOADS[above - 1], curve[above - 1]) if above else (0.0, Point(0.0, math.nan))
+        count = _planned(name, 0.9, HEADLINE_WEIGHT).requests(seconds, top)
+        low, best = (self.loads[above - 1], curve[above - 1]) if above else (0.0, Point(0.0, math.nan))
 
         def run(rate: float) -> Point:
             return Point(*self._run(name, count, rate, rate / top).point)
 
-        return throughput_at(latency, run, LOADS[above] * top, HALVINGS, low * top, best)
+        return throughput_at(latency, run, self.loads[above] * top, HALVINGS, low * top, best)
 
     def _run(self, name: str, count: int, rate: float | None, load: float | None = None) -> RunResult:
         requests = self.workload(count)
@@ -102,6 +106,10 @@ class Sweep:
             flush=True,
         )
         return result
+
+
+def _planned(name: str, load: float, weight: float = 1.0) -> PlannedRun:
+    return PlannedRun(name, load, weight, max(LEAST_REQUESTS, BATCHES * parse_system(name).max_bs))
 
 
 def steady_throughput(ends: Sequence[float]) -> float:

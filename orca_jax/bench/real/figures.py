@@ -94,14 +94,16 @@ def _padded(seed: int, scale: float) -> Callable[[int], tuple[str, Sequence[Leng
     return batch
 
 
-def figure_10(laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float) -> dict[str, Any]:
+def figure_10(
+    laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float, loads: Sequence[float] = LOADS
+) -> dict[str, Any]:
     """The curves of the paper's workload, and the ratio of throughputs at one latency.
 
     As in the paper, the latency is twice the normalised execution time of a batch of the largest ORCA system, with
     prompts of 128 tokens and 32 generated ones, both scaled. Throughput at this latency is found by halving rates.
     """
     start = time.monotonic()
-    sweep = Sweep(laboratory, lambda count: paper_lengths(count, seed, laboratory.scale), names, seed)
+    sweep = Sweep(laboratory, lambda count: paper_lengths(count, seed, laboratory.scale), names, seed, loads)
     sweep.saturate()
     pair = _pair(names)
     base = execution_ms(laboratory, parse_system(pair[0]).max_bs) if pair else 0.0
@@ -130,7 +132,9 @@ def execution_ms(laboratory: Laboratory, size: int) -> float:
     return 1e3 * statistics.median(taken) / generated
 
 
-def figure_11(laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float) -> dict[str, Any]:
+def figure_11(
+    laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float, loads: Sequence[float] = LOADS
+) -> dict[str, Any]:
     """The curves of equal requests; each workload has half of the time."""
     start = time.monotonic()
     sweeps = {}
@@ -138,7 +142,7 @@ def figure_11(laboratory: Laboratory, names: Sequence[str], seed: int, minutes: 
         equal = [scaled(length, laboratory.scale) for length in lengths]
         label = f"({equal[0]},{equal[1]})"
         print(f"{label}, after {kind} of the paper", flush=True)
-        sweeps[label] = sweep = Sweep(laboratory, _homogeneous(*equal), names, seed)
+        sweeps[label] = sweep = Sweep(laboratory, _homogeneous(*equal), names, seed, loads)
         sweep.saturate()
         sweep.measure(minutes * number / len(EQUAL) - (time.monotonic() - start) / 60)
     return _of_sweeps(sweeps, laboratory, start)
@@ -160,7 +164,7 @@ def _of_sweeps(sweeps: Mapping[str, Sweep], laboratory: Laboratory, start: float
     return {
         "curves": {kind: sweep.curves for kind, sweep in sweeps.items()},
         "saturation": {kind: sweep.saturations for kind, sweep in sweeps.items()},
-        "loads": list(LOADS),
+        "loads": list(next(iter(sweeps.values())).loads),
         "runs": {kind: sweep.runs for kind, sweep in sweeps.items()},
         "length_scale": laboratory.scale,
         "seconds": time.monotonic() - start,

@@ -2,28 +2,33 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import write_file
+from orca_jax.bench.paper.runs import WARM_UP
+from orca_jax.errors import ConfigError, reason_of
+from orca_jax.reporting import p99_name, write_file
 
 FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
 """Names of files without their endings."""
 HELD_OUT = "held_out"
 NAMES = FILES | {HELD_OUT: "held-out"}
+USUAL_MODEL = "preset:gpt2"
+"""The model whose figures have the names in `FILES`. Those of other models have the model's name after them."""
 BEGIN, END = "<!-- begin: bench paper_real page -->", "<!-- end: bench paper_real page -->"
 HELD_BEGIN, HELD_END = "<!-- begin: bench held_out page -->", "<!-- end: bench held_out page -->"
 SHOWN = {
     "requests_per_s": "throughput",
     "median_normalized_latency_ms": "median normalised latency",
-    "p99_normalized_latency_ms": "p99 normalised latency",
+    "p99_normalized_latency_ms": "normalised latency, {tail}",
     "p50_ttft_ms": "median TTFT",
-    "p99_ttft_ms": "p99 TTFT",
+    "p99_ttft_ms": "TTFT, {tail}",
     "p50_itl_ms": "median inter-token",
     "p99_itl_ms": "p99 inter-token",
 }
-"""Figures of a prediction, by name."""
+"""Figures of a prediction, by name; `tail` is the name of a 99th percentile of the requests."""
 Found = Mapping[str, Any]
 
 
@@ -33,13 +38,30 @@ def check_docs(directory: str | None) -> None:
         raise ConfigError(f"docs {directory!r} is not a directory with paper.md", param="docs")
 
 
+def label_of(figure: str, found: Found) -> str:
+    """The figure, with the model if it is another one than the usual one, such as "fig10-demo"."""
+    model = found.get("config", {}).get("model", USUAL_MODEL)
+    if model == USUAL_MODEL or figure == HELD_OUT:
+        return figure
+    return f"{figure}-{re.sub(r'[^a-z0-9.]+', '-', os.path.basename(model.removeprefix('preset:')).lower()).strip('-')}"
+
+
+def file_of(label: str) -> str:
+    """The name of a file for a figure with its model, without its ending."""
+    figure, dash, model = label.partition("-")
+    return NAMES[figure] + dash + model
+
+
 def write_result(directory: str, figure: str, found: Found) -> None:
     """Write the result of a figure below a directory of pages.
 
     Raises:
         ConfigError: the file cannot be written; `param` is "docs".
     """
-    _write(os.path.join(directory, "measured", f"{NAMES[figure]}.json"), json.dumps(found, indent=1) + "\n")
+    _write(
+        os.path.join(directory, "measured", f"{file_of(label_of(figure, found))}.json"),
+        json.dumps(found, indent=1) + "\n",
+    )
 
 
 def write_page(directory: str) -> list[str]:
@@ -49,7 +71,7 @@ def write_page(directory: str) -> list[str]:
         ConfigError: a file cannot be read or written, or the page has no place for a section; `param` is "docs".
     """
     found = read_results(directory)
-    if set(found) & set(FILES):
+    if set(found) - {HELD_OUT}:
         _write_section(directory, BEGIN, END, section(found))
     if HELD_OUT in found:
         _write_section(directory, HELD_BEGIN, HELD_END, held_out_section(found))
@@ -66,9 +88,14 @@ def _write_section(directory: str, first: str, last: str, content: str) -> None:
 
 
 def read_results(directory: str) -> dict[str, Found]:
-    """The results below a directory of pages, by figure. Raises ConfigError."""
-    paths = {figure: os.path.join(directory, "measured", f"{name}.json") for figure, name in NAMES.items()}
-    return {figure: json.loads(_read(path)) for figure, path in paths.items() if os.path.isfile(path)}
+    """The results below a directory of pages, by figure and model as in `label_of`. Raises ConfigError."""
+    found: dict[str, Found] = {}
+    for figure, name in NAMES.items():
+        more = "" if figure == HELD_OUT else "-*"
+        for pattern in dict.fromkeys((f"{name}.json", f"{name}{more}.json")):
+            for path in sorted(Path(directory, "measured").glob(pattern)):
+                found[figure + path.stem.removeprefix(name)] = json.loads(_read(str(path)))
+    return found
 
 
 def held_out_section(found: Mapping[str, Found]) -> str:
@@ -82,7 +109,10 @@ def held_out_section(found: Mapping[str, Found]) -> str:
             label = f"{result[part]['name'].removeprefix('preset:')}, {name}"
             rows.append([label, *(_error(run[key]) if key in run else "" for key in SHOWN)])
     title = "**Errors of predictions, and in brackets the spread of two recordings.**"
-    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *SHOWN.values()], rows)])
+    count = result["num_requests"]
+    tail = p99_name(count - int(count * WARM_UP))
+    heads = [head.format(tail=tail) for head in SHOWN.values()]
+    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *heads], rows)])
 
 
 def _error(row: Mapping[str, float]) -> str:
@@ -90,9 +120,15 @@ def _error(row: Mapping[str, float]) -> str:
 
 
 def section(found: Mapping[str, Found]) -> str:
-    """The section in Markdown, by figure."""
+    """The section in Markdown, by figure, and the usual model first."""
     makers: Mapping[str, Callable[[Found], list[str]]] = {"fig9": _figure_9, "fig10": _figure_10, "fig11": _figure_11}
-    parts = [paragraph for figure, make in makers.items() if figure in found for paragraph in make(found[figure])]
+    parts = [
+        paragraph
+        for figure, make in makers.items()
+        for label, result in found.items()
+        if label.partition("-")[0] == figure
+        for paragraph in make(result)
+    ]
     return "\n".join(["", *parts]) if parts else ""
 
 
@@ -111,7 +147,7 @@ def _figure_9(found: Found) -> list[str]:
         "`merged` batches are selective, and in `padded` ones each prompt and output is as long as the longest: at "
         f"{sizes[-1]} requests they take **{ratio:.2f} times** as long.\n",
         _table(["batch of", *map(str, sizes)], rows),
-        "![Time of a batch over its size, measured](paper-real-fig9.svg)\n",
+        _picture("Time of a batch over its size", found),
     ]
 
 
@@ -126,18 +162,22 @@ def _figure_10(found: Found) -> list[str]:
             f"of a full batch as in the paper, the systems serve {each}{times}. With all requests at once the ratio is "
             f"{found['saturation_ratio']:.2f}.\n"
         )
-    return [*lines, "![Median normalised latency over throughput, measured](paper-real-fig10.svg)\n"]
+    return [*lines, _picture("Median normalised latency over throughput", found)]
 
 
 def _figure_11(found: Found) -> list[str]:
     lines = [_about("Figure 11", found)]
     for kind in found["curves"]:
         lines += [f"Requests of {kind} input and output tokens:\n", _curves_table(found, kind)]
-    return [*lines, "![Median normalised latency of equal requests over throughput, measured](paper-real-fig11.svg)\n"]
+    return [*lines, _picture("Median normalised latency of equal requests over throughput", found)]
 
 
 def _about(title: str, found: Found) -> str:
-    return _where(f"**{title}, measured.**", found, FILES[found["figure"]])
+    return _where(f"**{title}, measured.**", found, file_of(label_of(found["figure"], found)))
+
+
+def _picture(title: str, found: Found) -> str:
+    return f"![{title}, measured]({file_of(label_of(found['figure'], found))}.svg)\n"
 
 
 def _where(title: str, found: Found, file: str) -> str:
@@ -179,4 +219,4 @@ def _write(path: str, text: str) -> None:
     try:
         write_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {error.strerror}", param="docs") from error
+        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param="docs") from error

@@ -27,7 +27,6 @@ from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import print_table
 from orca_jax.sim.cost import FeatureCost
-from orca_jax.timeline.features import fit_features, iteration_errors
 from orca_jax.timeline.read import Timeline
 
 FIT_LOADS = (0.5, 0.95, 0.75)
@@ -130,6 +129,8 @@ def measure(
             name = waiting.pop(0)
             recorded[name].append(_recorded(laboratory, conditions[name], timelines[name]))
             print(f"  recorded {name}", flush=True)
+    from orca_jax.timeline.features import fit_features  # help comes without NumPy
+
     fit = {kind: fit_features(each[0], *each[1:]) for kind, each in fitting.items()}
     costs = {kind: each.cost for kind, each in fit.items()}
     for kind, cost in costs.items():
@@ -244,6 +245,8 @@ def _iteration_errors(
     conditions: Mapping[str, Condition], timelines: Mapping[str, Sequence[Timeline]], costs: Costs
 ) -> dict[str, Mapping[str, float]]:
     """The errors of the cost for the device times of single iterations, by held-out run."""
+    from orca_jax.timeline.features import iteration_errors
+
     found = {}
     for name, one in conditions.items():
         iterations = [each for timeline in timelines[name] for each in timeline.iterations]

@@ -12,7 +12,6 @@ from typing import Any
 
 from orca_jax.bench.replay import replay
 from orca_jax.reporting import print_table
-from orca_jax.timeline.features import fit_features, iteration_errors
 from orca_jax.timeline.read import figures, load_timeline
 
 PREDICTED = (
@@ -36,6 +35,8 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a file is wrong, or has too little in it.
     """
+    from orca_jax.timeline.features import fit_features, iteration_errors  # help comes without NumPy
+
     fit = fit_features(load_timeline(args.timeline))
     held_out = load_timeline(args.held_out)
     errors = {

@@ -18,7 +18,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
 
 MAX_BS = 32
@@ -31,11 +31,11 @@ GOAL_US = 8.0
 TENANTS = 4  # for the ordering by fair shares; every fourth request has a deadline, every second another priority
 
 
-def _chunked(ordering: str, depth: int = 1) -> Scheduler:
+def _chunked(ordering: str, depth: int = 1) -> KnownScheduler:
     return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ORDERINGS[ordering](), depth=depth)
 
 
-PAIRS: Mapping[str, tuple[float, Callable[[], Scheduler]]] = {
+PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {
     "request_level": (0.5, partial(RequestLevelScheduler, MAX_BS)),
     "orca": (RATE, partial(OrcaScheduler, MAX_BS)),
     "orca, two in flight": (RATE, partial(OrcaScheduler, MAX_BS, 2)),
@@ -59,7 +59,7 @@ def measure_all(num_requests: int) -> dict[str, Any]:
     return found
 
 
-def measure(rate: float, scheduler: Scheduler, num_requests: int) -> dict[str, float]:
+def measure(rate: float, scheduler: KnownScheduler, num_requests: int) -> dict[str, float]:
     """Serve the workload once: engine, scheduler and simulated device, without the making of the workload."""
     requests, arrivals = paper_lengths(num_requests, 0), poisson(rate, num_requests, 0)
     clock = VirtualClock()

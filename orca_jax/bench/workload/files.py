@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_BLOCK = 512  # tokens
@@ -117,7 +117,7 @@ def _opened(path: str) -> Iterator[Iterator[str]]:
         with open(path, encoding="utf-8", newline="") as lines:
             yield lines
     except OSError as error:
-        raise ConfigError(f"trace_data {path!r} cannot be read: {error.strerror}", param="trace_data") from error
+        raise ConfigError(f"trace_data {path!r} cannot be read: {reason_of(error)}", param="trace_data") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise _wrong(path, str(error)) from error
 

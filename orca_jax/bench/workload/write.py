@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orca_jax.bench.workload.files import MOONCAKE_BLOCK
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import write_file
 
 _KEY_LENGTH = 8  # first ids of a block, to find those that may be equal
@@ -69,4 +69,4 @@ def write_mooncake(path: str, workload: Sequence[WorkloadRequest]) -> None:
     try:
         write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
     except OSError as error:
-        raise ConfigError(f"write_trace {path!r} cannot be written: {error.strerror}", param="write_trace") from error
+        raise ConfigError(f"write_trace {path!r} cannot be written: {reason_of(error)}", param="write_trace") from error

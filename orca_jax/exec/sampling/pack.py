@@ -49,7 +49,7 @@ def pack_draws(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.i
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
-    view["row"][:number], view["row"][number:] = kept.row, rows.num_rows
+    view["row"][:number], view["row"][number:] = kept.last_row, rows.num_rows
     view["position"][:number] = kept.context_len
     for name in PLAIN_COLUMNS:
         view[name][:number] = rows.sampling[name][kept.row]

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.expert_mlp.blocks import by_blocks
 from orca_jax.kernels.expert_mlp.dense import by_all_experts
-from orca_jax.kernels.expert_mlp.parts import Activate, Implementation
+from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, Implementation, KernelForm
 from orca_jax.kernels.expert_mlp.ragged import by_ragged_products
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
@@ -31,11 +31,10 @@ def expert_mlp(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],
-    gate: Float[Array, "X E F"],
-    up: Float[Array, "X E F"],
-    down: Float[Array, "X F E"],
+    kernels: ExpertKernels,
     *,
     activation: Activate,
+    form: KernelForm = PLAIN,
     implementation: str | None = None,
 ) -> Float[Array, "T E"]:
     """The weighted sum of the chosen experts' results for each token, in float32.
@@ -46,10 +45,9 @@ def expert_mlp(
         x: the tokens.
         chosen: the different experts of each token; X experts exist.
         weights: of these experts.
-        gate: the projections of all experts to the gate.
-        up: the projections to the vectors multiplied by the activated gate.
-        down: the projections back.
+        kernels: the matrices of all experts.
         activation: applied to the gate.
+        form: the arithmetic of the kernels; `blocks` multiplies with stored kernels, and the others expand them all.
         implementation: a name of `IMPLEMENTATIONS`; None takes the default of the platform.
 
     Raises:
@@ -60,7 +58,7 @@ def expert_mlp(
         raise NotImplementedError(f"expert_mlp has no implementation {implementation!r}; use one of {known}")
 
     def run(name: str) -> Array:
-        return IMPLEMENTATIONS[name](x, chosen, weights, gate, up, down, activation)
+        return IMPLEMENTATIONS[name](x, chosen, weights, kernels, activation, form)
 
     if implementation is not None:
         return run(implementation)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activate, one_expert, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, one_expert, sort_choices
 
 SMALL, LARGE = 8, 32  # rows of a block
 _MANY = 16  # choices of an expert on average, from which blocks are large
@@ -19,28 +19,24 @@ def by_blocks(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],
-    gate: Float[Array, "X E F"],
-    up: Float[Array, "X E F"],
-    down: Float[Array, "X F E"],
+    kernels: ExpertKernels,
     activation: Activate,
+    form: KernelForm,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`.
 
     Rows are in the order of experts. The last block of an expert may reach into the rows of the next one: these results
     have no meaning, and the next expert overwrites them.
     """
-    choices, size = sort_choices(chosen, gate.shape[0]), block_rows(chosen.size, gate.shape[0])
+    choices, size = sort_choices(chosen, kernels.num_experts), block_rows(chosen.size, kernels.num_experts)
     rows = x[jnp.pad(choices.token, (0, size))]
 
     def run(expert: Array, first: Array, out: Array) -> Array:
-        # Copied out of the stack, once for all blocks.
-        of_gate, of_up, of_down = (
-            lax.dynamic_index_in_dim(stack, expert, keepdims=False) for stack in (gate, up, down)
-        )
+        own = kernels.of(expert)  # once for all blocks
 
         def block(index: Array, out: Array) -> Array:
             start = first + index * size
-            results = one_expert(lax.dynamic_slice_in_dim(rows, start, size), of_gate, of_up, of_down, activation)
+            results = one_expert(lax.dynamic_slice_in_dim(rows, start, size), own, activation, form)
             return lax.dynamic_update_slice_in_dim(out, results, start, 0)
 
         return lax.fori_loop(0, (choices.sizes[expert] + size - 1) // size, block, out)
@@ -52,5 +48,5 @@ def by_blocks(
         return first + count, out
 
     empty = jnp.zeros((rows.shape[0], x.shape[1]), jnp.float32)
-    _, out = lax.fori_loop(0, gate.shape[0], step, (jnp.int32(0), empty))
+    _, out = lax.fori_loop(0, kernels.num_experts, step, (jnp.int32(0), empty))
     return choices.mix(out, weights)

@@ -4,17 +4,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activate, precision_of
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, precision_of
 
 
 def by_all_experts(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],
-    gate: Float[Array, "X E F"],
-    up: Float[Array, "X E F"],
-    down: Float[Array, "X F E"],
+    kernels: ExpertKernels,
     activation: Activate,
+    form: KernelForm,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`. The weights are applied before the projections back."""
 
@@ -27,6 +26,7 @@ def by_all_experts(
             preferred_element_type=jnp.float32,
         )
 
+    gate, up, down = map(form.expand, kernels)
     hidden = activation(product("te,xef->xtf", x, gate)) * product("te,xef->xtf", x, up)
-    of_all = jnp.sum(jax.nn.one_hot(chosen, gate.shape[0]) * weights[..., None], axis=1)  # [T, X]
+    of_all = jnp.sum(jax.nn.one_hot(chosen, kernels.num_experts) * weights[..., None], axis=1)  # [T, X]
     return product("xtf,xfe->te", hidden * of_all.T[..., None], down)

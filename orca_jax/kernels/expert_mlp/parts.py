@@ -1,15 +1,40 @@
 """The parts shared by the implementations: products, and the order of tokens by expert."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 type Activate = Callable[[Array], Array]
-type Implementation = Callable[[Array, Array, Array, Array, Array, Array, Activate], Array]
-"""`(x, chosen, weights, gate, up, down, activation) -> out`, as `api.expert_mlp`."""
+
+
+class ExpertKernels(NamedTuple):
+    """The matrices of X experts, or of a single one: arrays, or other trees of arrays with the same first axis.
+
+    Attributes:
+        gate: the projections to the gate, [X, E, F].
+        up: the projections to the vectors multiplied by the activated gate, [X, E, F].
+        down: the projections back, [X, F, E].
+    """
+
+    gate: Any
+    up: Any
+    down: Any
+
+    @property
+    def num_experts(self) -> int:
+        """The length of the first axis."""
+        size: int = jax.tree.leaves(self)[0].shape[0]
+        return size
+
+    def of(self, expert: Array) -> "ExpertKernels":
+        """The matrices of one expert, copied out of the stacks."""
+        own: ExpertKernels = jax.tree.map(
+            lambda stack: jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False), self
+        )
+        return own
 
 
 def precision_of(kernel: jax.Array) -> jax.lax.Precision | None:
@@ -17,21 +42,36 @@ def precision_of(kernel: jax.Array) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
 
 
+def _plain_product(x: Float[Array, "M I"], kernel: Float[Array, "I O"]) -> Float[Array, "M O"]:
+    return jnp.matmul(
+        x.astype(kernel.dtype), kernel, precision=precision_of(kernel), preferred_element_type=jnp.float32
+    )
+
+
+class KernelForm(NamedTuple):
+    """The arithmetic of kernels in one form of storage.
+
+    Attributes:
+        multiply: `(x, kernel) -> product`: rows times the kernel of one expert, with float32 sums.
+        expand: `kernels -> arrays`: the kernels of all experts as plain arrays.
+    """
+
+    multiply: Callable[[Array, Any], Array] = _plain_product
+    expand: Callable[[Any], Array] = lambda kernels: kernels
+
+
+PLAIN = KernelForm()
+
+type Implementation = Callable[[Array, Array, Array, ExpertKernels, Activate, KernelForm], Array]
+"""`(x, chosen, weights, kernels, activation, form) -> out`, as `api.expert_mlp`."""
+
+
 def one_expert(
-    x: Float[Array, "M E"],
-    gate: Float[Array, "E F"],
-    up: Float[Array, "E F"],
-    down: Float[Array, "F E"],
-    activation: Activate,
+    x: Float[Array, "M E"], kernels: ExpertKernels, activation: Activate, form: KernelForm = PLAIN
 ) -> Float[Array, "M E"]:
     """The MLP of one expert on M tokens. Products have the type of the weights and float32 sums."""
-
-    def product(x: Array, kernel: Array) -> Array:
-        return jnp.matmul(
-            x.astype(kernel.dtype), kernel, precision=precision_of(kernel), preferred_element_type=jnp.float32
-        )
-
-    return product(activation(product(x, gate)) * product(x, up), down)
+    hidden = activation(form.multiply(x, kernels.gate)) * form.multiply(x, kernels.up)
+    return form.multiply(hidden, kernels.down)
 
 
 class SortedChoices(NamedTuple):

@@ -4,20 +4,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activate, precision_of, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, precision_of, sort_choices
 
 
 def by_ragged_products(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],
-    gate: Float[Array, "X E F"],
-    up: Float[Array, "X E F"],
-    down: Float[Array, "X F E"],
+    kernels: ExpertKernels,
     activation: Activate,
+    form: KernelForm,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`."""
-    choices = sort_choices(chosen, gate.shape[0])
+    choices = sort_choices(chosen, kernels.num_experts)
+    gate, up, down = map(form.expand, kernels)
 
     def product(x: Array, kernels: Array) -> Array:
         return jax.lax.ragged_dot(

@@ -181,6 +181,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_model_len: int  # vLLM's extension
     object: Literal["model"] = "model"
     owned_by: str = "orca-jax"
+    root: str | UnsetType = UNSET  # of an adapter: its directory
+    parent: str | UnsetType = UNSET  # of an adapter: the name of the model
 
 
 class ModelList(msgspec.Struct, frozen=True):

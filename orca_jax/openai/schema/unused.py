@@ -84,7 +84,7 @@ COMMON: UnusedFields = {
     "ebnf": UnusedField(_STRUCTURED),
     "stop_regex": UnusedField("use stop", ([],)),
     "no_stop_trim": UnusedField("use include_stop_str_in_output", (False,)),
-    "lora_path": UnusedField("adapters are not supported"),
+    "lora_path": UnusedField("model is the name of the adapter"),
     "session_params": UnusedField("a call has no session: send the whole conversation", ({},)),
     "custom_logit_processor": UnusedField("code of a request is never run"),
     "custom_params": UnusedField("code of a request is never run", ({},)),

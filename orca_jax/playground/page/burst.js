@@ -1,8 +1,9 @@
 // One burst: its requests in the engine, and the same requests under request-level scheduling.
 
 import { post } from "./api.js";
-import { drawChart, NUM_COLORS, prepare } from "./draw.js";
+import { drawChart, LABEL, layoutOf, NUM_COLORS, prepare } from "./draw.js";
 import { burstOf, requestLevel, spansOf } from "./replay.js";
+import { evenScale } from "./scale.js";
 
 let seed = 1;
 
@@ -67,7 +68,8 @@ export class Burst {
       const n = this.requests[i]?.n ?? i;
       return { label: `#${n}`, color: n % NUM_COLORS, spans: spansOf(row), open: null, end: row.end - 1 };
     });
-    drawChart(target, rows, { first: 0, count: this.count, until, label: (column) => column, cursor: null }, theme);
+    const scale = evenScale(0, (target.width - LABEL - 4) / this.count, (column) => column);
+    drawChart(target, rows, { scale, until, layout: layoutOf(target, rows.length), cursor: null }, theme);
   }
 
   text() {

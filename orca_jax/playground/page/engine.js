@@ -1,10 +1,13 @@
 // The right half of the page: the engine's requests and iterations as they happen, and bursts.
 
 import { Burst } from "./burst.js";
+import { Chart } from "./chart.js";
 import { announce, element, find } from "./dom.js";
-import { cellAt, columnsOf, drawBatch, drawChart, layoutOf, MIN_ROW, NUM_COLORS, prepare, readTheme } from "./draw.js";
+import { drawBatch, LABEL, MIN_ROW, NUM_COLORS, prepare, readTheme } from "./draw.js";
+import { evenScale } from "./scale.js";
 import { IterationStream } from "./stream.js";
 import { Timeline } from "./timeline.js";
+import { batchText, spanText } from "./words.js";
 
 const COLUMN = 14; // pixels of an iteration in the live chart
 const NARROW = [500, 8]; // below this width, columns of this width
@@ -19,8 +22,7 @@ export class EngineView {
     this.timeline = new Timeline();
     this.theme = readTheme();
     this.burst = null;
-    this.cursor = null; // {n, column}: a cell, by request
-    this.view = null; // the rows and columns drawn last
+    this.chart = new Chart(find("rows"), (cell) => this.show(cell));
     this.isDirty = false;
     this.texts = this.summary = 0; // times of the last updates
     this.heard = 0; // time of the last line
@@ -33,6 +35,7 @@ export class EngineView {
         onState(state);
       },
     });
+    find("live-title").classList.add(settings.scheduler);
     this.listen();
     this.stream.start();
   }
@@ -41,11 +44,6 @@ export class EngineView {
     find("pause").addEventListener("click", () => (this.stream.isOn ? this.stream.stop() : this.stream.start()));
     find("burst").addEventListener("click", () => this.sendBurst());
     find("compare").addEventListener("change", () => this.compare());
-    const canvas = find("rows");
-    canvas.addEventListener("pointermove", (event) => this.point(event.offsetX, event.offsetY));
-    canvas.addEventListener("pointerdown", (event) => this.point(event.offsetX, event.offsetY));
-    canvas.addEventListener("pointerleave", () => this.setCursor(null));
-    canvas.addEventListener("keydown", (event) => this.move(event));
     find("table-part").addEventListener("toggle", () => this.showTable());
     new ResizeObserver(() => this.redraw()).observe(find("engine"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.retheme());
@@ -99,16 +97,18 @@ export class EngineView {
   }
 
   drawRows(comparison) {
-    const target = prepare(find("rows"));
+    const target = this.chart.prepare();
     if (!target) return;
     const { next } = this.timeline;
-    const count = columnsOf(target.width, target.width < NARROW[0] ? NARROW[1] : COLUMN);
-    const view = comparison ?? { first: Math.max(0, next - count), count, until: next, label: (column) => this.numberOf(column) };
-    const requests = comparison ? comparison.requests : this.shown(view.first, Math.floor((target.height - 20) / MIN_ROW));
-    this.view = { ...view, requests, layout: layoutOf(target, requests.length, view.count) };
-    const row = this.cursor ? requests.findIndex((each) => each.n === this.cursor.n) : -1;
-    const isSeen = row >= 0 && this.cursor.column >= view.first && this.cursor.column < view.until;
-    drawChart(target, requests.map(rowOf), { ...view, cursor: isSeen ? { row, column: this.cursor.column } : null }, this.theme);
+    const width = target.width - LABEL - 4;
+    const column = target.width < NARROW[0] ? NARROW[1] : COLUMN;
+    const count = comparison ? comparison.count : Math.max(1, Math.floor(width / column));
+    const first = comparison ? comparison.first : Math.max(0, next - count);
+    const label = comparison ? comparison.label : (each) => this.numberOf(each);
+    const requests = comparison ? comparison.requests : this.shown(first, Math.floor((target.height - 20) / MIN_ROW));
+    if (this.chart.chosen?.column < first) this.chart.choose(null); // it has left the live chart
+    const view = { scale: evenScale(first, width / count, label), from: first, until: comparison ? comparison.until : next };
+    this.chart.draw(target, requests.map(rowOf), view, this.theme);
   }
 
   /** The requests of the live chart: first those that run or have just ended, then those that wait. */
@@ -126,7 +126,8 @@ export class EngineView {
 
   /** The iteration under the cursor, else the last one. */
   get chosen() {
-    return (this.cursor && this.timeline.column(this.cursor.column)) ?? this.timeline.lastColumn;
+    const { chosen } = this.chart;
+    return (chosen && this.timeline.column(chosen.column)) ?? this.timeline.lastColumn;
   }
 
   drawBatch() {
@@ -155,14 +156,14 @@ export class EngineView {
     set("all-pages", pages);
     set("device", rates.device.toFixed(2));
     set("host", rates.host.toFixed(2));
-    if (last) find("batch-text").textContent = batchText(this.chosen) + (timeline.dropped ? `; ${timeline.dropped} lines dropped` : "");
+    if (last) find("batch-text").textContent = textOf(this.chosen) + (timeline.dropped ? `; ${timeline.dropped} lines dropped` : "");
   }
 
   showSummary() {
     const { timeline } = this;
     const last = timeline.lastColumn;
     const live = `${timeline.count("running")} requests run and ${timeline.count("waiting")} wait.`;
-    const text = last ? `${live} The last iteration was ${batchText(last)}.` : "The engine has not worked since this page opened.";
+    const text = last ? `${live} The last iteration was ${textOf(last)}.` : "The engine has not worked since this page opened.";
     if (find("summary").textContent !== text) find("summary").textContent = text;
   }
 
@@ -176,43 +177,17 @@ export class EngineView {
     find("table").replaceChildren(...rows);
   }
 
-  point(x, y) {
-    if (!this.view) return;
-    const cell = cellAt(this.view.layout, this.view.requests.length, this.view, x, y);
-    this.setCursor(cell && { n: this.view.requests[cell.row].n, column: cell.column });
-  }
-
-  move(event) {
-    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (!step || !this.view?.requests.length) return;
-    event.preventDefault();
-    const { requests, first, until } = this.view;
-    const row = this.cursor ? requests.findIndex((each) => each.n === this.cursor.n) : -1;
-    const at = (value, least, most) => Math.max(least, Math.min(most, value));
-    const newRow = at((row < 0 ? requests.length - 1 : row) + step[0], 0, requests.length - 1);
-    const column = at((this.cursor?.column ?? until - 1) + step[1], first, Math.max(first, until - 1));
-    this.setCursor({ n: requests[newRow].n, column });
-  }
-
-  setCursor(cursor) {
-    this.cursor = cursor;
-    if (cursor) find("cell").textContent = this.cellText(cursor);
-    this.redraw(); // at once, since the merged batch is that of the cursor
+  show(cell) {
+    if (cell) find("cell").textContent = this.cellText(cell);
+    this.redraw(); // at once, since the merged batch is that of the chosen iteration
   }
 
   cellText({ n, column }) {
     const request = this.timeline.requests.get(n);
-    const span = request?.spans.find((each) => each.first <= column && column <= each.last);
     const where = `Request ${n}, iteration ${this.numberOf(column) ?? "?"}: `;
-    if (!span) return where + (request?.state === "waiting" && column >= request.since ? "waiting" : "not in the batch");
-    const texts = {
-      chunk: `${span.tokens} tokens of the prompt from position ${span.start}`,
-      increment: `one generated token at position ${span.start + column - span.first}`,
-      repeat: "ended, still in the batch",
-      waiting: "waiting for admission",
-      preempted: "preempted, waiting again",
-    };
-    return where + texts[span.kind];
+    const { open, spans } = request ? rowOf(request) : { spans: [] };
+    const span = open && open.first <= column ? open : spans.find((each) => each.first <= column && column <= each.last);
+    return where + spanText(span, column);
   }
 
   async sendBurst() {
@@ -238,18 +213,12 @@ export class EngineView {
   }
 }
 
-function batchText(last) {
-  const chunks = last.members.filter((each) => each.kind === "chunk").length;
-  const counted = (count, name, names = `${name}s`) => `${count} ${count === 1 ? name : names}`;
-  const parts = [counted(last.increments.length, "increment")];
-  if (chunks) parts.push(counted(chunks, "chunk of a prompt", "chunks of prompts"));
-  const members = counted(last.members.length, "request");
-  return `iteration ${last.iteration}: ${counted(last.tokens, "token")} of ${members} (${parts.join(", ")})`;
-}
+const textOf = (iteration) => batchText(iteration.iteration, iteration.tokens, iteration.members);
 
 function rowOf(request) {
   const isOpen = request.state === "waiting" || request.state === "preempted";
   return {
+    n: request.n,
     label: `#${request.n}`,
     color: request.n % NUM_COLORS,
     spans: request.spans,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, expert_mlp
+from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp
 from orca_jax.kernels.expert_mlp.blocks import LARGE, SMALL, block_rows
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -43,7 +43,7 @@ UNIT = {"float32": 2e-6, "bfloat16": 2e-2}  # largest difference relative to pro
 
 
 @cache
-def inputs(case: Case) -> tuple[jax.Array, ...]:
+def inputs(case: Case) -> tuple[jax.Array, jax.Array, jax.Array, ExpertKernels]:
     draw = np.random.default_rng(3)
     allowed = max(case.per_token, int(case.experts * case.used))
     chosen = np.stack([draw.permutation(allowed)[: case.per_token] for _ in range(case.tokens)])
@@ -51,12 +51,12 @@ def inputs(case: Case) -> tuple[jax.Array, ...]:
     kernels = [draw.normal(size=size) for size in (shape, shape, (case.experts, case.width, case.embed))]
     x, weights = draw.normal(size=(case.tokens, case.embed)), draw.random(size=chosen.shape)
     floats = jnp.asarray(x, jnp.float32), jnp.asarray(chosen, jnp.int32), jnp.asarray(weights, jnp.float32)
-    return *floats, *(jnp.asarray(kernel, case.dtype) for kernel in kernels)
+    return *floats, ExpertKernels(*(jnp.asarray(kernel, case.dtype) for kernel in kernels))
 
 
 def one_by_one(case: Case) -> np.ndarray:
     """The results, token by token and expert by expert."""
-    x, chosen, weights, gate, up, down = (np.asarray(value, np.float64) for value in inputs(case))
+    x, chosen, weights, gate, up, down = (np.asarray(value, np.float64) for value in jax.tree.leaves(inputs(case)))
     out = np.zeros_like(x)
     for token, expert in np.ndindex(chosen.shape):
         number = int(chosen[token, expert])
@@ -89,11 +89,11 @@ def test_a_token_with_nan_disturbs_no_other(implementation: str) -> None:
 
 def test_on_a_cpu_experts_without_tokens_are_not_computed() -> None:
     case = CASES[4]
-    x, chosen, weights, *kernels = inputs(case)
+    x, chosen, weights, kernels = inputs(case)
     unused = np.setdiff1d(np.arange(case.experts), np.asarray(chosen))
     assert len(unused) > case.experts / 2
-    broken = [kernel.at[unused].set(jnp.nan) for kernel in kernels]
-    out = expert_mlp(x, chosen, weights, *broken, activation=jax.nn.relu, implementation="blocks")
+    broken = ExpertKernels(*(kernel.at[unused].set(jnp.nan) for kernel in kernels))
+    out = expert_mlp(x, chosen, weights, broken, activation=jax.nn.relu, implementation="blocks")
     wanted = one_by_one(case)
     np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
 

@@ -1,0 +1,30 @@
+"""Command-line flags, the `--config` file, and the errors of programs on one line."""
+
+from orca_jax.flags.engine import (
+    add_engine_args,
+    add_field_args,
+    engine_config_from_args,
+    human_int,
+    options_for,
+)
+from orca_jax.flags.parser import FlagParser
+from orca_jax.flags.program import COMMAND, DEBUG, EXIT_USAGE, flag_message, flag_of, program, run_program
+from orca_jax.flags.texts import BRIEF, HELP
+
+__all__ = [
+    "BRIEF",
+    "COMMAND",
+    "DEBUG",
+    "EXIT_USAGE",
+    "HELP",
+    "FlagParser",
+    "add_engine_args",
+    "add_field_args",
+    "engine_config_from_args",
+    "flag_message",
+    "flag_of",
+    "human_int",
+    "options_for",
+    "program",
+    "run_program",
+]

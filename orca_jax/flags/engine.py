@@ -1,0 +1,103 @@
+"""Flags derived from the fields of dataclasses, for every program that builds an engine."""
+
+import argparse
+import dataclasses
+import re
+import types
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from orca_jax.checks import VALUE_ALIASES
+from orca_jax.config import EngineConfig
+from orca_jax.flags.parser import FlagParser
+from orca_jax.flags.program import flag_of
+from orca_jax.flags.texts import ALIASES, HELP, METAVARS
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def human_int(text: str) -> int:
+    """Read `4096`, `4k` (4000) or `4K` (4096) as vLLM does; `1.5k` is allowed, since the result is an integer.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not such a number.
+    """
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer such as 4096, 4k or 4K")
+    value = float(match[1]) * _UNITS[match[2]] if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
+    return int(value)
+
+
+def add_engine_args(parser: argparse.ArgumentParser, *, without: Collection[str] = (), **defaults: Any) -> None:
+    """Add a flag for every field of `EngineConfig`; `defaults` override those of the fields.
+
+    A program that sets some fields itself leaves them out (`without`): it could not honour their flags. A `FlagParser`
+    also gets `--config`.
+    """
+    if isinstance(parser, FlagParser):
+        parser.add_config_flag()
+    group = parser.add_argument_group("engine")
+    hints = get_type_hints(EngineConfig)
+    for field in dataclasses.fields(EngineConfig):
+        if field.name in without:
+            parser.set_defaults(**{field.name: defaults.get(field.name, field.default)})
+            continue
+        flags = [flag_of(field.name), *ALIASES.get(field.name, ())]
+        default = defaults.get(field.name, field.default)
+        shown = "" if default is None else f" (default: {default})"
+        options: dict[str, Any] = {"dest": field.name, "default": default, "help": HELP[field.name] + shown}
+        group.add_argument(*flags, **options, **options_for(hints[field.name], field.name))
+
+
+def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
+    """Make the `EngineConfig` that the flags describe."""
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(EngineConfig)}
+    if values["compile_cache"] == "none":
+        values["compile_cache"] = None
+    return EngineConfig(**values)
+
+
+def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable[dataclasses.Field[Any]]) -> None:
+    """Add a flag for each of these fields of `kind`; the metadata of a field hold its group and its help text."""
+    hints = get_type_hints(kind)
+    groups: dict[str, Callable[..., argparse.Action]] = {}
+    for field in fields:
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group).add_argument
+        shown = "" if field.default in (None, "", ()) else f" (default: {field.default})"
+        text = field.metadata["help"].replace("%", "%%") + shown
+        options = options_for(hints[field.name], field.name)
+        if options.get("type") is float:
+            options["metavar"] = "SECONDS"
+        groups[group](flag_of(field.name), default=field.default, help=text, **options)
+
+
+def options_for(hint: Any, name: str) -> dict[str, Any]:
+    """Return argparse's options for the field `name` of a type.
+
+    `X | None` is read as X, since None can only be the default. A tuple takes several values.
+    """
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    parts = tuple(part for part in parts if part is not type(None))
+    if all(get_origin(part) is Literal for part in parts):
+        choices = [choice for part in parts for choice in get_args(part)]
+        kind = type(choices[0])
+        return {"choices": choices, "type": _choice if kind is str else kind}
+    (kind,) = parts
+    if dataclasses.is_dataclass(kind):
+        return {"type": str, "metavar": METAVARS[name]}
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    several: dict[str, Any] = {}
+    if get_origin(kind) is tuple:
+        kind, several = get_args(kind)[0], {"nargs": "+"}
+    metavar = METAVARS.get(name, {int: "N", float: "X"}.get(kind, "NAME"))
+    return {"type": human_int if kind is int else kind, "metavar": metavar, **several}
+
+
+def _choice(text: str) -> str:
+    return VALUE_ALIASES.get(text, text)

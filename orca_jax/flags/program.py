@@ -1,0 +1,71 @@
+"""Names of the programs and their flags, and their errors as one line."""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from orca_jax.errors import ConfigError, OrcaError, RequestError, system_message
+
+COMMAND = "orca-jax"
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+DEBUG = "--debug"
+
+
+def program(name: str) -> str:
+    """Return the name of the part `name` on the command line: of the command `orca-jax`, or of `python -m`."""
+    started = Path(sys.argv[0])
+    if started.name == COMMAND:
+        return f"{COMMAND} {name}"
+    return f"python -m orca_jax.{'cli ' if started.parent.name == 'cli' else ''}{name}"
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def flag_message(error: ConfigError) -> str:
+    """Return the message of an error, with the flag if the error names one."""
+    if error.param is None or error.message.startswith("--"):
+        return error.message
+    return f"{flag_of(error.param)}: {error.message}"
+
+
+def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
+    """Run a part of the command line, with each error as one line, or as a traceback if the first flag is `--debug`.
+
+    Args:
+        name: of the subcommand of `orca-jax`.
+        main: takes the flags, and returns the exit status.
+        argv: the flags; None for those of this process.
+
+    Returns:
+        The exit status: that of `main`; 2 if a setting is wrong, 130 after Ctrl-C, and 1 after another error.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    is_debug = words[:1] == [DEBUG]
+    try:
+        return main(words[is_debug:])
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if is_debug:
+            traceback.print_exc()
+        else:
+            print(f"error: {_one_line(error, f'{COMMAND} {DEBUG} {name}')}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError | RequestError) else EXIT_FAILED
+
+
+def _one_line(error: Exception, remedy: str) -> str:
+    """The message of an error, with the next step if the error is unexpected."""
+    if isinstance(error, ConfigError):
+        return flag_message(error)
+    if isinstance(error, OSError):
+        return system_message(error, has_remedy=True)
+    if isinstance(error, OrcaError):
+        return str(error)
+    text = str(error).partition("\n")[0]
+    return f"unexpected {type(error).__name__}: {text}; {remedy} ... prints the traceback"

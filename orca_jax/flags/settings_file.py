@@ -1,0 +1,108 @@
+"""Settings by name instead of by flag: the file of `--config`, and mappings in its form."""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from orca_jax.checks import did_you_mean, short
+from orca_jax.errors import ConfigError
+from orca_jax.flags.texts import JSON_FLAGS
+
+_OUTSIDE = ("config", "help")  # flags about the command line itself
+
+
+def file_of(words: Sequence[str], flag: str) -> str | None:
+    """Return the last value of `flag` in a command line, or None."""
+    words = words[: words.index("--")] if "--" in words else words
+    found = None
+    for word, following in zip_longest(words, words[1:]):
+        if word == flag and following is not None:
+            found = following
+        elif word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def read_settings(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
+    """Read a YAML file of settings. Returns values for a namespace, by the names of the settings.
+
+    Raises:
+        ConfigError: the file cannot be read, or as `values_of`; `param` is "config".
+    """
+    import yaml  # programs without a file start sooner
+
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror}; give a YAML file of flags"
+        raise ConfigError(message, param="config") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", param="config") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f"line {mark.line + 1}: "
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(f"{path} is not valid YAML: {place}{problem}", param="config") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold flags and their values, such as 'port: 8000'", param="config")
+    return values_of(parser, data, path)
+
+
+def values_of(parser: argparse.ArgumentParser, data: Mapping[str, object], origin: str) -> dict[str, Any]:
+    """Return values for a namespace, by the names of the settings. None stands for the default.
+
+    Raises:
+        ConfigError: a name is unknown or given twice, or a value is wrong; the message begins with `origin`.
+    """
+    known = dict(_known(parser))
+    found: dict[str, Any] = {}
+    seen: set[str] = set()
+    for key, value in data.items():
+        action = known.get(str(key).replace("_", "-"))
+        if action is None:
+            hint = did_you_mean(str(key).replace("_", "-"), known)
+            raise ConfigError(f"{origin}: there is no setting {key!r}{hint}", param="config")
+        if action.dest in seen:
+            raise ConfigError(f"{origin} sets {key} twice", param="config")
+        seen.add(action.dest)
+        try:
+            if value is not None:
+                found[action.dest] = _value(parser, action, value)
+        except (argparse.ArgumentError, ValueError) as error:
+            problem = error.message if isinstance(error, argparse.ArgumentError) else error
+            raise ConfigError(f"{origin}: {key}: {problem}", param="config") from None
+    return found
+
+
+def _known(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """The flags by their names without dashes in front. A negation is a value of its flag."""
+    for action in parser._actions:
+        for flag in action.option_strings:
+            is_negation = isinstance(action, argparse.BooleanOptionalAction) and flag.startswith("--no-")
+            if flag.startswith("--") and not is_negation and action.dest not in _OUTSIDE:
+                yield flag.removeprefix("--"), action
+
+
+def _value(parser: argparse.ArgumentParser, action: argparse.Action, value: object) -> Any:
+    """Convert a value of YAML as the flag converts its words. Raises ArgumentError or ValueError."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, got {short(value)}")
+        return value
+    if isinstance(value, dict) and action.dest in JSON_FLAGS:
+        value = json.dumps(value)
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(_is_plain(item) for item in items):
+        raise ValueError(f"must be a plain value or a list of plain values, got {short(value)}")
+    if len(items) > 1 and action.nargs is None:
+        raise ValueError(f"must be one value, got {short(value)}")
+    return parser._get_values(action, [str(item) for item in items])
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)

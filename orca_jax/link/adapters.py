@@ -1,0 +1,69 @@
+"""The front end's part of loading adapters: calls that wait for the engine's answer."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from orca_jax.errors import RequestError
+from orca_jax.link.wire import AdapterAnswer, LoadAdapter, UnloadAdapter
+
+SendChange = Callable[[LoadAdapter | UnloadAdapter], None]
+
+
+class AdapterCalls:
+    """Sends changes of the adapters, and waits for their answers.
+
+    Args:
+        send: sends a message to the engine; raises `LinkError` if the engine does not serve.
+
+    Attributes:
+        loaded: the paths of the adapters loaded and not unloaded by these calls, by name.
+    """
+
+    def __init__(self, send: SendChange) -> None:
+        self.loaded: dict[str, str] = {}
+        self._send = send
+        self._numbers = itertools.count()
+        self._open: dict[int, asyncio.Future[None]] = {}
+
+    async def load(self, name: str, path: str) -> None:
+        """Load an adapter.
+
+        Raises:
+            RequestError: the engine refuses it; `param` names the field.
+            LinkError: the engine does not serve, or ends.
+        """
+        number = next(self._numbers)
+        await self._call(number, LoadAdapter(number, name, path))
+        self.loaded[name] = path
+
+    async def unload(self, name: str) -> None:
+        """Refuse an adapter to new requests. Raises as `load` does."""
+        number = next(self._numbers)
+        await self._call(number, UnloadAdapter(number, name))
+        self.loaded.pop(name, None)
+
+    def take(self, answer: AdapterAnswer) -> None:
+        """Take an answer of the engine."""
+        future = self._open.pop(answer.number, None)
+        if future is None or future.done():
+            return  # its caller has gone
+        if answer.error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(RequestError(answer.error, param=answer.param))
+
+    def fail(self, error: Exception) -> None:
+        """End all calls with an error: the engine has ended."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(error)
+        self._open.clear()
+
+    async def _call(self, number: int, message: LoadAdapter | UnloadAdapter) -> None:
+        self._send(message)
+        future = self._open[number] = asyncio.get_running_loop().create_future()
+        try:
+            await future
+        finally:
+            self._open.pop(number, None)

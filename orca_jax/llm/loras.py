@@ -1,0 +1,39 @@
+"""The adapters of an `LLM`: loaded at the first use of a name."""
+
+from collections.abc import Sequence
+
+from orca_jax.build.engine import Built
+from orca_jax.errors import RequestError
+from orca_jax.llm.arguments import Loras, check_same_adapter, lora_for_each
+from orca_jax.request import LoRARequest
+
+
+class LoadedAdapters:
+    """Loads adapters into an engine, and remembers their paths.
+
+    Args:
+        built: the engine and the reader of adapters.
+    """
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+        self._paths = dict(built.timeline_header.config.lora_paths)
+
+    def names(self, requests: Loras, count: int) -> Sequence[str | None]:
+        """The name of the adapter of each of `count` prompts; None for the model itself. Raises RequestError."""
+        return [None if one is None else self._name(one) for one in lora_for_each(requests, count)]
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. Raises RequestError."""
+        self._built.engine.remove_adapter(name)
+        self._paths.pop(name, None)
+
+    def _name(self, request: LoRARequest) -> str:
+        name, read = request.lora_name, self._built.read_adapter
+        if read is None:
+            raise RequestError("lora_request needs an LLM created with enable_lora=True", param="lora_request")
+        if name not in self._paths:
+            self._built.engine.add_adapter(*read(name, request.lora_path))
+            self._paths[name] = request.lora_path
+        check_same_adapter(request, self._paths[name])
+        return name

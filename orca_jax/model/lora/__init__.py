@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA): their files, their places on the devices, and their part in the layers."""

@@ -1,0 +1,118 @@
+"""The adapters of all slots on the devices of a stage: shapes, shardings and the program that writes a slot."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Int
+from numpy.typing import NDArray
+
+from orca_jax.config import DType, LoraConfig, ModelConfig
+from orca_jax.model.sharding import partition_spec
+
+
+class Group(NamedTuple):
+    """Linear layers of a block with the same input. Their matrices `A` are next to each other in one."""
+
+    targets: tuple[str, ...]
+    inputs: str  # logical axis
+    outputs: tuple[str, ...]  # logical axis of each target
+
+
+GROUPS: Mapping[str, Group] = {
+    "attention": Group(("query", "key", "value"), "embed", ("heads", "kv_heads", "kv_heads")),
+    "attention_out": Group(("out",), "heads", ("embed",)),
+    "mlp": Group(("gate", "up"), "embed", ("mlp", "mlp")),
+    "mlp_out": Group(("down",), "mlp", ("embed",)),
+}
+
+Stacks = dict[str, Array]
+"""By name: `<group>.shrink [L, N, I, K]`, `<target> [L, N, R, O]`, and `active [N, G]` with 1 for each group that the
+adapter of a slot changes. L layers of the stage, N slots, of which slot 0 is zeros."""
+
+
+def groups_of(model: ModelConfig) -> dict[str, Group]:
+    """The groups of a model, in the order of `active`."""
+    groups = dict(GROUPS)
+    if not model.gated_mlp:
+        groups["mlp"] = Group(("up",), "embed", ("mlp",))
+    if model.experts is not None:
+        del groups["mlp"], groups["mlp_out"]
+    return groups
+
+
+def width_of(axis: str, model: ModelConfig) -> int:
+    """The size of a logical axis."""
+    sizes = {
+        "embed": model.embed_dim,
+        "heads": model.num_heads * model.head_dim,
+        "kv_heads": model.num_kv_heads * model.head_dim,
+        "mlp": model.mlp_dim,
+    }
+    return sizes[axis]
+
+
+def value_shapes(model: ModelConfig, rank: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """The shape and the logical axes of each array of one adapter, for the layers of `model`."""
+    shapes: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {}
+    layers, groups = model.num_layers, groups_of(model)
+    for name, group in groups.items():
+        width = rank * len(group.targets)
+        shapes[f"{name}.shrink"] = (layers, width_of(group.inputs, model), width), ("layers", group.inputs, "rank")
+        for target, axis in zip(group.targets, group.outputs, strict=True):
+            shapes[target] = (layers, rank, width_of(axis, model)), ("layers", "rank", axis)
+    shapes["active"] = (len(groups),), ("groups",)
+    return shapes
+
+
+def stack_names(model: ModelConfig) -> list[str]:
+    """The names of the arrays in their order."""
+    return list(value_shapes(model, 1))
+
+
+def zero_values(model: ModelConfig, lora: LoraConfig, dtype: DType) -> dict[str, NDArray[Any]]:
+    """The arrays of an adapter without effect, on the host."""
+    shapes = value_shapes(model, lora.max_rank)
+    return {name: np.zeros(shape, _dtype(name, dtype)) for name, (shape, _) in shapes.items()}
+
+
+def value_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of one adapter with their shardings; `model` has the layers of a stage."""
+    return {
+        name: jax.ShapeDtypeStruct(shape, _dtype(name, dtype), sharding=NamedSharding(mesh, partition_spec(axes)))
+        for name, (shape, axes) in value_shapes(model, lora.max_rank).items()
+    }
+
+
+def stack_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of all slots with their shardings; `model` has the layers of a stage."""
+    slots, specs = lora.num_slots + 1, {}
+    for name, (shape, axes) in value_shapes(model, lora.max_rank).items():
+        before = () if name == "active" else (0,)  # the axis of layers comes first
+        at = len(before)
+        sharding = NamedSharding(mesh, partition_spec((*axes[:at], "slots", *axes[at:])))
+        whole = (*shape[:at], slots, *shape[at:])
+        specs[name] = jax.ShapeDtypeStruct(whole, _dtype(name, dtype), sharding=sharding)
+    return specs
+
+
+def stack_bytes(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> int:
+    """Bytes of the adapters on each device of a stage."""
+    specs = stack_specs(model, lora, dtype, mesh).values()
+    return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in specs)
+
+
+def write_slot(stacks: Stacks, slot: Int[Array, " 1"], values: Mapping[str, Array]) -> Stacks:
+    """The stacks with the values of an adapter in a slot; traced."""
+    return {
+        name: stack.at[slot[0]].set(values[name]) if name == "active" else stack.at[:, slot[0]].set(values[name])
+        for name, stack in stacks.items()
+    }
+
+
+def _dtype(name: str, dtype: DType) -> jnp.dtype:
+    return jnp.dtype(jnp.int32 if name == "active" else dtype)

@@ -1,0 +1,55 @@
+"""`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`, as in vLLM."""
+
+from functools import partial
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.model import Service
+from orca_jax.openai.schema.adapters import load_parser, unload_parser
+from orca_jax.serve.handlers import read_request, report_ignored
+
+MAX_NAME = 256  # characters
+
+
+def adapter_routes(service: Service) -> list[Route]:
+    """Build the routes that change the adapters; none without `--lora-dir`."""
+    folder = service.config.lora_dir
+    if folder is None:
+        return []
+    return [
+        Route("/v1/load_lora_adapter", partial(_load, service, Path(folder).resolve()), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", partial(_unload, service), methods=["POST"]),
+    ]
+
+
+async def _load(service: Service, folder: Path, request: Request) -> Response:
+    call, ignored = await read_request(request, load_parser, service)
+    if not 1 <= len(call.lora_name) <= MAX_NAME or not call.lora_name.isprintable():
+        message = f"lora_name must be a printable string of at most {MAX_NAME} characters"
+        raise ApiError(400, message, "lora_name")
+    path = _inside(folder, call.lora_path)
+    await service.load_adapter(call.lora_name, str(path))
+    text = f"Success: LoRA adapter '{call.lora_name}' added successfully."
+    return PlainTextResponse(text, headers=report_ignored(service, ignored))
+
+
+async def _unload(service: Service, request: Request) -> Response:
+    call, ignored = await read_request(request, unload_parser, service)
+    await service.unload_adapter(call.lora_name)
+    text = f"Success: LoRA adapter '{call.lora_name}' removed successfully."
+    return PlainTextResponse(text, headers=report_ignored(service, ignored))
+
+
+def _inside(folder: Path, given: str) -> Path:
+    """The directory of an adapter, by its path in `--lora-dir` or from the root. Raises ApiError."""
+    try:
+        path = (folder / given).resolve()
+        if path != folder and path.is_relative_to(folder) and path.is_dir():
+            return path
+    except (OSError, ValueError):  # too long, or with a null character
+        pass
+    raise ApiError(400, "lora_path must be a directory inside the server's --lora-dir", "lora_path")

@@ -1,0 +1,1 @@
+"""Generators of questions with right answers for the demo model, all seeded and without a limit."""

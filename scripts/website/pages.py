@@ -1,0 +1,94 @@
+"""An extension of Sphinx that reads the pages of `docs/` as a repository shows them.
+
+- The navigation is that of `index.md`: a heading with the pages of its list. A page in no list is an error.
+- `contributing.md` and `changelog.md` stand for files at the root of the repository.
+- Links out of `docs/` lead to the repository.
+- A `<picture>` with a dark form follows the theme of the site.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REPOSITORY = "https://github.com/OWNER/orca-jax"
+WHOLE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+PAGES = {ROOT / name: DOCS / f"{page}.md" for page, name in WHOLE.items()} | {ROOT / "README.md": DOCS / "index.md"}
+
+_LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_ITEM = re.compile(r"^ *- \[[^]]+\]\(([\w/-]+)\.md[^)]*\)", re.MULTILINE)
+_PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
+    r'<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
+)
+
+
+def navigation(index: str) -> dict[str, list[str]]:
+    """Return the pages below each heading of the index, each page once."""
+    seen: set[str] = set()
+    parts: dict[str, list[str]] = {}
+    texts = _HEADING.split(index)[1:]
+    for title, text in zip(texts[::2], texts[1::2], strict=True):
+        pages = [page for page in dict.fromkeys(_ITEM.findall(text)) if page not in seen]
+        seen.update(pages)
+        if pages:
+            parts[title] = pages
+    return parts
+
+
+def toctrees(index: str) -> str:
+    """Return the directives of the navigation."""
+    parts = navigation(index).items()
+    return "\n".join(
+        f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n" for title, pages in parts
+    )
+
+
+def relinked(text: str, file: Path, page: Path) -> str:
+    """Return a text of `file` with its relative links as they are in `page`; those out of `docs/` are addresses."""
+
+    def replace(match: re.Match[str]) -> str:
+        before, target, after = match.groups()
+        path = Path(os.path.normpath(file.parent / target))
+        if "://" in target or not path.is_relative_to(ROOT):
+            return match[0]
+        path = PAGES.get(path, path)
+        if path.is_relative_to(DOCS):
+            return f"{before}{os.path.relpath(path, page.parent)}{after}"
+        kind = "tree" if path.is_dir() else "blob"
+        return f"{before}{REPOSITORY}/{kind}/main/{path.relative_to(ROOT)}{after}" if path.exists() else match[0]
+
+    return _LINK.sub(replace, text)
+
+
+def themed(text: str) -> str:
+    """Return a text whose pictures follow the theme of the site instead of that of the system."""
+    return _PICTURE.sub(r'<img class="only-light" alt="\2" src="\3"><img class="only-dark" alt="\2" src="\1">', text)
+
+
+def _read(app: "Sphinx", name: str, source: list[str]) -> None:
+    page = file = Path(app.srcdir) / f"{name}.md"
+    if name in WHOLE:
+        file = ROOT / WHOLE[name]
+        source[0] = file.read_text(encoding="utf-8")
+        app.env.note_dependency(str(file))
+    source[0] = themed(relinked(source[0], file, page))
+    if name == "index":
+        source[0] += "\n" + toctrees(source[0])
+
+
+def _add_pictures(app: "Sphinx", config: Any) -> None:
+    config.html_extra_path = [str(path) for path in sorted(Path(app.srcdir).glob("playground*.png"))]
+
+
+def setup(app: "Sphinx") -> dict[str, bool]:
+    """Connect the extension to Sphinx."""
+    app.connect("config-inited", _add_pictures)
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,80 @@
+"""Links of the documentation: files and anchors exist. Addresses of other hosts are not tried."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts.website.__main__ import DOCS, build
+from scripts.website.pages import navigation, relinked, themed
+from tests.docs.pages import PAGES, anchors, links, page_of
+from tests.project.source import ROOT
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    for link in links(page):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(page_of(path)), f"{page}: {link}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = [page for pages in navigation((DOCS / "index.md").read_text(encoding="utf-8")).values() for page in pages]
+    assert sorted(f"docs/{page}.md" for page in [*listed, "index"]) == [p for p in PAGES if p.startswith("docs/")]
+
+
+@pytest.mark.parametrize(
+    ("file", "link", "expected"),
+    [
+        ("docs/hosts.md", "operations.md#settings", "operations.md#settings"),
+        ("docs/measured/cycles.md", "../kernels.md", "../kernels.md"),
+        ("docs/hosts.md", "../deploy", "https://github.com/OWNER/orca-jax/tree/main/deploy"),
+        ("docs/hosts.md", "../README.md", "index.md"),
+        ("docs/hosts.md", "https://example.com/a", "https://example.com/a"),
+        ("docs/hosts.md", "../nowhere.txt", "../nowhere.txt"),
+    ],
+)
+def test_links_in_the_site(file: str, link: str, expected: str) -> None:
+    assert relinked(f"[a]({link})", ROOT / file, ROOT / file) == f"[a]({expected})"
+
+
+def test_links_of_a_page_that_lies_elsewhere() -> None:
+    text = relinked("[a](docs/api.md#x) [b](LICENSE)", ROOT / "CONTRIBUTING.md", DOCS / "contributing.md")
+    assert text == "[a](api.md#x) [b](https://github.com/OWNER/orca-jax/blob/main/LICENSE)"
+
+
+def test_pictures_follow_the_theme() -> None:
+    dark = '<source media="(prefers-color-scheme: dark)" srcset="b.png">'
+    text = themed(f'<picture>\n  {dark}\n  <img alt="x" src="a.png">\n</picture>')
+    assert text == '<img class="only-light" alt="x" src="a.png"><img class="only-dark" alt="x" src="b.png">'
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
+    assert build(tmp_path / "site", tmp_path / "cache") == 0
+    for page in tmp_path.glob("site/**/*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|img|source|iframe)[^>]*\ssrc(?:set)?="([^"]+)"', text)
+        loaded += re.findall(r'<link rel="(?:stylesheet|preload|icon)"[^>]*href="([^"]+)"', text)
+        assert loaded and not [address for address in loaded if "//" in address], page.name
+        for address in loaded:
+            assert (page.parent / address.partition("?")[0]).exists(), f"{page.name}: {address}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["[a](nowhere.md)", "[a](hosts.md#nowhere)", "![a](nowhere.svg)"])
+def test_the_build_refuses_a_broken_link(fault: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for name in ("hosts.md", "contributing.md"):
+        shutil.copy(DOCS / name, docs)
+    listed = "# Site\n\n## Pages\n\n- [a](hosts.md)\n- [b](contributing.md)\n"
+    (docs / "index.md").write_text(f"{listed}\n{fault}\n", encoding="utf-8")
+    assert build(tmp_path / "site", tmp_path / "cache", docs) != 0
+    assert "nowhere" in capfd.readouterr().err

@@ -1,0 +1,99 @@
+"""Speculation on the toy model: the tokens of every request are those without it, and pages balance."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from orca_jax.config import SchedulerName
+from orca_jax.request import SamplingParams
+from orca_jax.sched.drafts.proposer import Chance, Wish
+from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
+from orca_jax.sched.request import Request
+from orca_jax.sim.toy import toy_generate
+from tests.sched.lab import VOCAB, Lab, Shape
+
+LIMITS = DraftLimits(per_request=4, per_iteration=16, max_bs=8, with_extras=8, max_tokens=64)
+
+
+class Oracle:
+    """Proposes ids of which about two thirds are right, from the toy's own answer."""
+
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self.random = random.Random(7)
+        self.results: list[tuple[int, int]] = []
+
+    def chance(self, request: Request) -> Chance:
+        return Chance(1.0, 0.8)
+
+    def ready(self, request: Request) -> int:
+        return self.random.randint(0, 4)
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Sequence[int]]:
+        return [self._of(*wish) for wish in wishes]
+
+    def _of(self, request: Request, count: int) -> list[int]:
+        answer = toy_generate(request.prompt_ids, request.params, vocab_size=VOCAB, seed=request.seed)
+        ids = answer[len(request.generated_ids) :][:count]
+        return [token if self.random.random() < 0.67 else (token + 1) % VOCAB for token in ids]
+
+    def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        self.results.append((num_drafts, num_accepted))
+
+
+def speculative_lab(name: SchedulerName = "chunked", limits: DraftLimits = LIMITS, **sizes: Any) -> tuple[Lab, Oracle]:
+    lab = Lab(name, **sizes)
+    oracle = Oracle()
+    shape: Shape | None = sizes.get("shape")
+    overlaps = shape is not None and shape.stages == 1 and shape.depth == 2
+    scheduler = SpeculativeScheduler(lab.scheduler.inner, oracle, limits, {}, overlaps=overlaps)
+    lab.scheduler.inner = scheduler
+    scheduler.is_on = True
+    return lab, oracle
+
+
+SHAPES: list[tuple[SchedulerName, dict[str, Any]]] = [
+    ("orca", {"max_bs": 4, "n_slots": 300}),
+    ("orca", {"max_bs": 2, "n_workers": 2, "n_slots": 120}),
+    ("request_level", {"max_bs": 4, "n_slots": 300}),
+    ("chunked", {"max_bs": 4, "shape": Shape()}),
+    ("chunked", {"max_bs": 4, "shape": Shape(depth=1, num_pages=18)}),
+    ("chunked", {"max_bs": 4, "shape": Shape(num_pages=18, budget=6)}),
+    ("chunked", {"max_bs": 2, "shape": Shape(depth=3, stages=2)}),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes"), SHAPES)
+def test_tokens_are_those_without_speculation(name: SchedulerName, sizes: dict[str, Any]) -> None:
+    """With ends by id inside of a proposal, sampled and greedy, preemption, aborts and requests with extras."""
+    rng = random.Random(3)
+    lab, oracle = speculative_lab(name, **sizes)
+    jobs: dict[str, tuple[list[int], SamplingParams]] = {}
+    for number in range(16):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 40),
+            temperature=rng.choice((0, 1)),
+            seed=number,
+            stop_token_ids=rng.sample(range(VOCAB), 1),
+            presence_penalty=1.0 if number % 5 == 4 else 0.0,
+            min_tokens=1 if number % 7 == 6 else 0,
+        )
+        jobs[str(number)] = prompt, params
+        lab.engine.add(str(number), prompt, params)
+        if number % 3 == 0:
+            lab.step()
+    lab.engine.abort("11")
+    lab.run()
+    for request_id, (prompt, params) in jobs.items():
+        if request_id != "11":
+            assert lab.tokens[request_id] == lab.expected(prompt, params), request_id
+    drafts = lab.pool.drafts
+    assert drafts.num_drafts > 10
+    assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+    assert sum(drafts.accepted_per_pos) == drafts.num_accepted_tokens
+    assert len(oracle.results) > 5
+    assert all(0 <= accepted <= proposed for proposed, accepted in oracle.results)
