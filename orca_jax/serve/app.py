@@ -19,9 +19,8 @@ from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
 from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
-from orca_jax.serve.embeddings import embed
 from orca_jax.serve.events import Silence
-from orca_jax.serve.handlers import complete, read_json_body
+from orca_jax.serve.handlers import complete, embed, read_json_body
 from orca_jax.serve.health import health_routes
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route

@@ -8,14 +8,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from orca_jax.openai import embeddings
 from orca_jax.openai.answer import whole_answer
 from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.model import Service
+from orca_jax.openai.schema import embedding_parser
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.tolerant import Ignored
-from orca_jax.serve.events import EventStream, Silence, version_header
+from orca_jax.serve.events import WEIGHT_VERSION, EventStream, Silence, version_header
 
 LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
 IGNORED_FIELDS = "x-orca-ignored-fields"  # header of an answer
@@ -39,6 +41,22 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
     except ClientGone:
         return Silence()
     return Response(answer, headers=headers | version_header(generation), media_type="application/json")
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Answer with the embeddings of the inputs of a call. Raises ApiError."""
+    call, ignored = await read_request(request, embedding_parser, service)
+    service.check_model(call.model)
+    state = request.scope["state"]
+    job = await embeddings.prepare(service, call, state["request_id"], state["caller"])
+    headers = report_ignored(service, ignored)
+    try:
+        answer = await embeddings.run(service, job, request.receive)
+    except ClientGone:
+        return Silence()
+    if service.config.admin_key_file is not None:
+        headers = headers | {WEIGHT_VERSION: str(answer.weight_version)}
+    return Response(answer.body, headers=headers, media_type="application/json")
 
 
 async def read_request[T: msgspec.Struct](
