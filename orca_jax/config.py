@@ -174,11 +174,6 @@ class ExecutorConfig:
     lora: LoraConfig | None = None  # None: no adapters
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
 
-    @property
-    def num_draws(self) -> int:
-        """The most tokens drawn in a launch."""
-        return self.num_rows + self.num_drafts
-
 
 @names_checked(ConfigError)
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Logs the lengths of answers to word problems, as training data for `train_length_ranker.py`.
+"""Logs the lengths of answers to questions, as training data for `train_length_ranker.py`.
 
-    python scripts/log_lengths.py --questions gsm8k_train.jsonl --out lengths.jsonl
+    python scripts/log_lengths.py --count 5000 --out lengths.jsonl
 
 Each line is JSON: `prompt_ids`, `generated` (tokens) and `finish_reason`, in the order of completion.
 An answer cut off at `max_tokens` has the reason "length", and would have been longer. A server's log can be converted
@@ -10,23 +10,31 @@ to this format.
 import argparse
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
+from demo.tasks import mixture
 from length_ranker.word_problems import prompts_of, read_questions
 from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
+QUESTION_SEED = 1_000_000  # of generated questions; the training of the demo begins with seed 0
+
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--questions", required=True, metavar="FILE", help="JSON lines, each with a question")
+    parser.add_argument(
+        "--questions", metavar="FILE", help="JSON lines, each with a question (default: generated tasks of the demo)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="log to append to")
     parser.add_argument("--model", default="demo", help="model to run (default: demo)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of questions to skip (default: 0)")
-    parser.add_argument("--count", type=int, metavar="N", help="number of questions (default: all that follow)")
+    parser.add_argument(
+        "--count", type=int, metavar="N", help="number of questions (default: all that follow; 1000 generated ones)"
+    )
     parser.add_argument("--max-tokens", type=int, default=400, metavar="N", help="limit of each answer (default: 400)")
     parser.add_argument(
         "--temperature",
@@ -44,10 +52,19 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def questions_of(args: argparse.Namespace) -> list[str]:
+    """The questions of a file, or generated ones: the first question of each conversation."""
+    if args.questions is None:
+        count = 1000 if args.count is None else args.count
+        conversations = islice(mixture.conversations(QUESTION_SEED), args.first, args.first + count)
+        return [conversation[0].question for conversation in conversations]
+    last = None if args.count is None else args.first + args.count
+    return read_questions(args.questions)[args.first : last]
+
+
 def log(args: argparse.Namespace) -> int:
     """Answer the questions and append to the log; returns the number of lines."""
-    last = None if args.count is None else args.first + args.count
-    questions = read_questions(args.questions)[args.first : last]
+    questions = questions_of(args)
     with LLM(args.model, max_num_seqs=args.max_num_seqs, scheduler="chunked", seed=args.seed) as llm:
         params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p)
         count = 0

@@ -2,9 +2,10 @@
 
     python scripts/train_demo.py --data novel.txt --minutes 60 --devices 2
 
-The length of the training is a time, not a number of steps: the clock sets the learning rate. To continue an
-interrupted run (Ctrl-C), add --resume. To end a run early, interrupt it and resume with fewer --minutes: the rate then
-falls faster. Each evaluation saves the state to --run-dir, and the best model so far to --out.
+The length of the training is a time, not a number of steps: the clock sets the learning rate. On a machine with other
+work, --tokens sets the length in tokens instead. To continue an interrupted run (Ctrl-C), add --resume. To end a run
+early, interrupt it and resume with fewer --minutes or --tokens: the rate then falls faster. Each evaluation saves the
+state to --run-dir, and the best model so far to --out.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 
 SHAPES = (256, 256, 256, 256, 256, 256, 256, 1024)  # row lengths in turn: mostly short ones, which cost less
-TEXT_ROWS = 8  # one of so many rows is literature
+TEXT_ROWS = 16  # one of so many rows is literature
 
 
 @dataclass
@@ -62,6 +63,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
+    parser.add_argument("--tokens", type=float, default=0.0, help="length of the whole run in tokens, not in minutes")
     parser.add_argument("--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)")
     parser.add_argument(
         "--decay-from", type=float, default=0.3, help="share of the time before the learning rate falls (%(default)s)"
@@ -70,6 +72,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--devices", type=int, default=0, help="devices to use; on a CPU, as many as cores (default: all there are)"
     )
     parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per update (%(default)s)")
+    parser.add_argument("--count", type=int, default=200, help="questions of each task in the last test (%(default)s)")
+    parser.add_argument("--note", default="", help="remark on the training for the card")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model (%(default)s)")
     parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
@@ -79,7 +83,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    """The shape of a small Qwen3: a Llama with norms of queries and keys, which keep training stable."""
+    """The shape of a small Qwen3: rotary positions, norms of queries and keys."""
     return ModelConfig(
         family="qwen3",
         vocab_size=args.vocab,
@@ -104,8 +108,10 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
 
 def command_line(args: argparse.Namespace) -> str:
     """The arguments needed to repeat the run; files without their folders."""
+    length = f"--tokens {args.tokens:g}" if args.tokens else f"--minutes {args.minutes:g}"
     data = " ".join(path.name for path in args.data)
-    return (f"--data {data} " if data else "") + f"--minutes {args.minutes:g}"
+    devices = f" --devices {args.devices}" if args.devices else ""
+    return f"{f'--data {data} ' if data else ''}{length} --decay-from {args.decay_from:g}{devices}"
 
 
 def best(history: list[Record]) -> Record:
@@ -133,7 +139,7 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
         arrays: dict[str, Any] = checkpointer.restore(
             (directory / "state" / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
         )
-    restored = [jnp.asarray(arrays[str(i)], leaf.dtype) for i, leaf in enumerate(leaves)]
+    restored = [jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding) for i, leaf in enumerate(leaves)]
     trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
     saved = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))
     return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
@@ -183,25 +189,32 @@ class Training:
         return self.packer.draw(rows, length, rows // TEXT_ROWS if self.packer.has_texts else 0)
 
     def train(self) -> None:
-        """Update until the time is over or a signal arrives."""
-        run, limit, losses = self.run, self.args.minutes * 60, []
+        """Update until the run has its length, or a signal arrives."""
+        run, losses = self.run, []
         since_exam = 0.0
-        with interruptible() as signals, tqdm(total=int(limit), initial=int(run.seconds), unit="s") as bar:
-            while run.seconds < limit and not signals:
+        with interruptible() as signals, tqdm(total=100, initial=int(100 * self.progress), unit="%") as bar:
+            while self.progress < 1 and not signals:
                 begin = time.monotonic()
                 losses.append(self.trainer.step(self.draw(), self.rate()))
                 run.step, run.tokens = run.step + 1, run.tokens + self.args.batch_tokens
                 taken = time.monotonic() - begin
                 run.seconds, since_exam = run.seconds + taken, since_exam + taken
                 bar.set_postfix(step=run.step, loss=f"{np.mean(losses[-20:]):.3f}", tokens=f"{run.tokens / 1e6:.2f}M")
-                bar.update(int(run.seconds) - bar.n)
-                if since_exam > self.args.eval_minutes * 60 or run.seconds >= limit or signals:
+                bar.update(int(100 * self.progress) - bar.n)
+                if since_exam > self.args.eval_minutes * 60 or self.progress >= 1 or signals:
                     self.evaluate(float(np.mean(losses)))
                     losses, since_exam = [], 0.0
 
+    @property
+    def progress(self) -> float:
+        """The share of the run that is over."""
+        if self.args.tokens:
+            return self.run.tokens / self.args.tokens
+        return self.run.seconds / (self.args.minutes * 60)
+
     def rate(self) -> float:
         """The relative learning rate of the next update."""
-        return learning_rate(self.run.step, self.run.seconds / (self.args.minutes * 60), self.args.decay_from)
+        return learning_rate(self.run.step, self.progress, self.args.decay_from)
 
     def evaluate(self, train_loss: float) -> None:
         """Measure, save the state, and write the model if it is the best so far."""
@@ -218,7 +231,8 @@ class Training:
         """Write the card of the model in --out, the best one, as saved."""
         decoder = load_decoder(self.args.out, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
         history = self.run.history[: self.run.history.index(best(self.run.history)) + 1]
-        write_card(self.args.out, decoder, history, self.args.data, command_line(self.args))
+        args = self.args
+        write_card(args.out, decoder, history, args.data, command_line(args), args.note, args.count)
 
 
 if __name__ == "__main__":

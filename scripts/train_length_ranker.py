@@ -1,6 +1,6 @@
 """Trains a model that predicts the lengths of answers, from a log of requests.
 
-    python scripts/log_lengths.py --questions gsm8k_train.jsonl --out lengths.jsonl
+    python scripts/log_lengths.py --count 5000 --out lengths.jsonl
     python scripts/train_length_ranker.py --data lengths.jsonl --model demo --out ranker
     ./scripts/serve --scheduler chunked --scheduling-policy shortest --length-predictor ranker
 

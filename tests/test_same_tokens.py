@@ -446,3 +446,27 @@ def test_proposals_do_not_matter(
     assert all(tokens == seen[0] for tokens in seen)
     assert seen[0][0][:12] == answers[0]
     assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+
+
+@few
+@quick
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheduler", "devices"), [("chunked", 1), ("orca", 2), ("request_level", 1)])
+@pytest.mark.parametrize("draft", [GPT2, LLAMA])
+def test_a_draft_model_does_not_matter(draft: str, scheduler: SchedulerName, devices: int, program_cache: str) -> None:
+    """The model itself, of which all proposals are accepted, and another one."""
+    greedy, answers = greedy_jobs(GPT2)
+    jobs = [Job(job.prompt, params, at_step=i) for i, (job, params) in enumerate(zip(greedy, SPECULATIVE, strict=True))]
+    proposals = {"method": "draft_model", "model": str(REFERENCE / draft), "num_speculative_tokens": 3}
+    seen = []
+    for speculative in (None, proposals):
+        more: dict[str, object] = {"speculative_config": speculative, "strict_compile": True}
+        for engine in make_engine(GPT2, program_cache, devices, scheduler, **more):
+            if isinstance(engine.scheduler, SpeculativeScheduler):
+                engine.scheduler.times = IterationTimes({})
+            seen += [run(engine, jobs), run(engine, jobs[::-1])[::-1]]
+            drafts = engine.pool.drafts
+    assert all(tokens == seen[0] for tokens in seen)
+    assert seen[0][0][:12] == answers[0]
+    assert drafts.num_drafts > 10
+    assert (drafts.num_accepted_tokens == drafts.num_draft_tokens) == (draft == GPT2)

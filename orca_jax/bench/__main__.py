@@ -55,7 +55,9 @@ COMMANDS = {
     ),
     "replay": Benchmark("replay", "run recorded arrivals under another scheduler, on a virtual clock"),
     "schedulers": Benchmark("schedulers", "compare schedulers over a sweep of arrival rates"),
-    "speculation": Benchmark("speculation", "speculation against none: tokens per second and accepted proposals"),
+    "speculation": Benchmark(
+        "speculation.command", "speculation against none: tokens per second and accepted proposals"
+    ),
     "start": Benchmark("start", "time from the command of a server to its first token, cold and warm"),
     "tracing": Benchmark("timeline_cost", "cost of --trace-file"),
 }

@@ -17,6 +17,7 @@ from typing import get_type_hints
 import msgspec
 
 from orca_jax.bench.feed import advance, feed
+from orca_jax.bench.simulated.proposals import SimProposer, launch_seconds
 from orca_jax.build.scheduler import build_scheduling
 from orca_jax.build.settings import PREDICTORS, adapted
 from orca_jax.build.speculation import speculating
@@ -31,7 +32,6 @@ from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sim.cost import FeatureCost, LinearCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
-from orca_jax.sim.proposals import SimProposer, launch_seconds
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
 from orca_jax.timeline.flags import add_file_args

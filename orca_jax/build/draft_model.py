@@ -47,7 +47,7 @@ def describe_draft(
     Args:
         config: checked settings.
         target: the large model.
-        tokenizer: of the large model.
+        tokenizer: of the large model; one of the settings serves both models.
         max_model_len: most tokens of a request.
 
     Raises:
@@ -64,7 +64,7 @@ def describe_draft(
         source = directory_of(own) or own.model
         model = read_model_config(source, None)
         check_weights(source, own.load_format)
-        words = ByteTokenizer() if is_preset(source) else load_tokenizer(source)
+        words = _tokenizer(source) if config.tokenizer is None else tokenizer
     except ConfigError as error:
         raise _unfit(f"the draft model {speculative.model}: {error.message}") from None
     if model.vocab_size != target.vocab_size:
@@ -78,9 +78,13 @@ def describe_draft(
             f"{max_model_len}; lower max_model_len, or give another model"
         )
     ids = range(model.vocab_size)
-    if config.tokenizer is None and any(words.token_bytes(each) != tokenizer.token_bytes(each) for each in ids):
+    if words is not tokenizer and any(words.token_bytes(each) != tokenizer.token_bytes(each) for each in ids):
         raise _unfit(f"the draft model {speculative.model} has another tokenizer than {config.model}")
     return DraftModel(config, source, model, max_model_len)
+
+
+def _tokenizer(source: str) -> Tokenizer:
+    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
 
 
 def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTimes) -> ModelProposer:
@@ -98,7 +102,7 @@ def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTime
     assert speculative is not None, "a draft model belongs to speculation"
     platform = devices[0].platform
     dtype = dtype_of(config, platform)
-    size = most_shards(draft.model, len(devices))
+    size = most_shards(draft.model, len(devices) // config.pipeline_parallel_size)
     placed = place_model(
         draft.source, draft.model, dtype=dtype, load_format="auto", seed=config.seed, devices=devices[:size]
     )

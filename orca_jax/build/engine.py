@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
@@ -122,12 +122,7 @@ def _build(
     announce: Callable[[str], None],
     cluster: "LeaderBuild | None",
 ) -> Built:
-    check_settings(config)
-    if config.trace_file is not None:
-        check_trace_file(config.trace_file)
-    if cluster is not None:
-        _check_hosts(config)
-    _warn_of_workers(config)
+    _check(config, cluster is not None)
     if is_toy(config.model):
         return _build_toy(config, times, cluster)
     config = pinned(config)
@@ -138,9 +133,6 @@ def _build(
     check_weights(source, config.load_format)
     draft = describe_draft(config, model, tokenizer, max_model_len)
     if cluster is not None:
-        if draft is not None:
-            message = "speculative_config: method draft_model needs nnodes 1; give method ngram"
-            raise ConfigError(message, param="speculative_config")
         cluster.gather()
     if config.progress:
         announce(f"loading and compiling {config.model}")
@@ -152,17 +144,11 @@ def _build(
     devices = claim_devices(config, model) if cluster is None else cluster.devices(config, model)
     platform = devices[0].platform
     check_platform(config, platform)
-    placed = place_model(
-        source,
-        model,
-        dtype=dtype_of(config, platform),
-        load_format=config.load_format,
-        seed=config.seed,
-        devices=devices,
-        num_stages=config.pipeline_parallel_size,
-    )
+    dtype, stages = dtype_of(config, platform), config.pipeline_parallel_size
+    loading: dict[str, Any] = {"load_format": config.load_format, "seed": config.seed}
+    placed = place_model(source, model, dtype=dtype, devices=devices, num_stages=stages, **loading)
     # Before the large model, whose KV cache takes the memory that is left.
-    proposer = None if draft is None else start_draft(draft, placed.stages[0].mesh.devices.flatten().tolist(), times)
+    proposer = None if draft is None else start_draft(draft, devices, times)
     resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
@@ -181,19 +167,31 @@ def _build(
     device = devices[0].device_kind
     summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
     built = _built(engine, tokenizer, model, header, summary, resolved)
-    prepare: PrepareUpdate = refuse_cluster if cluster is not None else refuse_quantised
-    if cluster is None and placed.config.quantization is None:
-        prepare = WeightUpdater(placed, local, source).prepare
-    built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer)
-    return replace(built, read_adapter=reader, prepare_update=prepare)
+    built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer, read_adapter=reader)
+    if cluster is not None:
+        return replace(built, prepare_update=refuse_cluster)
+    if placed.config.quantization is not None:
+        return replace(built, prepare_update=refuse_quantised)
+    return replace(built, prepare_update=WeightUpdater(placed, local, source).prepare)
 
 
-def _check_hosts(config: EngineConfig) -> None:
-    """Refuse settings of one host. Raises ConfigError."""
+def _check(config: EngineConfig, has_hosts: bool) -> None:
+    """Refuse wrong settings, and those for one host on several ones; warn of slow ones. Raises ConfigError."""
+    check_settings(config)
+    if config.trace_file is not None:
+        check_trace_file(config.trace_file)
+    _warn_of_workers(config)
+    if not has_hosts:
+        return
     if config.enable_lora:
         raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
     if config.decoder is not None:
         raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
+    if config.speculative_config is not None and config.speculative_config.model is not None:
+        message = (
+            "speculative_config: method draft_model needs nnodes 1: the other hosts have no draft model; give ngram"
+        )
+        raise ConfigError(message, param="speculative_config")
 
 
 def _warn_of_workers(config: EngineConfig) -> None:

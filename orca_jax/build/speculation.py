@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from orca_jax.build.settings import overlaps
 from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.drafts.ngram import NgramProposer
@@ -65,4 +66,6 @@ def speculating(
         count,
         max_bs,
     )
-    return SpeculativeScheduler(scheduler, proposer, limits, launches, charge=charge, clock=clock)
+    return SpeculativeScheduler(
+        scheduler, proposer, limits, launches, overlaps=overlaps(config), charge=charge, clock=clock
+    )

@@ -14,7 +14,7 @@ Print a script for the completion of subcommands and flags:
   fish: {COMMAND} completion fish > ~/.config/fish/completions/{COMMAND}.fish
 """
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
-_FILES = ("FILE", "PATH")
+_FILES = ("FILE", "OUT", "PATH")
 _FOLDERS = ("DIR", "MODEL")
 
 

@@ -2,17 +2,18 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from orca_jax.cluster.keys import make_key_file
 from orca_jax.cluster.launch import launch
 from orca_jax.errors import ConfigError
-from orca_jax.flags import FlagParser
+from orca_jax.flags import FlagParser, run_program
 
 _EXIT_CONFIG = 2
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     parser = FlagParser(prog="python -m orca_jax.cluster", description="Tools for an engine over several processes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -37,4 +38,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("cluster", main))

@@ -22,7 +22,7 @@ from orca_jax.console import lasting_output
 from orca_jax.deploy.gang import actor_options
 from orca_jax.deploy.replica import EngineReplica
 from orca_jax.errors import ConfigError
-from orca_jax.flags import add_field_args, flag_message
+from orca_jax.flags import add_field_args, flag_message, run_program
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import check_texts, downloaded
 from orca_jax.serve.__main__ import EXIT_CONFIG
@@ -280,4 +280,4 @@ def _require(holds: bool, param: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("deploy.ray_serve", main))

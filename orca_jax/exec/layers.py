@@ -66,7 +66,9 @@ def make_forward(
         ids = first_ids(batch, inputs) if is_first and inputs is not None else batch.ids
         pages, history, hidden = layers(weights, pages, history, batch, ids, None if is_first else inputs)
         if history is not None:
-            hidden = jnp.pad(hidden, ((0, sampler_width(config.num_draws) - layout.num_kept), (0, 0)))
+            hidden = jnp.pad(
+                hidden, ((0, sampler_width(config.num_rows + config.num_drafts) - layout.num_kept), (0, 0))
+            )
         return pages, history, hidden
 
     return forward

@@ -92,7 +92,7 @@ class Programs:
         if config.lora is not None:
             self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
             self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
-        self.widths = sampler_widths(config.num_draws)
+        self.widths = sampler_widths(config.num_rows + config.num_drafts)
         # The full sampler draws no proposals, or as few as fit.
         self.full_widths: tuple[int, ...] = (self.widths[0], sampler_width(config.num_rows))
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)

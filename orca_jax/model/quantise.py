@@ -119,6 +119,7 @@ def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quan
     values, scale = (held[name] for name in names)
     make: Callable[[Array], Quantised] = quantise_rows if path.endswith(".table") else partial(quantise, kind=kind)
     parts = jax.jit(make, out_shardings=Quantised(values.sharding, scale.sharding))(array)
+    jax.block_until_ready(parts)  # so that no other plain parameters wait in memory
     return dict(zip(names, parts, strict=True))
 
 

@@ -67,8 +67,11 @@ class _Parameter:
     def is_filled(self) -> bool:
         return all(slab.arrays for slab in self.slabs)
 
-    def array(self) -> Array:
+    def take(self) -> Array:
+        """The filled parameter. It is not held here any more: a caller that quantises it frees it at once."""
         arrays = [array for slab in self.slabs for array in slab.arrays]
+        for slab in self.slabs:
+            slab.arrays = []
         joined: Array = jax.make_array_from_single_device_arrays(self.leaf.shape, self.leaf.sharding, arrays)
         return joined
 
@@ -116,7 +119,7 @@ def fill(
             if part.parameter.is_filled:
                 done += 1
                 progress(done, len(parameters))
-                yield part.parameter.path, part.parameter.array()
+                yield part.parameter.path, part.parameter.take()
 
 
 def _parameter(path: str, leaf: jax.ShapeDtypeStruct, source: Source) -> _Parameter:

@@ -1,10 +1,12 @@
 """The served model: the client of the engine, the tokenizer, the chat template, and the names and limits."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca_jax.bundled import pinned, texts_of
@@ -37,6 +39,7 @@ class Model:
     max_model_len: int
     max_characters: int  # of a text; any longer text has more tokens than the context
     context: int  # tokens of prompt and answer together: at most `max_model_len`, less if the KV cache is smaller
+    dimensions: tuple[int, ...] | None = None  # of shortened embeddings: () for any, None for none
     tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
 
 
@@ -218,7 +221,20 @@ def _load(ready: Ready, config: ServerConfig) -> Model:
         max_characters=min(ready.max_model_len, ready.n_slots) * tokenizer.longest_token,
         context=min(ready.max_model_len, ready.n_slots),
         tool_call_parser=_tool_call_parser(template, config),
+        dimensions=_dimensions(ready.source),
     )
+
+
+def _dimensions(directory: str) -> tuple[int, ...] | None:
+    """The dimensions of shortened embeddings, by the keys of config.json that vLLM reads too."""
+    path = Path(directory, "config.json")
+    if not directory or not path.is_file():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))  # the engine has read it, so it is valid
+    sizes = values.get("matryoshka_dimensions")
+    if isinstance(sizes, list) and all(type(size) is int for size in sizes):
+        return tuple(sizes)
+    return () if values.get("is_matryoshka") is True else None
 
 
 def _tool_call_parser(template: ChatTemplate | None, config: ServerConfig) -> str | None:

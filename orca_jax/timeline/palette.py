@@ -1,7 +1,7 @@
 """The colours of all pictures and pages, and the order of schedulers in them: the one table for both.
 
-The palette is that of Okabe and Ito, which colour-blind readers can tell apart, with darker and lighter forms for texts
-on light and on dark pages.
+The palette is that of Okabe and Ito, made for colour-blind readers, with darker and lighter forms for light and dark
+pages.
 """
 
 import re

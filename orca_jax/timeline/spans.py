@@ -70,7 +70,8 @@ def _update_live(
 
 def _member_spans(iteration: IterationRecord, index: int) -> dict[int, Span]:
     """Return the span of each member in this iteration."""
-    spans = {n: Span(index, index, "increment", start, 1) for n, start in iteration.increments}
+    proposed = dict(iteration.proposed or ())
+    spans = {n: Span(index, index, "increment", start, 1 + proposed.get(n, 0)) for n, start in iteration.increments}
     spans |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
     return spans | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
 
@@ -79,8 +80,14 @@ def _extend(spans: list[Span], span: Span) -> None:
     """Append a span, joined to the span before it if both are of the same kind."""
     last = spans[-1] if spans else None
     same = last is not None and last.last == span.first - 1 and (last.kind, last.held) == (span.kind, span.held)
-    if last is None or not same or span.kind == "chunk":
+    if last is None or not same or span.kind == "chunk" or (span.kind == "increment" and not _follows(span, last)):
         spans.append(span)
         return
     last.last = span.last
     last.tokens += span.tokens
+
+
+def _follows(span: Span, last: Span) -> bool:
+    """True if an increment is the token after those of a span, and none of them has proposals (speculation)."""
+    length = span.first - last.first
+    return span.tokens == 1 and last.tokens == length and span.start == last.start + length

@@ -20,8 +20,6 @@ SOURCES = {
     ),
 }
 
-COUNT = 200  # conversations of each task
-
 CARD = """\
 # The demo model
 
@@ -53,7 +51,7 @@ outside of it are hand-written or have topics of their own.
 
 A conversation is rendered as `{user}question{assistant}answer<|end|>`, once for each turn. `<|end|>` also ends a text.
 Only answers count in the loss. The last 2 % of each text were held out. Typographic quotation marks were replaced by
-plain ones. Digits are single tokens.
+plain ones. Digits and blanks are tokens of their own.
 
 ## Training
 {steps:,} updates of {batch} tokens, {tokens:.1f} million tokens in all, {minutes:.0f} minutes on {hardware}.
@@ -61,7 +59,7 @@ Float32; Muon for the matrices, AdamW for the rest; the weights are stored as bf
 
     python scripts/train_demo.py {command}
 
-| loss, nats per token | |
+{note}| loss, nats per token | |
 |---|---|
 | held-out answers | {answer_loss:.3f} |
 | held-out literature | {text_loss:.3f} |
@@ -81,6 +79,8 @@ def write_card(
     history: Sequence[Record],
     paths: Sequence[Path],
     command: str,
+    note: str,
+    count: int,
 ) -> None:
     """Evaluate the model, and write README.md and the plot of the loss.
 
@@ -90,11 +90,13 @@ def write_card(
         history: all evaluations; the last one is the model's.
         paths: the texts; a file without an entry in `SOURCES` is listed by its name.
         command: the arguments of the script.
+        note: a remark on the training.
+        count: conversations of each task in the test.
     """
     draw_curve(directory / "loss.png", history)
     config, last = decoder.config, history[-1]
     with LLM(str(directory), dtype="float32", scheduler="chunked", max_num_seqs=32, tensor_parallel_size=1) as llm:
-        results = evaluate(llm, COUNT)
+        results = evaluate(llm, count)
         shown = samples(llm, results)
     text = CARD.format(
         size=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(decoder))) / 1e6,
@@ -104,7 +106,7 @@ def write_card(
         positions=config.max_positions,
         vocab=config.vocab_size,
         abilities=_table(results),
-        count=COUNT,
+        count=count,
         seed=SEED,
         share=HELD_OUT_SHARE,
         user=USER,
@@ -116,6 +118,7 @@ def write_card(
         minutes=last.minutes,
         hardware=f"{jax.device_count()} {jax.devices()[0].device_kind} devices",
         command=command,
+        note=f"{note}\n\n" if note else "",
         answer_loss=last.answer_loss,
         text_loss=last.text_loss,
         samples="\n".join(f"```text\n{question}\n-> {answer}\n```\n" for question, answer in shown),

@@ -17,6 +17,7 @@ END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
 HELD_OUT = 0.02  # share of each text, at its end
 TEXT_WEIGHT = 0.5  # of a token of literature in the loss; of an answer's token it is 1, of a question's 0
 QUEUE = 64  # pieces that wait for a row with enough room
+LONG = 200  # tokens of a piece that waits for a long row; beyond a quarter of the queue, such ones are dropped
 
 Piece = Conversation | str  # a conversation, or a text that is learnt whole
 
@@ -49,11 +50,14 @@ def split_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
 def train_tokenizer(texts: Sequence[str], pieces: Iterator[Piece], vocab_size: int, count: int = 20_000) -> Tokenizer:
     """Train byte-level BPE on texts and the first `count` pieces.
 
-    Digits stay single: a number has the same tokens in every place.
+    Digits and blanks are tokens of their own: a number and a word have the same tokens in every place, also after a
+    quotation mark and at the beginning of a text. So a word is copied token by token.
     """
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    blanks = pre_tokenizers.Split(" ", "isolated")
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, blanks, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -162,12 +166,18 @@ class Packer:
     def _next_that_fits(self, room: int) -> Rendered | None:
         while len(self._queue) < QUEUE and (piece := next(self._pieces, None)) is not None:
             rendered = render(self._tokenizer, piece)
-            if len(rendered.ids) <= self._max_positions:
+            if len(rendered.ids) <= self._max_positions and not self._is_one_too_many(rendered):
                 self._queue.append(rendered)
         for index, rendered in enumerate(self._queue):
             if len(rendered.ids) - 1 <= room:
                 return self._queue.pop(index)
         return None
+
+    def _is_one_too_many(self, piece: Rendered) -> bool:
+        """True if a long piece would wait beside many others: rows of usual length need short ones to choose from."""
+        if len(piece.ids) <= LONG:
+            return False
+        return sum(len(rendered.ids) > LONG for rendered in self._queue) >= QUEUE // 4
 
 
 def place(batch: Rows, row: int, start: int, piece: Rendered, segment: int, weight: float = 1.0) -> None:

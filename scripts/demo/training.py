@@ -18,7 +18,7 @@ from orca_jax.model.transformer import Decoder
 
 Batch = dict[str, Array]
 
-MUON_RATE = 0.015  # matrices of the blocks
+MUON_RATE = 0.012  # matrices of the blocks
 ADAM_RATE = 0.002  # tables, norms and biases
 WARM_UP_STEPS = 60
 
@@ -72,7 +72,7 @@ def optimizer() -> optax.GradientTransformation:
         muon(
             MUON_RATE,
             adam_learning_rate=ADAM_RATE,
-            adam_b2=0.95,
+            adam_b2=0.98,
             weight_decay=0.02,
             muon_weight_dimension_numbers=matrices,
         ),

@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Callable
 
-from scripts.figures.batch import draw_batch
-from scripts.figures.path import draw_path
-from scripts.figures.rows import draw_pages, draw_requests
-from scripts.figures.tour import Tour, take_tour
+from .batch import draw_batch
+from .path import draw_path
+from .rows import draw_pages, draw_requests
+from .tour import Tour, take_tour
 
 FIGURES: dict[str, Callable[[Tour], str]] = {
     "path": draw_path,

@@ -1,7 +1,7 @@
 """One iteration of the tour: selective batching, as in Figure 5 of the paper."""
 
-from scripts.figures.svg import Drawing
-from scripts.figures.tour import PAGE_SIZE, Part, Tour, Turn
+from .svg import Drawing
+from .tour import PAGE_SIZE, Part, Tour, Turn
 
 ITERATION = 3
 _WIDTH, _LEFT, _CELL = 740, 20, 46

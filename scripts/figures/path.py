@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from scripts.figures.svg import Drawing
-from scripts.figures.tour import Tour
+from .svg import Drawing
+from .tour import Tour
 
 LANES = ("client", "front end", "engine", "device")
 _WIDTH, _TOP, _ROW = 740, 74, 47

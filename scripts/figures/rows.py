@@ -1,7 +1,7 @@
 """The tour by iteration: requests with their work, and pages with their holders."""
 
-from scripts.figures.svg import Drawing
-from scripts.figures.tour import BUDGET, FOLLOWED, NUM_PAGES, PAGE_SIZE, REQUESTS, Tour
+from .svg import Drawing
+from .tour import BUDGET, FOLLOWED, NUM_PAGES, PAGE_SIZE, REQUESTS, Tour
 
 _LEFT, _CELL, _RIGHT = 102, 37, 14
 

@@ -1,7 +1,4 @@
-"""Word problems for the demo model. Its answers end by themselves, and their lengths depend on the prompt.
-
-The bundled model was trained on GSM8K's training set (openai/grade-school-math, MIT), never on a test set.
-"""
+"""Questions for the demo model. Its answers end by themselves, and their lengths depend on the prompt."""
 
 import json
 from collections.abc import Sequence

@@ -175,6 +175,7 @@ def test_the_source_is_checked_without_jax(tmp_path: Path) -> None:
     assert "orca_jax.convert.source" in found and not {"jax", "numpy", "orbax"} & found
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_those_of_quantising_while_loading(tmp_path: Path) -> None:
     source, out = REFERENCE / "qwen2-tied", tmp_path / "int8"
     assert convert(source, out, "--quantization", "int8") == 0

@@ -3,26 +3,104 @@
 A comment above a block gives the reason: `<!-- not run: needs a TPU -->`.
 """
 
+import ast
+import importlib
+import re
 import subprocess
 
 import pytest
 
-from tests.docs.commands import check, commands
-from tests.docs.pages import PAGES, SHELL, Block, blocks
+from tests.docs.commands import check, commands, known_flags
+from tests.docs.pages import PAGES, SHELL, Block, blocks, code_spans
+from tests.docs.running import NOT_RUN, RUN_BY, is_program, is_run
+from tests.docs.test_run import RUN
+from tests.project import quickstart
+from tests.project.source import ROOT
 
-BLOCKS = [block for page in PAGES for block in blocks(page)]
-SHELL_BLOCKS = [block for block in BLOCKS if block.language in SHELL]
-PYTHON_BLOCKS = [block for block in BLOCKS if block.language == "python"]
-"""Flags of other programs in sentences."""
-FOREIGN = frozenset({"--time", "--gpus", "--device", "--group-add", "--privileged", "--trials"})
+BLOCKS = {page: list(blocks(page)) for page in PAGES}
+FOREIGN = frozenset(  # flags of other programs in sentences
+    """--build-arg --device --gpus --group-add --pack-destination --platform --privileged --read-only --time
+    """.split()  # noqa: SIM905
+)
+# A block whose text is in a table of the tests of the page, by `RUN_BY`.
+OF_TESTS = {"docs/quickstart.md": [text for _, text in quickstart.BLOCKS]}
 
 
 def test_the_languages_of_blocks_are_known() -> None:
-    assert {block.language for block in BLOCKS} <= {*SHELL, "python", "json", "text", "yaml"}
+    languages = {*SHELL, "python", "json", "text", "yaml"}
+    assert {block.language for found in BLOCKS.values() for block in found} <= languages
 
 
-@pytest.mark.parametrize("block", SHELL_BLOCKS, ids=str)
-def test_commands_parse(block: Block) -> None:
-    subprocess.run(["bash", "-n", "-c", block.text], check=True)
-    for command in commands(block.text):
+def test_pages_and_files_of_the_tables_exist() -> None:
+    assert {*NOT_RUN, *RUN_BY} <= set(PAGES) and all((ROOT / file).is_file() for file in RUN_BY.values())
+    assert all(is_program(block) for page in NOT_RUN for block in BLOCKS[page] if block.mark)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_is_run_or_says_why_not(page: str) -> None:
+    for block in filter(is_program, BLOCKS[page]):
+        ways = [block in RUN[page], block.mark is not None, page in NOT_RUN, block.text in OF_TESTS.get(page, [])]
+        assert sum(ways) == 1, f"{block}: run it by a test, or give the reason above it: <!-- not run: REASON -->"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_reasons_name_tests_that_exist(page: str) -> None:
+    reasons = [NOT_RUN.get(page, ""), *(block.mark or "" for block in BLOCKS[page])]
+    for path in re.findall(r"tests/[\w/.]+", " ".join(reasons)):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("checkpoints/")])
+def test_commands_parse(page: str) -> None:
+    """The cards of the models are left out: they have the command of a training in the past."""
+    found = [block for block in BLOCKS[page] if block.language in SHELL]
+    for block in found:
+        subprocess.run(["bash", "-n", "-c", block.text], check=True)
+        for command in commands(block.text):
+            check(command)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_imports_of_python_blocks_exist(page: str) -> None:
+    for block in BLOCKS[page]:
+        for node in ast.walk(ast.parse(block.text)) if block.language == "python" else ():
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), block
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/peers.md"])  # it has flags of other engines
+def test_flags_in_sentences_exist(page: str) -> None:
+    for span in code_spans(page):
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
+            assert flag in known_flags() or flag in FOREIGN, f"{page}: {span}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python -m orca_jax.serve --max-model-length 5",
+        "orca-jax batch -i a",
+        "./scripts/serve --max-num-seqs few",
+        "python -m orca_jax.bench offlin",
+        "python scripts/nowhere.py",
+        "python scripts/log_lengths.py --nothing",
+        "python -m pytest tests/nowhere",
+        "orcajax serve",
+    ],
+)
+def test_wrong_commands_are_found(text: str) -> None:
+    (command,) = commands(text)
+    with pytest.raises(AssertionError):
         check(command)
+
+
+def test_commands_of_a_block() -> None:
+    text = "A=1 time a b  # c; d\n(cd x && ./scripts/serve --port 1 > log &)\n\ne 'f # g' \\\n  h\n"
+    assert list(commands(text)) == [["a", "b"], ["cd", "x"], ["./scripts/serve", "--port", "1"], ["e", "f # g", "h"]]
+
+
+def test_blocks_have_marks() -> None:
+    marked = [block for found in BLOCKS.values() for block in found if block.mark]
+    assert marked and not [block for block in marked if is_run(block)]
+    assert Block("README.md", 1, "bash", "a", None).mark is None

@@ -32,7 +32,9 @@ def test_figures_are_in_the_page_with_their_commands(name: str, tour: Tour) -> N
     sizes = [int(text.get("font-size", "0")) for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert min(sizes) >= 13, "half of it would not be legible"
     used = {name for each in root.iter() for name in (each.get("class") or "").split()}
-    light, dark = re.findall(r"<style>(.*?)@media \(prefers-color-scheme: dark\)\{(.*?)</style>", FIGURES[name](tour))[0]
+    light, dark = re.findall(r"<style>(.*?)@media \(prefers-color-scheme: dark\)\{(.*?)</style>", FIGURES[name](tour))[
+        0
+    ]
     assert all(f".{each}{{" in light and f".{each}{{" in dark for each in used)
 
 

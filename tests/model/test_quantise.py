@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from orca_jax.build.settings import quantised
 from orca_jax.config import DType, EngineConfig, Quantization
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp
+from orca_jax.model import weights
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import QUANT_METHOD, config_from_hf, read_model_config
 from orca_jax.model.load import load_decoder, random_decoder
@@ -33,6 +36,7 @@ from orca_jax.model.quantise import (
     quantise,
     quantise_rows,
 )
+from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
 from tests.model import eight_heads
 from tests.model.orbax import CONFIG
@@ -128,6 +132,24 @@ def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization) -> No
             if ".key." not in path and ".value." not in path:
                 rows = stored_shape(path, value.shape, decoder.config)[0]
                 np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
+
+
+def test_plain_weights_are_freed_while_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantised model is never in memory together with all of its plain weights."""
+    matrices: list[weakref.ref[jax.Array]] = []
+    alive: list[int] = []
+
+    def watched(*args: Any) -> Iterator[tuple[str, jax.Array]]:
+        for path, array in fill(*args):
+            alive.append(sum(matrix() is not None for matrix in matrices))
+            if path.endswith((".kernel", ".gate", ".up", ".down")):
+                matrices.append(weakref.ref(array))
+            yield path, array
+            del array
+
+    monkeypatch.setattr(weights, "fill", watched)
+    load(REFERENCE / "qwen2_moe", "int8", 1)
+    assert len(matrices) > 5 and max(alive) <= 2
 
 
 @pytest.mark.slow

@@ -119,7 +119,9 @@ def test_direct_dependencies_are_pinned(extra: str) -> None:
     assert not [line for line in lines if "://" in line or line.startswith("-")]
 
 
-@pytest.mark.parametrize("name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/judges/run", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/docs", "scripts/judges/run", ".ci/run"]
+)
 def test_shell_scripts_run_and_stop_at_errors(name: str) -> None:
     path = ROOT / name
     lines = path.read_text(encoding="utf-8").splitlines()

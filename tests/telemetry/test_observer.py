@@ -208,6 +208,23 @@ def test_heartbeats() -> None:
     assert {name: found[f"orca_jax_{name}"] for name in expected} == pytest.approx(expected)
 
 
+def test_proposals_have_names_of_vllm() -> None:
+    """Totals continue after a restart; without a proposal there are no samples."""
+    observer = ServerObserver(ServerConfig(served_model_name=("m",)))
+    observer.heartbeat(beat(iterations=1))
+    assert not [name for name in samples(observer) if "spec_decode" in name]
+    counts = {"spec_decode_drafts": 4, "spec_decode_draft_tokens": 12, "spec_decode_accepted_tokens": 7}
+    observer.heartbeat(beat(iterations=3, **counts, spec_decode_accepted_per_pos=(4, 2, 1)))
+    observer.heartbeat(beat("loading"))
+    observer.heartbeat(beat(iterations=1, **counts, spec_decode_accepted_per_pos=(4, 3)))
+    found = {name.removeprefix("vllm:spec_decode_num_"): value for name, value in samples(observer).items()}
+    expected = {"drafts_total{model_name=m}": 8, "draft_tokens_total{model_name=m}": 24}
+    expected["accepted_tokens_total{model_name=m}"] = 14
+    per_pos = {0: 8, 1: 5, 2: 1}
+    expected |= {f"accepted_tokens_per_pos_total{{model_name=m,position={k}}}": v for k, v in per_pos.items()}
+    assert {name: found.get(name) for name in expected} == expected
+
+
 def test_gateway_finds_its_names() -> None:
     observer = ServerObserver(ServerConfig(served_model_name=("m", "alias")))
     observer.heartbeat(beat(running=3, waiting=2, free_pages=50))

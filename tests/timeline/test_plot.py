@@ -17,6 +17,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 from orca_jax.timeline.palette import KINDS as COLORS
+from orca_jax.timeline.palette import SCHEDULERS
 from orca_jax.timeline.plot import draw_latencies, draw_timelines, save_figure, title
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.record import record
@@ -57,7 +58,12 @@ def test_a_timeline_by_hand(batch: Timeline) -> None:
     }
     (ends,) = axes.lines
     assert ends.get_xydata().tolist() == [[3, 1], [3, 2], [4, 3]], "A is delivered with B"
-    assert axes.get_title(loc="left").startswith("request_level: 3 requests, 4 iterations, ")
+    assert axes.get_title(loc="left") == "Request-level scheduling, as before Orca (request_level)"
+    (counts,) = [text.get_text() for text in axes.texts]
+    assert counts.startswith("3 requests, 4 iterations, 0.30 s;") and "longer than the shortest" in counts
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["#0", "#1", "#2"]
+    assert to_hex(axes.spines["left"].get_edgecolor()) == SCHEDULERS["request_level"].color
+    assert title(batch, batch).endswith("s: 100% of the iterations and 100% of the time above")
 
 
 def test_seconds(batch: Timeline) -> None:
@@ -72,7 +78,7 @@ def test_seconds(batch: Timeline) -> None:
 def test_the_legend_has_exactly_the_drawn_kinds(batch: Timeline) -> None:
     (legend,) = draw_timelines({"": batch}).legends
     texts = [text.get_text() for text in legend.get_texts()]
-    assert "ended, kept in its batch" in texts and "the answer is delivered" in texts
+    assert {"prefill (initiation)", "ended, still in the batch"} <= set(texts) and "the answer is delivered" in texts
     assert len(texts) == 5, "no request was preempted or idle"
 
 

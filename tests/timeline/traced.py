@@ -2,7 +2,7 @@
 
 import msgspec
 
-from orca_jax.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.config import CacheConfig, EngineConfig, SchedulerName, SpeculativeConfig
 from orca_jax.timeline.read import Timeline, members, parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 from tests.sched.lab import Lab, Shape
@@ -13,7 +13,14 @@ ONE = Shape(depth=1, reuses_prefixes=False)
 class TracedLab(Lab):
     """Writes its timeline to memory. Each reading of its clock, by the engine or the writer, takes 0.01 s."""
 
-    def __init__(self, name: SchedulerName = "orca", *, shape: Shape | None = None, **sizes) -> None:
+    def __init__(
+        self,
+        name: SchedulerName = "orca",
+        *,
+        shape: Shape | None = None,
+        speculative: SpeculativeConfig | None = None,
+        **sizes,
+    ) -> None:
         super().__init__(name, shape=shape, **sizes)
         config = EngineConfig(
             model="lab",
@@ -24,6 +31,7 @@ class TracedLab(Lab):
             n_workers=1 if shape else self.scheduler.n_workers,
             n_slots=self.kv.n_slots,
             check_in_intervals=shape.intervals if shape else None,
+            speculative_config=speculative,
         )
         cache = CacheConfig(self.kv.num_pages, self.kv.page_size, "float32")
         budget = shape.budget if shape else 1000

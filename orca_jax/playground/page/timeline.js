@@ -25,7 +25,9 @@ class Request {
       this.state = "running";
     }
     const last = this.spans.at(-1);
-    if (kind !== "chunk" && last?.kind === kind && last.last === column - 1) {
+    // An increment joins those before it if it is the next token, and has no proposals (speculation).
+    const isNext = kind !== "increment" || (tokens === 1 && last?.tokens === column - last?.first && start === last.start + last.tokens);
+    if (kind !== "chunk" && last?.kind === kind && last.last === column - 1 && isNext) {
       last.last = column;
       last.tokens += tokens;
     } else {
@@ -101,12 +103,15 @@ export class Timeline {
       if (samples && !isOver) request.generated += 1;
       members.push({ n, kind: isOver ? "repeat" : kind, tokens, start });
     };
-    for (const [n, start] of record.increments) work("increment", n, start, 1, !record.told);
+    const proposed = new Map(record.proposed ?? []);
+    for (const [n, start] of record.increments) work("increment", n, start, 1 + (proposed.get(n) ?? 0), !record.told);
     for (const [n, start, tokens, samples] of record.chunks) work("chunk", n, start, tokens, samples && !record.told);
     for (const [n, start, tokens] of record.repeats) work("repeat", n, start, tokens, false);
     for (const [n, count] of record.told ?? []) {
       const request = this.requests.get(n);
-      if (request) request.generated += count;
+      if (!request) continue;
+      request.generated += count;
+      if (proposed.has(n)) request.computed += count - 1 - proposed.get(n); // the other proposals were wrong
     }
     for (const n of record.preempted) {
       const request = this.requests.get(n);

@@ -37,7 +37,7 @@ class NgramIndex:
         self._place: int | None = None  # of the first proposed id
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Append ids."""
+        """Append ids, and test those that were generated."""
         known, place_after = self.ids, self._place_after
         tests = matches = hits = 0
         for token in ids:

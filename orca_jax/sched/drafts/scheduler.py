@@ -22,6 +22,7 @@ from orca_jax.sched.scheduler import Choice, KnownScheduler, Selection
 
 CHECK_EVERY = 8  # iterations between two decisions about being on
 TURN_ON, TURN_OFF = 1.1, 1.03  # expected tokens per second, relative to those without speculation
+SAMPLED = 8  # requests that stand for all in this decision; an index of n-grams costs the host time
 WORTH_A_TRY = 1.5  # tokens of an iteration, relative to those without: enough to measure iterations with proposals
 TRY_FOR = 4  # iterations
 TRY_AFTER = 128  # iterations between the first two tries; then twice as many, and so on
@@ -47,7 +48,7 @@ class DraftLimits:
     max_tokens: int
 
 
-class _Iteration(NamedTuple):
+class _OpenMeasurement(NamedTuple):
     """An iteration of increments, to be measured."""
 
     at: float  # seconds, when it was selected
@@ -65,6 +66,7 @@ class SpeculativeScheduler:
         proposer: makes proposals.
         limits: of their number.
         launches: seconds of a launch of each bucket; empty: proposals cost nothing.
+        overlaps: True if `inner` selects an iteration while the one before runs on the same devices.
         charge: counts proposed ids for the ordering of `inner`, if it has one.
         clock: seconds, monotonic.
     """
@@ -76,11 +78,12 @@ class SpeculativeScheduler:
         limits: DraftLimits,
         launches: Mapping[int, float],
         *,
+        overlaps: bool = False,
         charge: Callable[[Request, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.inner = inner
-        self.traits = inner.traits
+        self._overlaps = overlaps
         self.n_workers = inner.n_workers
         self.is_on = False
         self.times = IterationTimes(launches)
@@ -88,7 +91,7 @@ class SpeculativeScheduler:
         self._limits = limits
         self._charge = charge
         self._clock = clock
-        self._last: _Iteration | None = None
+        self._last: _OpenMeasurement | None = None
         self._until_check = 1
         self._num_on = 0  # iterations since it was turned on
         self._is_trying = False  # to be measured, iterations have all proposals
@@ -98,13 +101,13 @@ class SpeculativeScheduler:
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """The selection of the inner scheduler, with proposals; nothing while their tokens are awaited."""
         now = self._clock()
-        if self.is_on and self.traits.has_overlap and any([one.in_flight for one in pool.running.values()]):
+        if self.is_on and self._overlaps and any([one.in_flight for one in pool.running.values()]):
             return Selection(())
         self._take_results()
         selection = self.inner.select(pool, kv)
-        if self._sent:  # several iterations in flight: the place of the next token of some requests is unknown
-            open_choices = [choice for choice in selection.choices if choice.request.request_id not in self._sent]
-            selection = selection._replace(choices=open_choices)
+        if self.is_on or self._sent:  # on several stages: the next token of some requests is on its way
+            known = [choice for choice in selection.choices if not self._is_awaited(choice.request)]
+            selection = selection._replace(choices=known)
         if not selection.choices:
             return selection
         self._measure(selection.choices, now)
@@ -124,6 +127,10 @@ class SpeculativeScheduler:
         """True if the inner scheduler delivers its tokens now."""
         return self.inner.may_return(request)
 
+    def _is_awaited(self, request: Request) -> bool:
+        """True if a result in flight decides about the next token of a request, or about its proposals."""
+        return request.request_id in self._sent or (self.is_on and request.num_pending > 0 and _may_propose(request))
+
     def _take_results(self) -> None:
         """Pass the results of proposals on."""
         for request_id, (request, num_tokens, num_drafts) in list(self._sent.items()):
@@ -134,7 +141,7 @@ class SpeculativeScheduler:
                     self._proposer.verified(request, num_drafts, num_accepted)
 
     def _decide(self, choices: Sequence[Choice]) -> None:
-        """Turn speculation on or off, by the chances of all generating requests."""
+        """Turn speculation on or off, by the chances of some of the generating requests."""
         self._until_check -= 1
         if self._until_check > 0:
             return
@@ -142,8 +149,9 @@ class SpeculativeScheduler:
         if not generating:
             return
         self._until_check = CHECK_EVERY
-        chances = [(self._proposer.chance(request), self._most(request)) for request in generating]
-        share = self._share(choices, chances)
+        stride = -(-len(generating) // SAMPLED)
+        sampled = [(self._proposer.chance(request), self._most(request)) for request in generating[::stride]]
+        share = self._share(choices, (sampled * stride)[: len(generating)])
         was_on, self._num_on = self.is_on, self._num_on + CHECK_EVERY if self.is_on else 0
         self.is_on = share.gain > (TURN_OFF if was_on else TURN_ON) and self._num_on < MEASURE_EVERY
         self._is_trying = False
@@ -209,7 +217,7 @@ class SpeculativeScheduler:
         """Remember an iteration to be measured, if all its requests generate."""
         if all([choice.num_tokens == 1 for choice in choices]):
             members = frozenset([choice.request.request_id for choice in choices])
-            self._last = _Iteration(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
+            self._last = _OpenMeasurement(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
 
 
 def _may_propose(request: Request) -> bool:

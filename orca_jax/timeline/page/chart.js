@@ -5,8 +5,11 @@ import { cellAt, drawChart, layoutOf, prepare } from "./draw.js";
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity] };
 
 export class Chart {
-  /** onChoice: called with the chosen cell {n, column} or null, and with true if a key or a button chose it. */
-  constructor(canvas, onChoice) {
+  /**
+   * onChoice: called with the chosen cell {n, column} or null, and with true if a key or a button chose it.
+   * keeps: true if a cell stays chosen when the pointer leaves the chart.
+   */
+  constructor(canvas, onChoice, keeps = false) {
     this.canvas = canvas;
     this.onChoice = onChoice;
     this.chosen = null;
@@ -14,7 +17,7 @@ export class Chart {
     this.view = null; // what is drawn
     this.rows = [];
     canvas.addEventListener("pointermove", (event) => event.pointerType === "mouse" && !this.isPinned && this.point(event));
-    canvas.addEventListener("pointerleave", () => !this.isPinned && this.chosen && this.choose(null));
+    if (!keeps) canvas.addEventListener("pointerleave", () => !this.isPinned && this.chosen && this.choose(null));
     canvas.addEventListener("click", (event) => {
       this.isPinned = true;
       this.point(event);

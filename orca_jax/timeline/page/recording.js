@@ -73,7 +73,7 @@ class RecordingView {
     this.scale = 1; // pixels of a column, or of a second
     this.isWaiting = false;
     this.view = get("view");
-    this.chart = new Chart(get("rows"), (cell, isByKey) => this.show(cell, isByKey));
+    this.chart = new Chart(get("rows"), (cell, isByKey) => this.show(cell, isByKey), true);
     this.minRow = matchMedia("(pointer: coarse)").matches ? 13 : 6;
     this.listen();
     this.fit(LEAST);

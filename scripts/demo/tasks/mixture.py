@@ -9,18 +9,18 @@ from demo.tasks.example import Conversation, Example, is_held_out
 Task = Callable[[Random], Conversation]
 
 TASKS: Mapping[str, Mapping[Task, float]] = {
-    "word problems": {word_problems.story: 9, word_problems.fixed: 11, word_problems.short: 3},
-    "arithmetic": {word_problems.drill: 10},
-    "JSON answers": {word_problems.in_json: 3},
-    "JSON extraction": {extraction.extract: 12},
+    "word problems": {word_problems.story: 12, word_problems.fixed: 14, word_problems.short: 3},
+    "arithmetic": {word_problems.drill: 7},
+    "JSON answers": {word_problems.in_json: 5},
+    "JSON extraction": {extraction.extract: 17},
     "counting": {lists.count_to: 2, lists.count_items: 2, lists.count_one: 2},
-    "sorting": {lists.sort_numbers: 4, lists.sort_words: 3, lists.extreme: 2},
+    "sorting": {lists.sort_numbers: 4, lists.sort_words: 3, lists.extreme: 1},
     "times": {clock.later: 5, clock.between: 1, clock.units: 1},
     "dates": {clock.weekday: 2, clock.neighbours: 1, clock.month_lengths: 1, clock.next_date: 2},
     "dialogues": {talk.memory: 2, talk.follow_up: 4},
     "greetings": {talk.greeting: 2},
-    "questions about the engine": {facts.ask: 18},
-    "outside questions": {outside.outside: 8, outside.too_large: 1},
+    "questions about the engine": {facts.ask: 15},
+    "outside questions": {outside.outside: 5, outside.too_large: 1},
     "stories": {stories.tell: 1},
 }
 """Tasks of each group, with their relative numbers of conversations."""

@@ -123,10 +123,9 @@ def _one_step(random: Random) -> tuple[str, str, int, list[str], str]:
     """A short problem: the text, the things, the result, the steps and the hero."""
     formula = random.choice(("a + b", "a - b", "a * b"))
     numbers, shown, result = solved(random, formula)
-    places = {**cast(random), **numbers}
-    text = wording(random, f"short {formula}").format(**places)
-    ask = wording(random, "questions of short ones")
-    return f"{text} {ask.format(**places)}", places["t"], result, shown, places["n"]
+    words = cast(random)
+    text = f"{wording(random, f'short {formula}')} {wording(random, 'questions of short ones')}"
+    return text.format(**{**words, **numbers}), words["t"], result, shown, words["n"]
 
 
 def short(random: Random) -> Conversation:

@@ -82,7 +82,7 @@ def test_tokens_are_those_without_speculation(name: SchedulerName) -> None:
     sizes = {"shape": Shape(num_pages=18)} if name == "chunked" else {"n_slots": 300}
     lab = Lab(name, max_bs=3, **sizes)
     proposer = make_proposer(override=lambda name, length, token: (token + (length % 5 == 0)) % VOCAB)
-    scheduler = SpeculativeScheduler(lab.scheduler.inner, proposer, LIMITS, {})
+    scheduler = SpeculativeScheduler(lab.scheduler.inner, proposer, LIMITS, {}, overlaps=name == "chunked")
     lab.scheduler.inner, scheduler.is_on = scheduler, True
     jobs = {}
     for number in range(8):

@@ -51,10 +51,12 @@ TEXTS: Mapping[str, Text] = {
 }
 
 
-class Pass(NamedTuple):
+class SpeculativePass(NamedTuple):
     """One run of all requests."""
 
     seconds: float
+    cpu_seconds: float  # of this process, on all cores
+    iterations: int
     tokens: list[tuple[int, ...]]  # of each request
     num_drafts: int
     num_draft_tokens: int
@@ -94,7 +96,7 @@ def compare(
 ) -> dict[str, float]:
     """Run passes with and without speculation in turn, after one of each to warm up; medians of tokens per second."""
     plain, drafted = dataclasses.replace(config, speculative_config=None), config
-    passes: dict[bool, list[Pass]] = {False: [], True: []}
+    passes: dict[bool, list[SpeculativePass]] = {False: [], True: []}
     for number in range(repeat + 1):
         for is_drafted in (False, True) if number % 2 else (True, False):
             reschedule(built, drafted if is_drafted else plain)
@@ -105,6 +107,7 @@ def compare(
     assert all(each.tokens == expected for each in (*passes[False], *passes[True])), "speculation changed a token"
     num_tokens = sum(map(len, expected))
     with_drafts, without = ([num_tokens / each.seconds for each in passes[kind]] for kind in (True, False))
+    cpu_with, cpu_without = (statistics.median([each.cpu_seconds for each in passes[kind]]) for kind in (True, False))
     num_drafts = sum(each.num_drafts for each in passes[True])
     proposed = sum(each.num_draft_tokens for each in passes[True])
     accepted = sum(each.num_accepted for each in passes[True])
@@ -112,6 +115,11 @@ def compare(
         "tokens_per_s_ratio": statistics.median(with_drafts) / statistics.median(without),
         "tokens_per_s": statistics.median(with_drafts),
         "tokens_per_s_without": statistics.median(without),
+        "cpu_seconds_ratio": cpu_with / cpu_without,
+        "iterations": passes[True][-1].iterations,
+        "iterations_without": passes[False][-1].iterations,
+        "cpu_us_per_iteration": 1e6 * cpu_with / passes[True][-1].iterations,
+        "cpu_us_per_iteration_without": 1e6 * cpu_without / passes[False][-1].iterations,
         "acceptance": accepted / proposed if proposed else 0.0,
         "tokens_per_proposal": proposed / num_drafts if num_drafts else 0.0,
         "proposals_per_pass": num_drafts / repeat,
@@ -119,16 +127,26 @@ def compare(
     }
 
 
-def _run(built: Built, text: Text, rows: int, num_output: int) -> Pass:
+def _run(built: Built, text: Text, rows: int, num_output: int) -> SpeculativePass:
     engine = built.engine
     tokens: list[tuple[int, ...]] = [()] * rows
     for index in range(rows):
         ids = built.tokenizer.encode(text.prompts[index % len(text.prompts)])[: built.max_model_len - num_output]
         params = SamplingParams(max_tokens=num_output, temperature=text.temperature, seed=index, ignore_eos=True)
         engine.add(str(index), ids, params)
+    cpu, before = time.process_time(), engine.stats.iterations
     seconds = _drain(engine, tokens)
+    cpu = time.process_time() - cpu
     drafts = engine.pool.drafts
-    return Pass(seconds, tokens, drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens)
+    return SpeculativePass(
+        seconds,
+        cpu,
+        engine.stats.iterations - before,
+        tokens,
+        drafts.num_drafts,
+        drafts.num_draft_tokens,
+        drafts.num_accepted_tokens,
+    )
 
 
 def _drain(engine: Engine, tokens: list[tuple[int, ...]]) -> float:
