@@ -94,12 +94,12 @@ SCORED = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3
 
 def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[RequestUpdate]]:
     """The answer of each merged model to a prompt of its own."""
+    merged = [merge(adapter, folder / f"merged {number}") for number, adapter in enumerate(adapters)]
+    trees = [tree_of(directory, 211) for directory in merged]  # loading compiles programs, which an engine would count
     answers = []
     for built in engine_of(REFERENCE / LLAMA, cache):
-        for number, adapter in enumerate(adapters):
-            merged = merge(adapter, folder / f"merged {number}")
-            put = built.prepare_update(tree_of(merged, built.model_config.vocab_size))
-            built.engine.update_weights(partial(put, lambda: None))
+        for number, tree in enumerate(trees):
+            built.engine.update_weights(partial(built.prepare_update(tree), lambda: None))
             built.engine.add("0", prompt_of(number), SCORED)
             answers.append(run(built)["0"])
     return answers
@@ -109,7 +109,7 @@ def tree_of(directory: Path, vocab_size: int) -> dict[str, Any]:
     """The parameters of a model, without the padding of its vocabulary."""
     tree: dict[str, Any] = nnx.to_pure_dict(nnx.state(load_decoder(str(directory), dtype="float32", mesh=mesh_of(1))))
     for name in ("embedding", "head"):
-        tree[name]["table"] = tree[name]["table"][:vocab_size]
+        tree[name]["table"] = np.asarray(tree[name]["table"])[:vocab_size]
     return tree
 
 
