@@ -2,9 +2,10 @@
 
     python scripts/train_demo.py --data novel.txt --minutes 60 --devices 2
 
-The length of the training is a time, not a number of steps: the clock sets the learning rate. To continue an
-interrupted run (Ctrl-C), add --resume. To end a run early, interrupt it and resume with fewer --minutes: the rate then
-falls faster. Each evaluation saves the state to --run-dir, and the best model so far to --out.
+The length of the training is a time, not a number of steps: the clock sets the learning rate. On a machine with other
+work, --tokens sets the length in tokens instead. To continue an interrupted run (Ctrl-C), add --resume. To end a run
+early, interrupt it and resume with fewer --minutes or --tokens: the rate then falls faster. Each evaluation saves the
+state to --run-dir, and the best model so far to --out.
 """
 
 import argparse
@@ -62,6 +63,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
+    parser.add_argument("--tokens", type=float, default=0.0, help="length of the whole run in tokens, not in minutes")
     parser.add_argument("--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)")
     parser.add_argument(
         "--decay-from", type=float, default=0.3, help="share of the time before the learning rate falls (%(default)s)"
@@ -106,9 +108,10 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
 
 def command_line(args: argparse.Namespace) -> str:
     """The arguments needed to repeat the run; files without their folders."""
+    length = f"--tokens {args.tokens:g}" if args.tokens else f"--minutes {args.minutes:g}"
     data = " ".join(path.name for path in args.data)
     devices = f" --devices {args.devices}" if args.devices else ""
-    return f"{f'--data {data} ' if data else ''}--minutes {args.minutes:g} --decay-from {args.decay_from:g}{devices}"
+    return f"{f'--data {data} ' if data else ''}{length} --decay-from {args.decay_from:g}{devices}"
 
 
 def best(history: list[Record]) -> Record:
@@ -186,25 +189,32 @@ class Training:
         return self.packer.draw(rows, length, rows // TEXT_ROWS if self.packer.has_texts else 0)
 
     def train(self) -> None:
-        """Update until the time is over or a signal arrives."""
-        run, limit, losses = self.run, self.args.minutes * 60, []
+        """Update until the run has its length, or a signal arrives."""
+        run, losses = self.run, []
         since_exam = 0.0
-        with interruptible() as signals, tqdm(total=int(limit), initial=int(run.seconds), unit="s") as bar:
-            while run.seconds < limit and not signals:
+        with interruptible() as signals, tqdm(total=100, initial=int(100 * self.progress), unit="%") as bar:
+            while self.progress < 1 and not signals:
                 begin = time.monotonic()
                 losses.append(self.trainer.step(self.draw(), self.rate()))
                 run.step, run.tokens = run.step + 1, run.tokens + self.args.batch_tokens
                 taken = time.monotonic() - begin
                 run.seconds, since_exam = run.seconds + taken, since_exam + taken
                 bar.set_postfix(step=run.step, loss=f"{np.mean(losses[-20:]):.3f}", tokens=f"{run.tokens / 1e6:.2f}M")
-                bar.update(int(run.seconds) - bar.n)
-                if since_exam > self.args.eval_minutes * 60 or run.seconds >= limit or signals:
+                bar.update(int(100 * self.progress) - bar.n)
+                if since_exam > self.args.eval_minutes * 60 or self.progress >= 1 or signals:
                     self.evaluate(float(np.mean(losses)))
                     losses, since_exam = [], 0.0
 
+    @property
+    def progress(self) -> float:
+        """The share of the run that is over."""
+        if self.args.tokens:
+            return self.run.tokens / self.args.tokens
+        return self.run.seconds / (self.args.minutes * 60)
+
     def rate(self) -> float:
         """The relative learning rate of the next update."""
-        return learning_rate(self.run.step, self.run.seconds / (self.args.minutes * 60), self.args.decay_from)
+        return learning_rate(self.run.step, self.progress, self.args.decay_from)
 
     def evaluate(self, train_loss: float) -> None:
         """Measure, save the state, and write the model if it is the best so far."""
