@@ -10,7 +10,8 @@ Rows of packed pages fill whole lanes for every number of heads (2 * D = 128 if 
 them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last dimension.
 
 Integer and 8-bit float pages have scales for K and for V: value = stored * scale. Head-major pages have one for each
-token and head, so what is stored of a token depends on nothing else. Packed pages have one for each page and head, in
+token and head, so what is stored of a token depends on nothing else, and 8-bit floats are stored as bytes: XLA:CPU
+converts a whole array of them, and back, at each write to it. Packed pages have one for each page and head, in
 one row, K's then V's of head 0 and so on: TPU kernels fetch this row alone.
 Only this file defines the position of a token in a page; fast kernels are written for one layout and refuse the other.
 """
@@ -50,8 +51,8 @@ class HeadMajorPages(NamedTuple):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Type of the stored values."""
-        return self.k.dtype
+        """Type of the stored values; bytes are those of e4m3."""
+        return jnp.dtype(jnp.float8_e4m3fn) if self.k.dtype == jnp.uint8 else self.k.dtype
 
     @property
     def is_quantised(self) -> bool:
@@ -105,7 +106,8 @@ def pages_shape(
     if layout == "packed":
         kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
         return PackedPages(kv, scales(1, 2 * num_kv_heads))  # type: ignore[arg-type]
-    page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
+    stored = jnp.uint8 if dtype == jnp.float8_e4m3fn else dtype
+    page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), stored)
     scale = scales(num_kv_heads, page_size)
     return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
 
@@ -134,6 +136,11 @@ def tile_tokens(dtype: jnp.dtype) -> int:
     TPUs write memory in whole tiles.
     """
     return 32 // jnp.dtype(dtype).itemsize
+
+
+def as_bytes(values: Num[Array, "*any"]) -> Num[Array, "*any"]:
+    """The form of values in head-major pages: e4m3 as bytes, other types unchanged."""
+    return lax.bitcast_convert_type(values, jnp.uint8) if values.dtype == jnp.float8_e4m3fn else values
 
 
 def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) -> Num[Array, "T W"]:
@@ -252,7 +259,7 @@ def scales_of(
 
 
 def quantise_tokens(tokens: Float[Array, "T K D"], dtype: jnp.dtype) -> tuple[Num[Array, "T K D"], Float[Array, "T K"]]:
-    """Stored values of each token, and the scale of each token and head, for head-major pages."""
+    """Values of each token in `dtype`, and the scale of each token and head, for head-major pages."""
     tokens = tokens.astype(jnp.float32)
     largest = jnp.abs(tokens).max(axis=2)
     scale = scales_of(largest, jnp.zeros_like(largest), dtype)
@@ -276,16 +283,12 @@ def _stored(values: Float[Array, "*any"], dtype: jnp.dtype) -> Num[Array, "*any"
 
 def bits_in_16(values: Num[Array, "*any"]) -> Float[Array, "*any"]:
     """Numbers in e4m3, divided by `E4M3_IN_16`, in float16. XLA:CPU takes some twenty times as long to convert them."""
-    bits = lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)
+    bits = as_bytes(values).astype(jnp.uint16)
     return lax.bitcast_convert_type(((bits & 0x80) << 8) | ((bits & 0x7F) << 7), jnp.float16)
 
 
 def widened(values: Num[Array, "*any"], dtype: DTypeLike) -> Num[Array, "*any"]:
-    """The same numbers in a wider type."""
-    if values.dtype != jnp.float8_e4m3fn:
+    """The same numbers in a wider type; bytes are those of e4m3."""
+    if values.dtype != jnp.uint8:
         return values.astype(dtype)
-    return lax.platform_dependent(
-        values,
-        cpu=lambda values: bits_in_16(values).astype(dtype) * jnp.asarray(E4M3_IN_16, dtype),
-        default=lambda values: values.astype(dtype),
-    )
+    return bits_in_16(values).astype(dtype) * jnp.asarray(E4M3_IN_16, dtype)

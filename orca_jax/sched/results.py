@@ -62,7 +62,10 @@ def advance(request: Request, member: Member, result: MemberResult, num_steps: i
 
 
 def append(request: Request, result: MemberResult) -> None:
-    """Append the reported ids to a running request; any may end it, and later ones are dropped. An embedding ends it."""
+    """Append the reported ids to a running request; any may end it, and later ones are dropped.
+
+    An embedding ends a request.
+    """
     if result.pooled is not None:
         request.pooled = result.pooled
         request.error = None if result.is_finite else NOT_FINITE

@@ -26,6 +26,7 @@ from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
     PackedPages,
+    as_bytes,
     page_scales,
     quantise_tokens,
     read_page,
@@ -128,7 +129,7 @@ def _head_major(
     new = [k.astype(pages.dtype), v.astype(pages.dtype)]  # [T, K(, D)]
     if pages.is_quantised:
         values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in (k, v)), strict=True)
-        new = [*values, *scales]
+        new = [*map(as_bytes, values), *scales]
 
     def increment(row: jax.Array, pools: list[Array]) -> list[Array]:
         page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, largest_stored, page_tokens, scales_of
+from orca_jax.kernels.kv_pages import (
+    HeadMajorPages,
+    KVPages,
+    PackedPages,
+    largest_stored,
+    page_tokens,
+    pages_shape,
+    scales_of,
+)
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
@@ -180,3 +188,14 @@ def test_an_unknown_implementation_is_named() -> None:
     rows = (jnp.array(x, jnp.int32) for x in ([[1]], [0], [1], [3]))
     with pytest.raises(NotImplementedError, match="'fast'"):
         write_kv(pages, one, one, *rows, implementation="fast")
+
+
+@pytest.mark.parametrize("page_dtype", ["int8", "float8_e4m3fn"])
+def test_a_write_to_head_major_pages_converts_no_other_page(page_dtype: str) -> None:
+    """XLA:CPU writes to an array of 8-bit floats by converting all of it to a wider type, and back."""
+    pages = pages_shape("head_major", 37, 1, 4, 8, jnp.dtype(page_dtype))
+    token, row = jax.ShapeDtypeStruct((2, 1, 4), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    table = jax.ShapeDtypeStruct((2, 3), jnp.int32)
+    program = jax.jit(write_kv, donate_argnums=0).lower(pages, token, token, table, row, row, row).compile().as_text()
+    assert "[37,1,4,8]" in program
+    assert not [kind for kind in ("f32", "f16", "bf16", "f8e4m3fn") if f"{kind}[37,1,4,8]" in program]

@@ -63,7 +63,8 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
 
 
 def _page(pool: np.ndarray, scale: np.ndarray | None, page: int) -> np.ndarray:
-    tokens = pool[page].transpose(2, 0, 1).astype(np.float64)
+    values = pool[page].view(jnp.float8_e4m3fn) if pool.dtype == np.uint8 else pool[page]
+    tokens = values.transpose(2, 0, 1).astype(np.float64)
     return tokens if scale is None else tokens * scale[page].T[..., None]
 
 
