@@ -18,6 +18,7 @@ from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready, Rejected, Submit
 from orca_jax.llm.arguments import PromptInput, check_same_adapter, check_version, encoded, engine_settings
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.new_weights import save_tree
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.request import LoRARequest, RequestOutput, SamplingParams, Urgency, of_candidate
 from orca_jax.server_config import ServerConfig
@@ -240,17 +241,6 @@ class AsyncLLM:
         if self._client is None or self._texts is None:
             raise EngineError("this AsyncLLM is not open: use it as `async with AsyncLLM(...) as llm:`")
         return self._client, self._texts
-
-
-def save_tree(params: Any, folder: Path) -> None:
-    """Write a tree of parameters as an Orbax checkpoint."""
-    import orbax.checkpoint as ocp
-
-    from orca_jax.model.orbax_files import PARAMS
-    from orca_jax.model.trees.memory import flat_tree, nested
-
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(folder / PARAMS, args=ocp.args.PyTreeSave(nested(flat_tree(params))))
 
 
 def _checked(

@@ -265,7 +265,8 @@ class Engine:
         start = time.perf_counter()
         updates = self.pool.deliver(self.scheduler.may_return, self._clock())
         self.observer.delivered(updates)
-        self._free_weights()
+        if self.pool.adapters.unused:
+            self._free_weights()
         if not self.pool.has_work:
             self.executor.rest()
         self._update_seconds += time.perf_counter() - start
@@ -292,7 +293,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The totals and the state of this moment."""
-        kv, drafts = self.pool.kv, self.pool.drafts
+        kv, drafts, adapters = self.pool.kv, self.pool.drafts, self.pool.adapters
         return EngineStats(
             iterations=self._iterations,
             scheduled_requests=self._scheduled_requests,
@@ -309,8 +310,8 @@ class Engine:
             num_pages=kv.num_pages,
             free_pages=kv.num_free_pages,
             reserved_slots=kv.reserved_slots,
-            running_loras=tuple(self.pool.adapters.running),
-            waiting_loras=tuple(self.pool.adapters.waiting),
+            running_loras=tuple(adapters.running) if adapters.num_slots else (),
+            waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
             spec_decode_drafts=drafts.num_drafts,
             spec_decode_draft_tokens=drafts.num_draft_tokens,
             spec_decode_accepted_tokens=drafts.num_accepted_tokens,

@@ -74,6 +74,9 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...] = ()
 
 
+Pooling = Literal["last", "mean"]
+"""The embedding of a prompt: the hidden vector of its last token, or the mean of all of them."""
+
 StructuredKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 
@@ -173,6 +176,8 @@ class SamplingParams(_NamesChecked):
     skip_special_tokens: bool = True  # leave special tokens out of the text
     n: int = 1  # candidates: texts generated for the prompt
 
+    pooling: Pooling | None = None  # return an embedding of the prompt and generate nothing; set by `LLM.embed`
+
     @property
     def has_penalty(self) -> bool:
         """True if logits depend on the tokens of the context."""
@@ -210,6 +215,9 @@ class SamplingParams(_NamesChecked):
         _require(isinstance(self.logit_bias, Mapping), "logit_bias", RANGES["logit_bias"].text, self.logit_bias)
         is_structured = self.structured is None or isinstance(self.structured, StructuredOutput)
         _require(is_structured, "structured", "a StructuredOutput or None", self.structured)
+        if self.pooling is not None:
+            _require(self.pooling in get_args(Pooling), "pooling", " or ".join(get_args(Pooling)), self.pooling)
+            _require(self.prompt_logprobs is None, "prompt_logprobs", "None with pooling", self.prompt_logprobs)
 
     def _check_draw(self) -> None:
         for name in ("temperature", "top_p", "top_k", "min_p"):
@@ -360,6 +368,7 @@ class RequestUpdate(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
+    pooled: bytes | None = None  # the last update of a request with `pooling`: its vector of float32, not normalised
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ to a socket, replayed, or run by a simulator.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
 
@@ -28,6 +28,14 @@ class RowSampling(NamedTuple):
     num_prompt: int = 0  # tokens of the context that were not generated
     stop_ids: tuple[int, ...] = ()  # end tokens of the request, for plans of many steps
     slot: int = 0  # of the request's adapter on the devices; 0: no adapter
+
+
+Pools = Literal["last", "sum", "mean"]
+"""The use of a member's hidden vectors for the embedding of its request.
+
+"last" returns the vector of the last token. "sum" adds the vectors to the sum of the row, which begins at position 0.
+"mean" does so for the last tokens of a prompt, and returns the mean.
+"""
 
 
 class Member(NamedTuple):
@@ -64,6 +72,7 @@ class Member(NamedTuple):
     targets: Sequence[int] = ()
     num_top_targets: int = 0  # most probable tokens to report for each target
     num_drafts: int = 0  # proposals at the end of `ids`
+    pools: Pools | None = None  # of a request with `pooling`
 
     @property
     def num_tokens(self) -> int:
@@ -134,6 +143,7 @@ class MemberResult(NamedTuple):
     is_finite: bool = True  # False: the logits held NaN or infinity, and the last id is undefined
     logprobs: TokenLogprobs | None = None  # of the last id, if requested
     scores: Sequence[TokenLogprobs] = ()  # one for each of its targets
+    pooled: bytes | None = None  # with `pools` "last" or "mean": the vector as float32 in the machine's order
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,7 @@ def start(root: Path, settings: dict[str, list[str]]) -> dict[str, object]:
         healthy = time.monotonic() - begun
         text = first_token(int(settings["EXPOSE"][-1]))
         token = time.monotonic() - begun
-        written = subprocess.run(inside(root, "/", variables, ["touch", "/opt/x"], user), capture_output=True)
+        written = subprocess.run(inside(root, "/", variables, ["touch", "/usr/x"], user), capture_output=True)
         process.terminate()
         status = process.wait(END_SECONDS)
     finally:

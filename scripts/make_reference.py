@@ -1,6 +1,6 @@
 """Creates the small models of the tests that compare with transformers, or verifies the existing ones.
 
-    python scripts/make_reference.py [--verify] [--out tests/fixtures/reference] [NAME ...]
+    python scripts/make_reference.py [--verify | --embeddings] [--out tests/fixtures/reference] [NAME ...]
 
 Needs torch, transformers and safetensors, in an environment of their own: neither the package nor its tests use them.
 Each folder is a Hugging Face directory with random weights and `expected.npz`. This file has for every prompt its ids,
@@ -25,6 +25,7 @@ NEW_TOKENS = 12
 MARGIN = 5e-3
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 TOLERANCE = 2e-5
+EMBEDDED = ("gpt2-12-heads", "llama-12-heads-3-groups", "gemma2")  # models with recorded embeddings
 
 
 @dataclass(frozen=True)
@@ -322,16 +323,35 @@ def verify(name: str, directory: Path) -> bool:
     return holds
 
 
+@torch.no_grad()
+def embed(out: Path) -> None:
+    """Write the hidden vectors after the last norm, of the last token and their mean, beside the folder `out`."""
+    expected: dict[str, Any] = {}
+    for name in EMBEDDED:
+        model = transformers.AutoModelForCausalLM.from_pretrained(out / name, attn_implementation="eager").eval()
+        stored = np.load(out / name / "expected.npz")
+        for number in range(len(PROMPT_LENGTHS)):
+            prompt = torch.tensor(stored[f"ids_{number}"].astype(np.int64))[None]
+            hidden = model(prompt, output_hidden_states=True).hidden_states[-1][0]
+            expected[f"{name}/last_{number}"] = hidden[-1].numpy()
+            expected[f"{name}/mean_{number}"] = hidden.double().mean(axis=0).float().numpy()
+    np.savez_compressed(out.parent / "embeddings.npz", **expected)
+
+
 def main() -> int:
     """Make or verify all cases; 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verify", action="store_true", help="compare the existing models, write nothing")
+    parser.add_argument("--embeddings", action="store_true", help="write embeddings.npz of the existing models only")
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases to make or verify; default: all")
     parser.add_argument("--out", type=Path, default=Path("tests/fixtures/reference"))
     args = parser.parse_args()
     names = args.names or list(CASES)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    if args.embeddings:
+        embed(args.out)
+        return 0
     if args.verify:
         return 0 if all([verify(name, args.out / name) for name in names]) else 1
     for name in names:

@@ -29,6 +29,7 @@ ORCA: dict[str, Any] = {"scheduler": "orca"}
 BASELINE: dict[str, Any] = {"scheduler": "request_level"}
 SHORTEST: dict[str, Any] = {"scheduling_policy": "shortest"}
 MANY_STEPS: dict[str, Any] = {"overlap": False, "check_in_intervals": (4, 8)}
+LORA: dict[str, Any] = {"enable_lora": True}
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}
 DRAFTS: dict[str, Any] = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
 
@@ -64,6 +65,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"overlap": True, "check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
     ({**MANY_STEPS, "speculative_config": NGRAM}, "check_in_intervals", "leave one of them out"),
     ({"speculative_config": DRAFTS}, "speculative_config", "no effect on preset:toy"),
+    ({"max_loras": 2}, "max_loras", "needs enable_lora"),
+    ({"max_lora_rank": 8}, "max_lora_rank", "needs enable_lora"),
+    ({"max_cpu_loras": 9}, "max_cpu_loras", "needs enable_lora"),
+    ({"lora_modules": ("a=b",)}, "lora_modules", "needs enable_lora"),
     ({"load_format": "safetensors"}, "load_format", "no weights"),
     ({"dtype": "float32"}, "dtype", "no effect on preset:toy"),
     ({"quantization": "int8"}, "quantization", "no effect on preset:toy"),
@@ -112,6 +117,11 @@ HONOURED: dict[str, dict[str, Any]] = {
     "strict_compile": {"strict_compile": True},
     "attention_implementation": {},
     "kernel_self_test": {"kernel_self_test": False},  # without accelerator kernels, there is none to test
+    "enable_lora": LORA,
+    "max_loras": {**LORA, "max_loras": 2},
+    "max_lora_rank": {**LORA, "max_lora_rank": 8},
+    "max_cpu_loras": {**LORA, "max_cpu_loras": 9},
+    "lora_modules": {**LORA, "lora_modules": ()},
     "trace_file": {},
     "progress": {"progress": False},
 }
@@ -217,6 +227,7 @@ SERVER_REFUSED = {
     "allow_credentials": "--allow-credentials",
     "admin_key_file": "--admin-key-file x",
     "weights_root": "--weights-root x",
+    "lora_dir": "--lora-dir x",
     "kv_events_endpoint": "--kv-events-endpoint tcp://0.0.0.0:5557",
     "kv_events_replay_endpoint": "--kv-events-replay-endpoint tcp://127.0.0.1:5558",
     "kv_events_topic": "--kv-events-topic t",

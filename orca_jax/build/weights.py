@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from flax import nnx
 
 from orca_jax.build.executor import PlacedModel
@@ -23,7 +24,7 @@ from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, 
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
 from orca_jax.model.parameters import first_line, flat_parameters, num_copies, split_layer, with_layers, with_parameters
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
-from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
+from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, nested, stored_tree
 from orca_jax.model.trees.views import Entry, Taken, View
 
 REMEDY = "The weights in use are unchanged. Pass the tree of parameters of the served model (docs/rollouts.md)"
@@ -105,6 +106,12 @@ class WeightUpdater:
                     view = Taken(view, 0, np.arange(first, first + leaf.shape[0]))
                 stage.put_weight(index, read_parameter(view, leaf, num_copies(whole, config), config.head_dim))
                 progress()
+
+
+def save(params: Any, folder: Path) -> None:
+    """Write a tree of parameters to `folder`/params with Orbax."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(folder / PARAMS, args=ocp.args.PyTreeSave(nested(flat_tree(params))))
 
 
 def _opened(leaves: Mapping[Keys, Any], keys: Keys) -> ArrayOfTree:

@@ -55,14 +55,15 @@ def launches(members: Sequence[Member], largest: int, most_scored: int) -> Itera
     not fit in a launch, the next one continues with its tokens, and reads the keys and values written before. Members
     with one token come first in each launch. The attention kernels depend on this order.
 
-    Members with targets get launches of their own, of at most `most_scored` tokens (the largest width of a sampler),
-    because every token there goes through the sampler.
+    Members with targets, and those whose hidden vectors are added up, get launches of their own, of at most
+    `most_scored` tokens (the largest width of a sampler), because every token there is kept.
     """
-    scored = [index for index, member in enumerate(members) if member.targets]
+    scored = [i for i, member in enumerate(members) if member.targets or member.pools in ("sum", "mean")]
     if not scored:
         yield from _cut(members, range(len(members)), largest)
         return
-    yield from _cut(members, [index for index, member in enumerate(members) if not member.targets], largest)
+    own = set(scored)
+    yield from _cut(members, [index for index in range(len(members)) if index not in own], largest)
     yield from _cut(members, scored, min(largest, most_scored))
 
 

@@ -26,7 +26,7 @@ from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_many, read_results
-from orca_jax.exec.rows import RowTable
+from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.exec.stage import Stage, StageModel, make_path
@@ -103,6 +103,7 @@ class JaxExecutor:
         self._shapes = shapes[-1]
         self.adapters: dict[str, Mapping[str, NDArray[Any]]] = {}
         self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
+        self._sums = VectorSums()
         self._idle = IdleWatch()
         self._seconds_in_flight = 0.0  # expected for everything submitted and not collected
         self._num_in_flight = 0
@@ -260,7 +261,7 @@ class JaxExecutor:
         if not self.has_results:
             return StepResult(plan.iteration, ())
         if handle.unreported is None:
-            return read_results(plan, handle.launches, self._model.vocab_size)
+            return read_results(plan, handle.launches, self._model.vocab_size, sums=self._sums)
         if plan.multi_step is not None:
             assert handle.many is not None, "a plan of many steps has their results"
             result, num_drawn = read_many(plan, plan.multi_step, handle.many, handle.unreported, rows)
@@ -272,7 +273,7 @@ class JaxExecutor:
         sampling = [member.row for member in plan.members if member.is_sampling]
         unreported = {row: ids[row, : rows.num_unreported[row]].tolist() for row in sampling}
         rows.num_unreported[sampling] = 0
-        return read_results(plan, handle.launches, self._model.vocab_size, unreported)
+        return read_results(plan, handle.launches, self._model.vocab_size, unreported, self._sums)
 
     def _write_adapter(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
         """Start to copy an adapter to the devices, after the launches submitted so far."""

@@ -122,6 +122,16 @@ class Layout:
         return Batch(requests=requests, **out)
 
 
+class PooledTokens(NamedTuple):
+    """Kept tokens of one member for the embedding of its request, at consecutive places among the hidden vectors."""
+
+    member: int  # index in the plan
+    place: int  # of the first one
+    size: int
+    position: int  # of the first one in its request
+    is_last: bool  # True if the last token of the member is among them
+
+
 class Kept(NamedTuple):
     """The tokens of a launch for the sampler, in its order. The sampler draws or scores the token after each."""
 
@@ -130,6 +140,7 @@ class Kept(NamedTuple):
     row: NDArray[np.int32]  # R if no token is drawn
     last_row: NDArray[np.int32]  # the row with the drawn token as its last one; R: the host decides about it
     context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
+    pooled: Sequence[PooledTokens] = ()  # after those for the sampler
 
     @property
     def has_targets(self) -> bool:
@@ -176,7 +187,32 @@ def pack(
     kept_members = [segments[i].member for i in owners]
     is_open = np.array([members[index].num_drafts > 0 for index in kept_members], bool)
     last_row = np.where(is_open, np.int32(layout.num_rows), kept_row)
-    return vector, Kept(kept_members, targets, kept_row, last_row, view["positions"][indices] + 1)
+    kept = Kept(kept_members, targets, kept_row, last_row, view["positions"][indices] + 1)
+    if any([members[index].pools for index, _, _ in segments]):
+        kept = kept._replace(pooled=_keep_pooled(members, segments, start.tolist(), view["kept_token"], len(indices)))
+    return vector, kept
+
+
+def _keep_pooled(
+    members: Sequence[Member],
+    segments: Sequence[Segment],
+    starts: Sequence[int],
+    kept_token: NDArray[np.int32],
+    place: int,
+) -> list[PooledTokens]:
+    """Keep the tokens for embeddings, from `place` on: the last ones of members, or all of those that are added up."""
+    pooled = []
+    for i, (index, offset, size) in enumerate(segments):
+        member = members[index]
+        is_last = offset + size == member.num_tokens
+        if member.pools is None or (member.pools == "last" and not is_last):
+            continue
+        count = 1 if member.pools == "last" else size
+        kept_token[place : place + count] = np.arange(starts[i] + size - count, starts[i] + size)
+        position = member.start + offset + size - count
+        pooled.append(PooledTokens(index, place, count, position, is_last))
+        place += count
+    return pooled
 
 
 def _kept(

@@ -9,10 +9,11 @@ from typing import Protocol, cast, runtime_checkable
 import jax
 import numpy as np
 from jaxtyping import Array, Int
+from numpy.typing import NDArray
 
 from orca_jax.exec.multi_step import ManyDrawn
 from orca_jax.exec.pack import Kept
-from orca_jax.exec.rows import RowTable
+from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import TokenLogprobs, TokenSet
@@ -68,14 +69,20 @@ def read_results(
     launches: Sequence[Launch],
     vocab_size: int,
     unreported: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    sums: VectorSums | None = None,
 ) -> StepResult:
     """Wait for the device and put results in the plan's order.
 
-    `unreported` has the tokens of rows left on the device by earlier plans; it is empty if there are none.
+    `unreported` has the tokens of rows left on the device by earlier plans; it is empty if there are none. `sums` takes
+    the hidden vectors of members that pool them.
     """
+    pooled: dict[int, tuple[bytes, bool]] = {}
     drawn: dict[int, list[tuple[int, bool, TokenLogprobs | None]]] = {}
     scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
     for launch in launches:
+        if launch.kept.pooled:
+            assert sums is not None, "embeddings need sums"
+            pooled |= _pool(plan, launch, sums)
         if launch.drawn is None:
             jax.block_until_ready(launch.hidden)  # keep the host from running ahead of the device
             continue
@@ -93,7 +100,8 @@ def read_results(
     for index, member in enumerate(plan.members):
         scored = scores.get(index, ())
         if not member.is_sampling:
-            results.append(MemberResult(scores=scored))
+            vector, is_finite = pooled.get(index, (None, True))
+            results.append(MemberResult(is_finite=is_finite, scores=scored, pooled=vector))
             continue
         if member.num_drafts:
             results.append(_verified(member, drawn[index]))
@@ -101,6 +109,24 @@ def read_results(
         [(token, is_finite, logprobs)] = drawn[index]
         results.append(MemberResult((*unreported.get(member.row, ()), token), is_finite, logprobs, scored))
     return StepResult(plan.iteration, results)
+
+
+def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[bytes, bool]]:
+    """The embeddings complete after a launch, by member: the bytes of float32, and True if all of them are finite."""
+    hidden = np.asarray(launch.hidden)
+    done = {}
+    for tokens in launch.kept.pooled:
+        member = plan.members[tokens.member]
+        vector: NDArray[np.floating] = hidden[tokens.place]
+        if member.pools != "last":
+            vectors = hidden[tokens.place : tokens.place + tokens.size]
+            vector = sums.add(member.row, tokens.position, vectors) / (tokens.position + tokens.size)
+        if not tokens.is_last or member.pools == "sum":
+            continue
+        if member.pools == "mean":
+            sums.take(member.row)
+        done[tokens.member] = vector.astype(np.float32).tobytes(), bool(np.isfinite(vector).all())
+    return done
 
 
 def _verified(member: Member, drawn: Sequence[tuple[int, bool, TokenLogprobs | None]]) -> MemberResult:

@@ -12,6 +12,26 @@ NO_ID = -1
 """Padding of stop ids."""
 
 
+class VectorSums:
+    """Sums of hidden vectors, for the means of requests whose tokens are computed in several launches."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, NDArray[np.float64]] = {}
+
+    def add(self, row: int, position: int, vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Add the vectors of the tokens from `position` on, one by one, and return the sum from position 0 on.
+
+        The sum of float64 in the order of the tokens does not depend on the launches.
+        """
+        before = np.zeros((1, vectors.shape[1])) if position == 0 else self._sums[row][None]
+        self._sums[row] = total = np.cumsum(np.concatenate([before, vectors], dtype=np.float64), axis=0)[-1]
+        return total
+
+    def take(self, row: int) -> None:
+        """Forget the sum of a row."""
+        del self._sums[row]
+
+
 class RowTable:
     """Pages of each row, and the sampling fields of its request; row `num_rows` is an extra one without a request.
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 
 from orca_jax.errors import RequestError
 from orca_jax.link.wire import AdapterAnswer, LoadAdapter, UnloadAdapter
+
+logger = logging.getLogger(__name__)
 
 SendChange = Callable[[LoadAdapter | UnloadAdapter], None]
 
@@ -25,6 +28,7 @@ class AdapterCalls:
         self._send = send
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.Future[None]] = {}
+        self._again: dict[int, str] = {}  # names that a new engine loads again
 
     async def load(self, name: str, path: str) -> None:
         """Load an adapter.
@@ -43,8 +47,25 @@ class AdapterCalls:
         await self._call(number, UnloadAdapter(number, name))
         self.loaded.pop(name, None)
 
+    def load_again(self, names: Collection[str]) -> None:
+        """Load everything that is loaded into a new engine, without waiting for it.
+
+        Args:
+            names: adapters of the new engine. One with the name of a loaded adapter is replaced.
+        """
+        for name, path in self.loaded.items():
+            if name in names:
+                self._send(UnloadAdapter(next(self._numbers), name))
+            number = next(self._numbers)
+            self._again[number] = name
+            self._send(LoadAdapter(number, name, path))
+
     def take(self, answer: AdapterAnswer) -> None:
         """Take an answer of the engine."""
+        name = self._again.pop(answer.number, None)
+        if name is not None and answer.error is not None:
+            self.loaded.pop(name, None)
+            logger.warning("the adapter %s cannot be loaded again: %s", name, answer.error)
         future = self._open.pop(answer.number, None)
         if future is None or future.done():
             return  # its caller has gone
@@ -59,6 +80,7 @@ class AdapterCalls:
             if not future.done():
                 future.set_exception(error)
         self._open.clear()
+        self._again.clear()
 
     async def _call(self, number: int, message: LoadAdapter | UnloadAdapter) -> None:
         self._send(message)

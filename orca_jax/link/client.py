@@ -271,6 +271,8 @@ class EngineClient:
         self.summary = ready.summary
         self._move("ready")
         self.feed.resume()
+        if self.state == "ready":
+            self.adapters.load_again(ready.adapters)
         if not self.ready.done():
             self.ready.set_result(ready)
 

@@ -271,7 +271,7 @@ class EngineLoop:
 
     def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | Prepared) -> None:
         match message:
-            case Submit() | Abort() if self._updates.holds(message):
+            case Submit() | Abort() if self._updates.is_due and self._updates.holds(message):
                 pass
             case Submit(request_id, params=params) if params.structured is not None:
                 self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)

@@ -54,13 +54,9 @@ class WeightUpdates:
         self._waiting: deque[UpdateWeights] = deque()  # the first one is being read
         self._was_read: PutInPlace | None = None
         self._due: PutInPlace | None = None
+        self.is_due = False  # true if new weights wait for the end of all requests
         self._held: list[Submit] = []
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights")  # starts its thread when it is needed
-
-    @property
-    def is_due(self) -> bool:
-        """True if new weights wait for the end of all requests."""
-        return self._due is not None
 
     def add(self, update: UpdateWeights) -> None:
         """Read new weights, after those of the updates before."""
@@ -80,15 +76,13 @@ class WeightUpdates:
     def begin(self) -> None:
         """Use the weights that were read, as soon as no request is live."""
         assert self._was_read is not None, "no weights were read"
-        self._due, self._was_read = self._was_read, None
+        self._due, self._was_read, self.is_due = self._was_read, None, True
 
     def holds(self, message: Submit | Abort) -> bool:
-        """Keep a request that arrives while the weights wait, and drop a kept one that is aborted.
+        """Keep a request that arrives while the weights are due, and drop a kept one that is aborted.
 
         Returns False if the message is for the engine.
         """
-        if self._due is None:
-            return False
         if isinstance(message, Submit):
             self._held.append(message)
             return True
@@ -100,7 +94,7 @@ class WeightUpdates:
     def replace(self) -> list[Submit]:
         """Put the new weights in place, and return the requests that waited for them. No request may be live."""
         assert self._due is not None, "no weights are due"
-        update, put, self._due = self._waiting[0], self._due, None
+        update, put, self._due, self.is_due = self._waiting[0], self._due, None, False
         version = self._engine.update_weights(lambda: put(self._progress), update.version)
         self._send(WeightsUpdated(update.update_id, version))
         self._next()

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, cast
 
 from orca_jax.checks import unknown_name
@@ -10,7 +11,8 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.request import DEFAULT_URGENCY, LoRARequest, SamplingParams, Urgency
 from orca_jax.text.bad_words import engine_params
-from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.text.encoding_threads import EncodingThreads
+from orca_jax.text.tokenizer import Tokenizer, check_characters
 
 PromptInput = str | Sequence[int]
 
@@ -121,3 +123,25 @@ def naming(index: int) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(f"prompts[{index}]: {error.message}", param=f"prompts[{index}]") from error
+
+
+def encode_prompt(
+    prompt: PromptInput,
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    threads: EncodingThreads,
+    has_special_tokens: bool,
+) -> tuple[list[int], SamplingParams]:
+    """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
+    check_prompt_type(prompt)
+    convert = partial(encoded, prompt, params, tokenizer, not has_special_tokens)
+    if isinstance(prompt, str):
+        check_characters(prompt, max_model_len, tokenizer)
+    return threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
+
+
+def check_pooling(params: Sequence[SamplingParams], *, pools: bool) -> None:
+    """Refuse `pooling` for texts. Raises RequestError."""
+    if not pools and any(each.pooling is not None for each in params):
+        raise RequestError("pooling is an argument of LLM.embed; generate makes texts", param="pooling")

@@ -3,7 +3,6 @@
 import itertools
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, cast
 
 from orca_jax import progress
@@ -14,23 +13,24 @@ from orca_jax.llm.arguments import (
     Loras,
     PromptInput,
     as_list,
-    check_prompt_type,
+    check_pooling,
     check_version,
-    encoded,
+    encode_prompt,
     engine_settings,
     naming,
     one_for_each,
     urgencies,
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.interrupts import interrupt_later
 from orca_jax.llm.loras import LoadedAdapters
-from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
+from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt, text_pieces
+from orca_jax.request import Pooling, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
-from orca_jax.text.tokenizer import Tokenizer, check_characters
+from orca_jax.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +143,26 @@ class LLM:
         """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
         self._loras.unload(lora_name)
 
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embeddings of all prompts in their order, from the hidden vectors after the last norm.
+
+        `pooling` is "last" for the vector of the last token, or "mean" for the mean over all tokens; `normalize` scales
+        it to a length of one. The other arguments and errors are as in `generate`. Raises EngineError for NaN.
+        """
+        call, ids = self._add(as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True)
+        candidates = [self._open[request_id] for request_id in ids]
+        with progress.bar(total=len(ids), desc="Embedding", unit="req", disable=not use_tqdm) as bar:
+            for _ in self._drain(call):
+                bar.update()
+        return [embedded(candidate, normalize) for candidate in candidates]
+
     def _run(
         self,
         prompts: Sequence[PromptInput],
@@ -202,43 +222,26 @@ class LLM:
         if params is not None and params.n > 1:
             raise RequestError(f"n must be 1 for a stream of text, got {params.n}; use generate", param="n")
         call, (request_id,) = self._add([prompt], params, None, has_special_tokens)
-        request = self._open[request_id]
-
-        def pieces() -> Generator[str]:
-            shown = 0
-            try:
-                yield ""
-                while call.num_open or shown < len(request.text):
-                    if shown < len(request.text):
-                        piece, shown = request.text[shown:], len(request.text)
-                        yield piece
-                        continue
-                    self._check_usable()
-                    self._step()
-            finally:
-                self._abandon([request_id] if request_id in self._open else [])
-
-        generator = pieces()
-        next(generator)  # start it, so that dropping it unused aborts the request too
-        return generator
+        return text_pieces(
+            call,
+            self._open[request_id],
+            self._turn,
+            lambda: self._abandon([request_id] if request_id in self._open else []),
+        )
 
     def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
         """Replace the weights without compiling anything, and return their version, which outputs carry.
 
-        Requests of open iterators finish first, with the old weights; the iterators then have their outputs. So no
-        output has tokens of two versions. The prefix cache is emptied. The arrays are copied: the caller may donate
-        them afterwards.
+        Requests of open iterators finish first, with the old weights, and the prefix cache is emptied. So no output
+        has tokens of two versions. The arrays are copied: the caller may donate them afterwards.
 
         Args:
-            params: the parameters of the model as a state or module of `flax.nnx` or as nested dicts; or the path of
-                an Orbax checkpoint. Types are cast to that of the weights.
+            params: a state or module of `flax.nnx`, nested dicts, or the path of an Orbax checkpoint.
             version: number of the new weights; None: the next one. Weights at the start have 0.
             abort_all_requests: end open requests with the reason "abort" instead.
 
         Raises:
-            CheckpointError: lists all parameters that are missing, unexpected or misshapen, or have another type; the
-                weights are unchanged.
-            ConfigError: the weights are quantised, or the model is the toy.
+            ConfigError: the weights cannot be replaced, or a CheckpointError with all problems; they are unchanged.
         """
         self._check_usable()
         check_version(version)
@@ -273,14 +276,17 @@ class LLM:
         priority: Sequence[int] | None,
         has_special_tokens: bool = False,
         lora_request: Loras = None,
+        *,
+        pools: bool = False,
     ) -> tuple[OfflineCall, list[str]]:
         """Add all prompts to the engine, or none of them. Return the ids of the prompts.
 
-        `has_special_tokens` is True for texts of a chat template: it has written the special tokens into them.
+        `has_special_tokens` is True for texts of a chat template, which has them. `pools` is True for embeddings.
         """
         self._check_usable()
         self._reap()
         params = one_for_each(sampling_params, len(prompts))
+        check_pooling(params, pools=pools)
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
         adapters = self._loras.names(lora_request, len(prompts))
         call = OfflineCall(weight_version=self.engine.weight_version)
@@ -288,7 +294,8 @@ class LLM:
         try:
             for index, prompt in enumerate(prompts):
                 with naming(index):
-                    encoded = self._encoded(prompt, params[index], has_special_tokens)
+                    sizes = self.tokenizer, self.max_model_len
+                    encoded = encode_prompt(prompt, params[index], *sizes, self._threads, has_special_tokens)
                     of = params[index], encoded, urgency[index], adapters[index]
                     ids.append(self._add_one(call, prompt, *of))
         except BaseException:
@@ -319,16 +326,6 @@ class LLM:
         call.num_open += 1
         return request_id
 
-    def _encoded(
-        self, prompt: PromptInput, params: SamplingParams, has_special_tokens: bool
-    ) -> tuple[list[int], SamplingParams]:
-        """The ids of a prompt, and the parameters for the engine."""
-        check_prompt_type(prompt)
-        convert = partial(encoded, prompt, params, self.tokenizer, not has_special_tokens)
-        if isinstance(prompt, str):
-            check_characters(prompt, self.max_model_len, self.tokenizer)
-        return self._threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
-
     def _drain(self, call: OfflineCall) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""
 
@@ -337,8 +334,7 @@ class LLM:
                 yield None
                 while call.done or call.num_open:
                     if not call.done:
-                        self._check_usable()
-                        self._step()
+                        self._turn()
                         continue
                     yield call.done.popleft()
             finally:
@@ -347,6 +343,10 @@ class LLM:
         generator = outputs()
         next(generator)
         return cast(Iterator[RequestOutput], generator)  # only the first value is None
+
+    def _turn(self) -> None:
+        self._check_usable()
+        self._step()
 
     def _step(self) -> None:
         """Run one iteration; its updates may belong to any open call."""

@@ -1,6 +1,7 @@
 """Open requests of `LLM`: the calls, their prompts, and the candidates generated for each prompt."""
 
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from orca_jax.request import CompletionOutput, RequestMetrics, RequestOutput, RequestUpdate, TokenLogprobs
@@ -61,6 +62,9 @@ class OpenCandidate:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: bytes | None = None  # the embedding, if it was requested
+    num_cached: int = 0  # tokens of the prompt read from the prefix cache
+    error: str | None = None
     metrics: RequestMetrics | None = None  # None before the end, and if an error or a stop string was the end
 
     def take(self, update: RequestUpdate) -> bool:
@@ -68,6 +72,9 @@ class OpenCandidate:
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
         self.logprobs += update.logprobs
+        if update.finish_reason is not None:
+            self.pooled, self.error = update.pooled, update.error
+        self.num_cached = update.num_cached or self.num_cached
         if update.prompt_logprobs is not None:
             self.of.prompt_logprobs = update.prompt_logprobs
         return self.stream.finish_reason is not None
@@ -94,6 +101,36 @@ class OpenCandidate:
             logprobs=tuple(logprobs) if self.wants_logprobs else None,
             cumulative_logprob=sum(token.logprob for token in logprobs) if self.wants_logprobs else None,
         )
+
+
+def text_pieces(
+    call: OfflineCall, candidate: OpenCandidate, turn: Callable[[], None], end: Callable[[], None]
+) -> Iterator[str]:
+    """Yield the text of a candidate in pieces. The generator is started at once: dropping it unused calls `end` too.
+
+    Args:
+        call: of this candidate alone.
+        candidate: is being generated.
+        turn: runs an iteration.
+        end: aborts the candidate if it is open.
+    """
+
+    def pieces() -> Generator[str]:
+        shown = 0
+        try:
+            yield ""
+            while call.num_open or shown < len(candidate.text):
+                if shown < len(candidate.text):
+                    piece, shown = candidate.text[shown:], len(candidate.text)
+                    yield piece
+                    continue
+                turn()
+        finally:
+            end()
+
+    generator = pieces()
+    next(generator)
+    return generator
 
 
 def _joined(metrics: list[RequestMetrics | None]) -> RequestMetrics | None:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.layers import Linear, Maker, Norm, unfused
-from orca_jax.model.lora.launch import LayerAdapters, added
+from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
 
@@ -63,7 +63,7 @@ class Attention(nnx.Module):
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
         projected = [unfused(project(x)) for project in (self.query, self.key, self.value)]
-        query, key, value = added(adapters, "attention", x, projected)
+        query, key, value = projected if adapters is None else adapters.added("attention", x, projected)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
         query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
@@ -80,8 +80,8 @@ class Attention(nnx.Module):
         """Project the heads of every token back, or of those in `keep`. `adapters` are those of the same tokens."""
         merged = out.reshape(out.shape[0], -1)
         merged = merged if keep is None else merged[keep]
-        (projected,) = added(adapters, "attention_out", merged, [self.out(merged)])
-        return projected
+        projected = self.out(merged)
+        return projected if adapters is None else adapters.added("attention_out", merged, [projected])[0]
 
 
 def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> Norm | None:

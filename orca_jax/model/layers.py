@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.lora.launch import LayerAdapters, added
+from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.quantise import (
     QuantisedExperts,
     QuantisedMatrix,
@@ -286,7 +286,8 @@ class Mlp(nnx.Module):
     def __call__(self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None) -> Float[Array, "T E"]:
         """Apply to every token."""
         act, layers = ACTIVATIONS[self.activation], [self.up] if self.gate is None else [self.gate, self.up]
-        first, *others = added(adapters, "mlp", x, [layer(x) for layer in layers])
+        results = [layer(x) for layer in layers]
+        first, *others = results if adapters is None else adapters.added("mlp", x, results)
         hidden = act(first) * others[0] if others else act(first)
-        (out,) = added(adapters, "mlp_out", hidden, [self.down(hidden)])
-        return out
+        out = self.down(hidden)
+        return out if adapters is None else adapters.added("mlp_out", hidden, [out])[0]

@@ -169,7 +169,7 @@ class Generation:
         """
         job = self.job
         try:  # around the whole call, and no context manager: its frames would keep the error and the call alive
-            async with self._client.open(job.requests, job.deadlines) as call, _watch(receive, call):
+            async with self._client.open(job.requests, job.deadlines) as call, watching(receive, call):
                 self._begin()
                 try:
                     while (messages := await _receive_soon(call)) is None:
@@ -185,7 +185,7 @@ class Generation:
                             return
                         messages = await call.receive()
                 except BaseException as error:
-                    self._end_all(_end_reason(error))
+                    self._end_all(end_reason(error))
                     raise
         except LinkError as error:
             raise api_error(error, self._overload_status) from None
@@ -238,7 +238,7 @@ class Generation:
         return list(pieces.values()), None
 
     def _failure(self, failed: RequestUpdate | Rejected) -> ApiError:
-        return self._rejection(failed) if isinstance(failed, Rejected) else _failure(failed.error)
+        return self._rejection(failed) if isinstance(failed, Rejected) else failure_of(failed.error)
 
     def _rejection(self, rejected: Rejected) -> ApiError:
         param = rejected.param
@@ -254,13 +254,15 @@ class Generation:
             choice.record.end(reason)
 
 
-def _failure(reason: str | None) -> ApiError:
+def failure_of(reason: str | None) -> ApiError:
+    """The error of a request that failed with `reason`, or was aborted."""
     if reason is None or reason == NOT_FINITE:
         return ApiError(500, reason or "the request was aborted", code="generation_failed")
     return ApiError(400, reason, code="no_token_allowed")  # the constraints of the call allow no token
 
 
-def _end_reason(error: BaseException) -> str:
+def end_reason(error: BaseException) -> str:
+    """The reason of the end in metrics and logs."""
     if isinstance(error, TimedOut):
         return "error" if error.code == "client_too_slow" else "timeout"
     return "abort" if isinstance(error, ClientGone | GeneratorExit | asyncio.CancelledError) else "error"
@@ -276,7 +278,7 @@ async def _receive_soon(call: OpenCall) -> list[RequestUpdate | Rejected] | None
 
 
 @contextlib.asynccontextmanager
-async def _watch(receive: Receive, call: OpenCall) -> AsyncIterator[None]:
+async def watching(receive: Receive, call: OpenCall) -> AsyncIterator[None]:
     """Fail the call when the client disconnects. The request body must have been read."""
 
     async def wait_for_the_end() -> None:

@@ -1,10 +1,12 @@
 """The served model: the client of the engine, the tokenizer, the chat template, and the names and limits."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca_jax.bundled import pinned, texts_of
@@ -37,6 +39,7 @@ class Model:
     max_model_len: int
     max_characters: int  # of a text; any longer text has more tokens than the context
     context: int  # tokens of prompt and answer together: at most `max_model_len`, less if the KV cache is smaller
+    dimensions: tuple[int, ...] | None = None  # of shortened embeddings: () for any, None for none
     tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
 
 
@@ -70,7 +73,7 @@ class Service:
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
-        await self._load_again(ready)
+        self._take_adapters(ready)
         if ready == self._ready:
             return  # the same model in a new process
         self.close()
@@ -125,18 +128,11 @@ class Service:
         except LinkError as error:
             raise api_error(error, self.config.overload_status) from None
 
-    async def _load_again(self, ready: Ready) -> None:
-        """Take the adapters of a new engine, and load those that calls have loaded into the one before it."""
-        paths, now = self.config.engine.lora_paths, int(time.time())
-        others = {name: place for name, place in self.adapters.items() if name not in ready.adapters}
-        self.adapters = {name: AdapterPlace(paths[name], now) for name in ready.adapters}
-        for name, place in others.items():
-            if place.path == paths.get(name):
-                continue  # unloaded since, or to be loaded by the settings
-            try:
-                await self.load_adapter(name, place.path)
-            except ApiError as error:
-                logger.warning("the adapter %s cannot be loaded again: %s", name, error.message)
+    def _take_adapters(self, ready: Ready) -> None:
+        """Take the adapters of a new engine: those of the settings, and those that calls have loaded."""
+        paths = self.config.engine.lora_paths | self.client.adapters.loaded
+        names, now = (*ready.adapters, *self.client.adapters.loaded), int(time.time())
+        self.adapters = {name: self.adapters.get(name, AdapterPlace(paths[name], now)) for name in names}
 
     async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text. Raises ApiError naming `param`."""
@@ -225,7 +221,20 @@ def _load(ready: Ready, config: ServerConfig) -> Model:
         max_characters=min(ready.max_model_len, ready.n_slots) * tokenizer.longest_token,
         context=min(ready.max_model_len, ready.n_slots),
         tool_call_parser=_tool_call_parser(template, config),
+        dimensions=_dimensions(ready.source),
     )
+
+
+def _dimensions(directory: str) -> tuple[int, ...] | None:
+    """The dimensions of shortened embeddings, by the keys of config.json that vLLM reads too."""
+    path = Path(directory, "config.json")
+    if not directory or not path.is_file():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))  # the engine has read it, so it is valid
+    sizes = values.get("matryoshka_dimensions")
+    if isinstance(sizes, list) and all(type(size) is int for size in sizes):
+        return tuple(sizes)
+    return () if values.get("is_matryoshka") is True else None
 
 
 def _tool_call_parser(template: ChatTemplate | None, config: ServerConfig) -> str | None:

@@ -33,8 +33,8 @@ class AdapterSlots:
         self._users: Counter[str] = Counter()  # live requests by key
         self._live: Counter[str] = Counter()  # live requests by name
         self._running: Counter[str] = Counter()  # those with rows
-        self._writes: list[SlotWrite] = []
-        self._unused: set[str] = set()  # keys without names and requests
+        self.writes: list[SlotWrite] = []  # not taken yet
+        self.unused: set[str] = set()  # keys without names and requests, not taken yet
 
     @property
     def named(self) -> Mapping[str, Adapter]:
@@ -66,7 +66,7 @@ class AdapterSlots:
             message = f"{self.most} adapters are loaded; unload one, or start with a larger max_cpu_loras"
             raise RequestError(message, param="lora_name")
         self._named[adapter.name] = adapter
-        self._unused.discard(adapter.key)
+        self.unused.discard(adapter.key)
 
     def remove(self, name: str) -> None:
         """Take the name away from new requests; those that have arrived keep the adapter.
@@ -74,14 +74,14 @@ class AdapterSlots:
         Raises:
             RequestError: no adapter has this name.
         """
-        key = self.get(name).key
+        key = self.get(name, "lora_name").key
         del self._named[name]
         self._drop_if_unused(key)
 
-    def get(self, name: str) -> Adapter:
-        """The adapter of a name. Raises RequestError."""
+    def get(self, name: str, param: str = "model") -> Adapter:
+        """The adapter of a name. Raises RequestError with `param`."""
         if name not in self._named:
-            raise RequestError(f"the adapter {name!r} is not loaded", param="lora_name")
+            raise RequestError(f"the adapter {name!r} is not loaded", param=param)
         return self._named[name]
 
     def enter(self, adapter: Adapter) -> None:
@@ -102,7 +102,7 @@ class AdapterSlots:
         if slot is None:
             slot = self._take()
             self._slot_of[key] = slot
-            self._writes.append(SlotWrite(slot, key))
+            self.writes.append(SlotWrite(slot, key))
         self._idle.pop(key, None)
         self._pins[key] += 1
         self._running[adapter.name] += 1
@@ -123,12 +123,12 @@ class AdapterSlots:
 
     def take_writes(self) -> tuple[SlotWrite, ...]:
         """The slots to be written before the next iteration."""
-        writes, self._writes = self._writes, []
+        writes, self.writes = self.writes, []
         return tuple(writes)
 
     def take_unused(self) -> set[str]:
         """Keys of adapters that no plan will name any more."""
-        unused, self._unused = self._unused, set()
+        unused, self.unused = self.unused, set()
         return unused
 
     def check_integrity(self) -> None:
@@ -148,7 +148,7 @@ class AdapterSlots:
 
     def _drop_if_unused(self, key: str) -> None:
         if key not in self._users and all(adapter.key != key for adapter in self._named.values()):
-            self._unused.add(key)
+            self.unused.add(key)
 
 
 class AdapterRoom:
@@ -159,9 +159,9 @@ class AdapterRoom:
         self._chosen: set[str] = set()
         self._left = num_slots - len(pinned)
 
-    def takes(self, adapter: Adapter | None) -> bool:
-        """True if a newcomer with this adapter, or with none, can have a slot; it is then counted."""
-        if adapter is None or adapter.key in self._pinned or adapter.key in self._chosen:
+    def takes(self, adapter: Adapter) -> bool:
+        """True if a newcomer with this adapter can have a slot; it is then counted."""
+        if adapter.key in self._pinned or adapter.key in self._chosen:
             return True
         if not self._left:
             return False

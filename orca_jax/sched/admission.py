@@ -20,9 +20,15 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KVManager) -> None:
-    """Raise RequestError unless the request fits into the model's context and the KV cache."""
+    """Raise RequestError unless the request fits into the model's context and the KV cache.
+
+    `max_tokens` is 0 for a request that generates nothing.
+    """
     total = num_prompt + max_tokens
-    if num_prompt >= max_model_len:
+    if not max_tokens and num_prompt > max_model_len:
+        message = f"the prompt has {num_prompt} tokens, and the model's context is {max_model_len}; shorten the prompt"
+        raise RequestError(message, param="prompt")
+    if max_tokens and num_prompt >= max_model_len:
         raise RequestError(
             f"the prompt has {num_prompt} tokens, and the model's context of {max_model_len} tokens must hold at "
             f"least one generated token too; shorten the prompt to at most {max_model_len - 1} tokens",
@@ -43,7 +49,7 @@ def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KV
         raise RequestError(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total} tokens, and the KV cache {holds}; "
             "request fewer tokens, or start the engine with a larger KV cache",
-            param="max_tokens" if num_prompt < kv.capacity else "prompt",
+            param="max_tokens" if max_tokens and num_prompt < kv.capacity else "prompt",
         )
 
 

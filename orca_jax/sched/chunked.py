@@ -131,7 +131,7 @@ class ChunkedScheduler:
             return 0
         lacking = sum([draft.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
         spare = draft.free - max(0, lacking - draft.taken)
-        admitted, room = 0, pool.adapters.room()
+        admitted, has_slot = 0, pool.newcomers()
         for request in self.ordering.waiting(pool):
             if admitted == num_rows or not draft.budget:
                 break
@@ -143,7 +143,7 @@ class ChunkedScheduler:
             is_alone = not pool.running and not draft.choices
             if num_pages + (0 if is_alone else self.watermark) > spare:
                 break  # and not `continue`, or a long request could wait for ever
-            if not room.takes(request.adapter):
+            if not has_slot(request):
                 draft.is_out_of_slots = True
                 break  # for the same reason
             draft.choose(request, left, min(left, draft.budget), num_pages)

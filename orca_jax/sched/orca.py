@@ -31,7 +31,7 @@ class OrcaScheduler:
         batch: list[Choice] = []  # 18
         n_rsrv = kv.reserved_slots
         held: Held | None = None
-        room = pool.adapters.room()
+        has_slot = pool.newcomers()
         for request in pool:  # 20, 21: in order of arrival
             if request.state is State.RUNNING:  # 19
                 continue
@@ -43,7 +43,7 @@ class OrcaScheduler:
                 if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
                     held = "pages"
                     break
-                if request.row is None and not room.takes(request.adapter):
+                if request.row is None and not has_slot(request):
                     held = "adapters"
                     break
             batch.append(Choice(request, request.num_left))  # 27

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
-from orca_jax.step import Member, RowSampling, StepPlan
+from orca_jax.step import Member, Pools, RowSampling, StepPlan
 
 
 def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: float) -> StepPlan:
@@ -28,11 +28,12 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
         member = _member(request, num_tokens, pool, iteration, num_steps, drafts)
         if request.request_id in new_ids:
             member = _begun(member, request, pool)
-        if request.constraint is not None or request.params.prompt_logprobs is not None:
+        params = request.params
+        if request.constraint is not None or params.prompt_logprobs is not None or params.pooling is not None:
             member = _with_extras(member, request)
         members.append(member)
     pool.num_plans = iteration + 1
-    return StepPlan(iteration, tuple(members), multi_step, pool.adapters.take_writes())
+    return StepPlan(iteration, tuple(members), multi_step, pool.adapters.take_writes() if pool.adapters.writes else ())
 
 
 def _member(
@@ -46,7 +47,7 @@ def _member(
         start -= num_tokens
     end = start + num_tokens
     num_known = len(request.prompt_ids) + len(request.generated_ids)
-    is_sampling = end == num_known + request.num_pending
+    is_sampling = end == num_known + request.num_pending and request.params.pooling is None
     num_old_pages = len(kv.pages_of(row))
     num_drafts = len(drafts)
     new_pages = kv.allocate(row, end + num_steps - 1 + num_drafts)
@@ -72,11 +73,23 @@ def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
 def _with_extras(member: Member, request: Request) -> Member:
     """The member with its constraint, and the prompt's ids to score."""
     num_top = request.params.prompt_logprobs
+    if request.params.pooling is not None:
+        return member._replace(pools=_pools(request, member.start + member.num_tokens))
     return member._replace(
         is_constrained=member.is_sampling and request.constraint is not None and request.finish_reason is None,
         targets=() if num_top is None else _targets(request, member.start, member.start + member.num_tokens),
         num_top_targets=num_top or 0,
     )
+
+
+def _pools(request: Request, end: int) -> Pools | None:
+    """The use of the hidden vectors up to position `end`; None for an earlier chunk, or after the end."""
+    if request.finish_reason is not None:
+        return None
+    is_last = end == len(request.prompt_ids)
+    if request.params.pooling == "last":
+        return "last" if is_last else None
+    return "mean" if is_last else "sum"
 
 
 def _targets(request: Request, start: int, end: int) -> Sequence[int]:

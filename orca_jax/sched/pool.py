@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from orca_jax.errors import RequestError
 from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
-from orca_jax.sched.adapters import AdapterSlots
+from orca_jax.sched.adapters import AdapterRoom, AdapterSlots
 from orca_jax.sched.admission import check_length, check_params, check_prompt
 from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
@@ -111,7 +111,8 @@ class RequestPool:
             raise RequestError(f"a request with id {request_id!r} is already in the pool", param="request_id")
         prompt_ids = list(prompt_ids)
         check_prompt(prompt_ids, self.vocab_size)
-        check_length(len(prompt_ids), params.max_tokens, max_model_len=self.max_model_len, kv=self.kv)
+        num_new = params.max_tokens if params.pooling is None else 0
+        check_length(len(prompt_ids), num_new, max_model_len=self.max_model_len, kv=self.kv)
         check_params(params, constraint, self.vocab_size)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         request = Request(
@@ -146,6 +147,19 @@ class RequestPool:
         if not request.in_flight:  # an iteration in flight still writes into the request's pages
             self._end_aborted(request)
         return True
+
+    def newcomers(self) -> Callable[[Request], bool]:
+        """A test for the selection of one iteration: true if a newcomer needs no slot, or can have one."""
+        room: AdapterRoom | None = None
+
+        def takes(request: Request) -> bool:
+            nonlocal room
+            if request.adapter is None:
+                return True
+            room = room or self.adapters.room()
+            return room.takes(request.adapter)
+
+        return takes
 
     def admit(self, request: Request, now: float) -> None:
         """Give a waiting request a row, a reservation (with `n_slots`), and its pages in the prefix cache."""
@@ -228,7 +242,9 @@ class RequestPool:
             elif request.aborted:
                 if not request.in_flight:
                     self._end_aborted(request)
-            elif each.run and request.finish_reason is None:  # else: computed past the end, dropped
+            elif (
+                each.run or each.pooled is not None
+            ) and request.finish_reason is None:  # else: computed past the end, dropped
                 append(request, each)
                 self._undelivered[request.request_id] = request
             if self.reuses_prefixes and request.row is not None and not request.is_suspect:
@@ -345,7 +361,7 @@ class RequestPool:
         update, reason = update_of(request, now), request.finish_reason
         if reason is None or reason == "abort":  # an aborted request has left already
             return update
-        if reason != "error":
+        if reason != "error" and request.pooled is None:
             self.predictor.observe(request)
         request.has_ended = True
         if not request.in_flight:  # else it leaves when that iteration is recorded

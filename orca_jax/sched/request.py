@@ -61,6 +61,7 @@ class Request:
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     num_remembered: int = 0  # leading pages already in the prefix cache
+    pooled: bytes | None = None  # the embedding, if requested and computed
     is_suspect: bool = False  # its pages may hold NaN, so none enters the prefix cache
     has_ended: bool = False  # its last update was delivered; it stays while an iteration is in flight
     finish_reason: FinishReason | None = None
@@ -85,7 +86,7 @@ class Request:
     @property
     def max_total(self) -> int:
         """The paper's `max_tokens`: the largest number of slots of the request."""
-        return len(self.prompt_ids) + self.params.max_tokens
+        return len(self.prompt_ids) + (self.params.max_tokens if self.params.pooling is None else 0)
 
     def ids_from(self, start: int, count: int) -> list[int]:
         """`count` ids of prompt and generated text from position `start`."""
@@ -105,9 +106,10 @@ class Request:
         """True if the request may begin with pages of another one.
 
         Prompt log probabilities need every position computed. Penalties count ids in a history on the device; only
-        computed tokens are in it.
+        computed tokens are in it. The mean of hidden vectors needs those of all positions.
         """
-        return self.params.prompt_logprobs is None and not self.params.has_penalty
+        params = self.params
+        return params.prompt_logprobs is None and not params.has_penalty and params.pooling != "mean"
 
     def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
         """Digests of the first `num_pages` full pages, in a chain; computed once.

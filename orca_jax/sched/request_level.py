@@ -56,10 +56,10 @@ class RequestLevelScheduler:
         return request.aborted or self._has_ended()
 
     def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:
-        reserved, room = kv.reserved_slots, pool.adapters.room()
+        reserved, has_slot = kv.reserved_slots, pool.newcomers()
         for request in pool:
             reserved += request.max_total
-            if len(self._batch) == self.max_bs or reserved > kv.capacity or not room.takes(request.adapter):
+            if len(self._batch) == self.max_bs or reserved > kv.capacity or not has_slot(request):
                 break
             self._batch.append(request)
         self._open = list(self._batch)

@@ -62,7 +62,15 @@ def advance(request: Request, member: Member, result: MemberResult, num_steps: i
 
 
 def append(request: Request, result: MemberResult) -> None:
-    """Append the reported ids to a running request; any of them may end it, and those after it are dropped."""
+    """Append the reported ids to a running request; any may end it, and later ones are dropped.
+
+    An embedding ends a request.
+    """
+    if result.pooled is not None:
+        request.pooled = result.pooled
+        request.error = None if result.is_finite else NOT_FINITE
+        request.finish_reason = "stop" if result.is_finite else "error"
+        return
     run = result.run or ()
     if len(run) > 1:
         for token in run[:-1]:
@@ -90,7 +98,7 @@ def update_of(request: Request, now: float) -> RequestUpdate:
     new_ids = tuple(ids[start:])
     if reason is None and start and not request.logprobs:  # nearly all updates
         return RequestUpdate(request.request_id, new_ids)
-    if new_ids and request.first_token is None:
+    if (new_ids or request.pooled is not None) and request.first_token is None:
         request.first_token = now
     is_first = bool(new_ids) and not start
     has_scores = is_first and request.params.prompt_logprobs is not None
@@ -103,6 +111,7 @@ def update_of(request: Request, now: float) -> RequestUpdate:
         logprobs=tuple(request.logprobs[start:]),
         prompt_logprobs=tuple(request.prompt_logprobs) if has_scores else None,
         num_cached=0 if start else request.num_cached,
+        pooled=request.pooled,
     )
 
 

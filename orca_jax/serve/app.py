@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from orca_jax.openai.embeddings import EMBEDDINGS
 from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
@@ -18,6 +19,7 @@ from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
 from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
+from orca_jax.serve.embeddings import embed
 from orca_jax.serve.events import Silence
 from orca_jax.serve.handlers import complete, read_json_body
 from orca_jax.serve.health import health_routes
@@ -42,6 +44,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
             *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
             *adapter_routes(service),
+            _post(EMBEDDINGS, partial(embed, service)),
             _post("/tokenize", partial(tokenize, service)),
             _post("/detokenize", partial(detokenize, service)),
             *(playground_routes(service, read_json_body) if config.has_playground else ()),

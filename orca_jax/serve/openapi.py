@@ -25,6 +25,7 @@ from orca_jax.openai.schema.answers import (
     Version,
 )
 from orca_jax.openai.schema.components import REF, request_schemas
+from orca_jax.openai.schema.embeddings import EmbeddingList
 from orca_jax.openai.schema.tokens import Detokenized, Rendered, Tokenized
 from orca_jax.serve.access import KEY_HEADERS
 
@@ -32,6 +33,7 @@ Document = dict[str, Any]
 
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
+    EmbeddingList,
     Rendered,
     *(EngineHealth, Generated, Live, ServerLoad),
 )
@@ -148,6 +150,7 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/v1/chat/completions/render": post(
             "Token ids of the prompt of a chat completion", "ChatRequest", "Rendered", False, messages=hello
         ),
+        "/v1/embeddings": post("Embed texts", "EmbeddingRequest", "EmbeddingList", False, input="Once"),
         "/tokenize": post("Token ids of a text or conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
         "/detokenize": post("Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
         "/v1/models": get("List the models", "ModelList", (503,)),

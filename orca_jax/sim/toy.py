@@ -9,6 +9,7 @@ raises an AssertionError.
 """
 
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,16 @@ def toy_score(ids: Sequence[int], num_top: int, *, vocab_size: int) -> list[Toke
         total += (i + 1) * (token + 1)
         scores.append(toy_logprobs(total % vocab_size, following, num_top, vocab_size))
     return scores
+
+
+def toy_pooled(sums: Sequence[int], pooling: str, vocab_size: int) -> bytes:
+    """The toy's embedding of a context, from its sum after each position.
+
+    The hidden vector of a token has two numbers: the sum modulo the vocabulary, and the number of tokens.
+    """
+    vectors = [(total % vocab_size, number) for number, total in enumerate(sums, start=1)]
+    chosen = vectors[-1:] if pooling == "last" else vectors
+    return array("f", [sum(column) / len(chosen) for column in zip(*chosen, strict=True)]).tobytes()
 
 
 @dataclass(slots=True)
@@ -252,6 +263,11 @@ class ToyExecutor:
             for total, target in pairs
         ]
 
+    def _pool(self, member: Member) -> bytes | None:
+        if member.pools is None or member.pools == "sum":
+            return None
+        return toy_pooled(self._memory.row(member.row).sums, member.pools, self._vocab_size)
+
     def _draw(self, handle: _ToyHandle, allowed: Sequence[TokenSet]) -> None:
         """Sample for a plan after all its members were written; `allowed` is for the constrained ones."""
         plan, sets, scores = handle.plan, iter(allowed), iter(handle.scores)
@@ -259,7 +275,7 @@ class ToyExecutor:
         for member in plan.members:
             scored = next(scores) if member.targets else ()
             if not member.is_sampling:
-                results.append(MemberResult(scores=scored))
+                results.append(MemberResult(scores=scored, pooled=self._pool(member)))
                 continue
             if member.num_drafts:
                 results.append(self._verify(member))

@@ -82,6 +82,8 @@ class RequestRecord:
             self._times = update.metrics
         count = len(update.new_ids)
         if not count:
+            if update.pooled is not None:
+                self._take_first(self._clock())
             return
         now = self._clock()
         if self._first is None:

@@ -37,7 +37,7 @@ def check_pod(pod: dict[str, Any]) -> dict[str, Any]:
     first = pod.get("initContainers", [])
     mounted = {mount["name"] for one in (container, *first) for mount in one["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
     assert isinstance(container, dict)
     return container
 

@@ -1,20 +1,28 @@
 """Requests with adapters get the tokens of the merged model, under every scheduler, mesh and batch."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.model.load import load_decoder
 from orca_jax.request import RequestUpdate, SamplingParams
 from tests.lora.directories import ADAPTERS, LLAMA, RECORDED, merge, write_adapter
-from tests.model.reference import REFERENCE
+from tests.model.reference import REFERENCE, mesh_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles"),
+]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
@@ -87,12 +95,22 @@ SCORED = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3
 def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[RequestUpdate]]:
     """The answer of each merged model to a prompt of its own."""
     answers = []
-    for number, adapter in enumerate(adapters):
-        merged = merge(adapter, folder / f"merged {number}")
-        for built in engine_of(merged, cache):
+    for built in engine_of(REFERENCE / LLAMA, cache):
+        for number, adapter in enumerate(adapters):
+            merged = merge(adapter, folder / f"merged {number}")
+            put = built.prepare_update(tree_of(merged, built.model_config.vocab_size))
+            built.engine.update_weights(partial(put, lambda: None))
             built.engine.add("0", prompt_of(number), SCORED)
             answers.append(run(built)["0"])
     return answers
+
+
+def tree_of(directory: Path, vocab_size: int) -> dict[str, Any]:
+    """The parameters of a model, without the padding of its vocabulary."""
+    tree: dict[str, Any] = nnx.to_pure_dict(nnx.state(load_decoder(str(directory), dtype="float32", mesh=mesh_of(1))))
+    for name in ("embedding", "head"):
+        tree[name]["table"] = tree[name]["table"][:vocab_size]
+    return tree
 
 
 def prompt_of(number: int) -> list[int]:

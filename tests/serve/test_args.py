@@ -199,3 +199,13 @@ def test_events_for_other_machines_are_allowed_by_name() -> None:
     flags = ["--kv-events-endpoint", "tcp://*:5557", "--kv-events-allow-remote", "--kv-events-topic", "kv@a@b"]
     assert parse_args(flags).kv_events == KvEvents("tcp://*:5557", "kv@a@b")
     assert ServerConfig().kv_events is None
+
+
+def test_speculation_is_json_or_a_mapping(tmp_path: Path) -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 3}'
+    in_file = write(tmp_path, "speculative-config:\n  method: ngram\n  num_speculative_tokens: 3\n")
+    for argv in (["--speculative-config", text], ["--config", in_file]):
+        speculative = parse_args(argv).engine.speculative_config
+        assert speculative is not None and speculative.num_speculative_tokens == 3
+    with pytest.raises(ConfigError, match="speculative_config: num_speculative_tokens must be an integer from 1"):
+        parse_args(["--speculative-config", "{}"])

@@ -56,6 +56,7 @@ class SpeculativePass(NamedTuple):
 
     seconds: float
     cpu_seconds: float  # of this process, on all cores
+    iterations: int
     tokens: list[tuple[int, ...]]  # of each request
     num_drafts: int
     num_draft_tokens: int
@@ -115,6 +116,10 @@ def compare(
         "tokens_per_s": statistics.median(with_drafts),
         "tokens_per_s_without": statistics.median(without),
         "cpu_seconds_ratio": cpu_with / cpu_without,
+        "iterations": passes[True][-1].iterations,
+        "iterations_without": passes[False][-1].iterations,
+        "cpu_us_per_iteration": 1e6 * cpu_with / passes[True][-1].iterations,
+        "cpu_us_per_iteration_without": 1e6 * cpu_without / passes[False][-1].iterations,
         "acceptance": accepted / proposed if proposed else 0.0,
         "tokens_per_proposal": proposed / num_drafts if num_drafts else 0.0,
         "proposals_per_pass": num_drafts / repeat,
@@ -129,11 +134,19 @@ def _run(built: Built, text: Text, rows: int, num_output: int) -> SpeculativePas
         ids = built.tokenizer.encode(text.prompts[index % len(text.prompts)])[: built.max_model_len - num_output]
         params = SamplingParams(max_tokens=num_output, temperature=text.temperature, seed=index, ignore_eos=True)
         engine.add(str(index), ids, params)
-    cpu = time.process_time()
+    cpu, before = time.process_time(), engine.stats.iterations
     seconds = _drain(engine, tokens)
     cpu = time.process_time() - cpu
     drafts = engine.pool.drafts
-    return SpeculativePass(seconds, cpu, tokens, drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens)
+    return SpeculativePass(
+        seconds,
+        cpu,
+        engine.stats.iterations - before,
+        tokens,
+        drafts.num_drafts,
+        drafts.num_draft_tokens,
+        drafts.num_accepted_tokens,
+    )
 
 
 def _drain(engine: Engine, tokens: list[tuple[int, ...]]) -> float:

@@ -44,6 +44,8 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
         "description",
         "finetuning_task",
         "is_llama_config",
+        "is_matryoshka",
+        "matryoshka_dimensions",
         "license",
         "n_special",
         "name_or_path",

@@ -63,6 +63,14 @@ class LayerAdapters:
         summed: tuple[Array, ...] = split(x, jnp.int32(self.first), plan, is_active, *stacks)
         return summed
 
+    def added(
+        self, name: str, x: Float[Array, "T I"], results: Sequence[Float[Array, "T _"]]
+    ) -> list[Float[Array, "T _"]]:
+        """The results of a group of linear layers with the inputs `x`, and of the adapters of each token."""
+        with jax.named_scope("adapters"):
+            additions = self.additions(name, x)
+            return [result + addition for result, addition in zip(results, additions, strict=True)]
+
 
 class Adapters:
     """The adapters of a launch's tokens.
@@ -91,17 +99,6 @@ class Adapters:
     def of_layer(self, index: int | Int[Array, ""]) -> LayerAdapters:
         """The adapters in a layer, by its index in the stage."""
         return replace(self._layer, first=index * self._num_slots)
-
-
-def added(
-    adapters: LayerAdapters | None, group: str, x: Float[Array, "T I"], results: Sequence[Float[Array, "T _"]]
-) -> list[Float[Array, "T _"]]:
-    """The results of a group of linear layers with the inputs `x`, and of the adapters of each token."""
-    if adapters is None:
-        return list(results)
-    with jax.named_scope("adapters"):
-        additions = adapters.additions(group, x)
-        return [result + addition for result, addition in zip(results, additions, strict=True)]
 
 
 def _by_element(stack: Float[Array, "L N X Y"]) -> Float[Array, "M X Y"]:

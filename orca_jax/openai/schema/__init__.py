@@ -2,12 +2,14 @@
 
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
+from orca_jax.openai.schema.embeddings import EmbeddingRequest
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.tokens import DetokenizeRequest, TokenizeRequest
-from orca_jax.openai.schema.unused import CHAT, COMPLETION, NOTHING, TOKENIZE
+from orca_jax.openai.schema.unused import CHAT, COMPLETION, EMBEDDING, NOTHING, TOKENIZE
 
 completion_parser = BodyParser(CompletionRequest, COMPLETION)
 chat_parser = BodyParser(ChatRequest, CHAT)
 tokenize_parser = BodyParser(TokenizeRequest, TOKENIZE)
 detokenize_parser = BodyParser(DetokenizeRequest, NOTHING)
-PARSERS = (completion_parser, chat_parser, tokenize_parser, detokenize_parser)
+embedding_parser = BodyParser(EmbeddingRequest, EMBEDDING)
+PARSERS = (completion_parser, chat_parser, embedding_parser, tokenize_parser, detokenize_parser)

@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
+from orca_jax.openai.schema import (
+    PARSERS,
+    chat_parser,
+    completion_parser,
+    detokenize_parser,
+    embedding_parser,
+    tokenize_parser,
+)
 from orca_jax.openai.schema.components import request_schemas
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.sampling import SamplingFields
@@ -32,6 +39,7 @@ Any other field is answered with 400 (`unknown_parameter`), or ignored in the sa
 _TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
     "ChatRequest": ("POST /v1/chat/completions", chat_parser),
+    "EmbeddingRequest": ("POST /v1/embeddings", embedding_parser),
     "TokenizeRequest": ("POST /tokenize", tokenize_parser),
     "DetokenizeRequest": ("POST /detokenize", detokenize_parser),
 }

@@ -183,6 +183,20 @@ CHAT: UnusedFields = {
     "thinking_budget": UnusedField("use max_tokens"),
 }
 
+_OF_CALLS = ("metadata", "store", "service_tier", "safety_identifier", "provider_specific_fields", "keep_alive", "rid")
+EMBEDDING: UnusedFields = {
+    **{name: COMMON[name] for name in _OF_CALLS},
+    # Azure, NVIDIA, Cohere, Voyage
+    "input_type": UnusedField("put an instruction into the input"),
+    "truncate": UnusedField("an input that is too long is refused", ("NONE",)),
+    "truncation": UnusedField("an input that is too long is refused", (False,)),
+    "output_dtype": UnusedField("vectors have float32 numbers", ("float",)),
+    # vLLM
+    "truncate_prompt_tokens": UnusedField("an input that is too long is refused"),
+    "embed_dtype": UnusedField("vectors have float32 numbers", ("float32",)),
+    "use_activation": UnusedField("use normalize"),
+}
+
 TOKENIZE: UnusedFields = {
     "chat_template": CHAT["chat_template"],
 }

@@ -187,7 +187,8 @@ export class EngineView {
     const where = `Request ${n}, iteration ${this.numberOf(column) ?? "?"}: `;
     const { open, spans } = request ? rowOf(request) : { spans: [] };
     const span = open && open.first <= column ? open : spans.find((each) => each.first <= column && column <= each.last);
-    return where + spanText(span, column);
+    const isOver = request && request.end !== null && column > request.end;
+    return where + (isOver ? "ended before" : spanText(span, column));
   }
 
   async sendBurst() {

@@ -1,5 +1,6 @@
 """Speculation on the toy model: the tokens of every request are those without it, and pages balance."""
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +9,11 @@ import pytest
 
 from orca_jax.config import SchedulerName
 from orca_jax.request import SamplingParams
+from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.drafts.proposer import Chance, Wish
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.request import Request
-from orca_jax.sim.toy import toy_generate
+from orca_jax.sim.toy import ToyExecutor, toy_generate
 from tests.sched.lab import VOCAB, Lab, Shape
 
 LIMITS = DraftLimits(per_request=4, per_iteration=16, max_bs=8, with_extras=8, max_tokens=64)
@@ -97,3 +99,60 @@ def test_tokens_are_those_without_speculation(name: SchedulerName, sizes: dict[s
     assert sum(drafts.accepted_per_pos) == drafts.num_accepted_tokens
     assert len(oracle.results) > 5
     assert all(0 <= accepted <= proposed for proposed, accepted in oracle.results)
+
+
+def flat_lab(proposer: Oracle | ModelProposer, limits: DraftLimits = LIMITS) -> tuple[Lab, SpeculativeScheduler]:
+    """A lab whose iterations take equally long for up to 64 tokens."""
+    lab = Lab(max_bs=4, shape=Shape(depth=1), max_model_len=400)
+    clock = iter(range(10**6))
+    launches = {1: 1.0, 8: 1.0, 64: 1.0}
+    scheduler = SpeculativeScheduler(lab.scheduler.inner, proposer, limits, launches, clock=lambda: float(next(clock)))
+    lab.scheduler.inner = scheduler
+    return lab, scheduler
+
+
+def test_wrong_proposals_stop_and_are_tried_again() -> None:
+    """A draft model that is always wrong: fewer than one iteration in ten has its proposals in the end."""
+    executor = ToyExecutor(VOCAB, 4 * 100, 4, 4, override=lambda name, length, token: (token + 1) % VOCAB)
+    lab, _ = flat_lab(ModelProposer(executor, 4, 100, 4))
+    for name in "ABC":
+        lab.add(name, 5, 390)
+    lab.run()
+    assert lab.pool.drafts.num_accepted_tokens == 0
+    early, late = lab.executor.plans[:60], lab.executor.plans[-200:]
+    proposing = [sum(any(member.num_drafts for member in plan.members) for plan in part) for part in (early, late)]
+    assert proposing[0] > 4
+    assert proposing[1] <= 20
+
+
+def test_right_proposals_go_on() -> None:
+    lab, scheduler = flat_lab(Oracle())
+    lab.add("A", 5, 390)
+    lab.run()
+    assert scheduler.is_on
+    assert len(lab.executor.plans) < 270
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [({"max_bs": 2}, 0), ({"per_iteration": 2}, 2), ({"max_tokens": 6}, 3), ({"per_request": 1}, 3)],
+)
+def test_limits(changes: dict[str, int], most: int) -> None:
+    lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, **changes))
+    for name in "ABC":
+        lab.add(name, 5, 60)
+    lab.run()
+    assert max(sum(member.num_drafts for member in plan.members) for plan in lab.executor.plans[:-1]) <= most
+    assert (lab.pool.drafts.num_drafts > 0) == (most > 0)
+
+
+def test_requests_for_the_full_sampler_leave_few_places() -> None:
+    """One request has a penalty, and the full sampler has six places: for a row each, and for the rest in proposals."""
+    lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, with_extras=6))
+    lab.engine.add("P", [1, 2], SamplingParams(max_tokens=80, temperature=0, presence_penalty=1.0))
+    for name in "AB":
+        lab.add(name, 5, 60)
+    lab.run()
+    beside = [plan for plan in lab.executor.plans if "P" in {member.request_id for member in plan.members}]
+    assert max(sum(1 + member.num_drafts for member in plan.members) for plan in beside) == 6
+    assert all(member.num_drafts == 0 for plan in beside for member in plan.members if member.request_id == "P")

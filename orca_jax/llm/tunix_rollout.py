@@ -1,0 +1,200 @@
+"""Rollouts for Tunix: `orca_rollout` is a rollout engine of its `ClusterConfig`, with an `LLM` in the same process.
+
+Tunix is imported when `orca_rollout` is called. It is no dependency of this package.
+"""
+
+import importlib
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.llm.offline import LLM
+from orca_jax.request import RequestOutput, SamplingParams, candidate_seed
+
+BASE = "tunix.rl.rollout.base_rollout"
+
+
+def orca_rollout(model: str, **settings: Any) -> "partial[Any]":
+    """The engine for `ClusterConfig(rollout_engine=...)`: a partial of a subclass of Tunix's `BaseRollout`.
+
+    Args:
+        model: a directory with the config.json and the tokenizer of the model that Tunix trains.
+        settings: of `LLM`. With `load_format="dummy"` no weights are read before those of Tunix.
+
+    Raises:
+        ConfigError: Tunix is not installed.
+    """
+    kind: Any = rollout_class()
+    return partial(kind, model=model, settings=settings)
+
+
+@cache
+def rollout_class() -> type[Any]:
+    """The subclass of `BaseRollout`. Raises ConfigError if Tunix is not installed."""
+    try:
+        base = importlib.import_module(BASE)
+    except ModuleNotFoundError as error:
+        message = f"Tunix cannot be imported: {error}; install it with pip install google-tunix"
+        raise ConfigError(message, param="rollout_engine") from None
+
+    return type("OrcaRollout", (_Rollout, base.BaseRollout), {"output_class": base.RolloutOutput})
+
+
+class _Rollout:
+    """The methods of `BaseRollout`.
+
+    Args:
+        model: see `orca_rollout`.
+        settings: see `orca_rollout`.
+        rollout_actor: the model of Tunix, whose parameters become the weights; None for the weights of `model`.
+        tokenizer: of Tunix; None for that of `model`.
+        rollout_config: settings of Tunix; each call of `generate` has its own.
+        mesh: of Tunix; the engine has devices by its own settings.
+    """
+
+    output_class: Any
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        settings: dict[str, Any],
+        rollout_actor: Any = None,
+        tokenizer: Any = None,
+        rollout_config: Any = None,
+        mesh: Any = None,
+    ) -> None:
+        self.llm = LLM(model, **settings)
+        self._tokenizer = tokenizer
+        if rollout_actor is not None:
+            self.update_params(nnx.state(rollout_actor, nnx.Param))
+
+    def generate(self, prompts: list[str], rollout_config: Any, **kwargs: Any) -> Any:
+        """Sample one text for each prompt, with the log probabilities of its tokens from the same pass.
+
+        They are the model's own, before the temperature and the filters. A seed is that of the first prompt, and the
+        following prompts have the seeds after it, so that equal prompts get different texts.
+
+        Raises:
+            RequestError: an argument is not supported, or a prompt is longer than `max_prompt_length`.
+        """
+        if kwargs:
+            raise RequestError(f"generate has no argument {next(iter(kwargs))}", param=next(iter(kwargs)))
+        ids = [self._encode(prompt) for prompt in prompts]
+        width = rollout_config.max_prompt_length
+        for index, each in enumerate(ids):
+            if len(each) > width:
+                message = f"prompt {index} has {len(each)} tokens, and max_prompt_length is {width}: raise it"
+                raise RequestError(message, param="max_prompt_length")
+        with jax.transfer_guard("allow"):
+            outputs = self.llm.generate(ids, self._params(rollout_config, len(ids)), use_tqdm=False)
+        texts = [output.outputs[0] for output in outputs]
+        pad = self.pad_id()
+        return self.output_class(
+            text=[self._decode(text.token_ids) for text in texts],
+            logits=None,
+            tokens=[np.array(text.token_ids, np.int32) for text in texts],
+            left_padded_prompt_tokens=np.array([[pad] * (width - len(each)) + each for each in ids], np.int32),
+            logprobs=[_logprobs(output) for output in outputs] if _wants_logprobs(rollout_config) else None,
+        )
+
+    def get_per_token_logps(self, prompt_tokens: Any, completion_tokens: Any, completion_mask: Any = None) -> jax.Array:
+        """Log probabilities of the completions' tokens under the current weights, [B, C]; 0 for padding.
+
+        Args:
+            prompt_tokens: [B, P], padded on the left.
+            completion_tokens: [B, C], padded on the right.
+            completion_mask: [B, C], False for padding; None: the end of a row with the padding's id is padding, except
+                for one end token.
+        """
+        with jax.transfer_guard("allow"):
+            prompts, completions = np.asarray(prompt_tokens), np.asarray(completion_tokens)
+            mask = None if completion_mask is None else np.asarray(completion_mask)
+            pad = self.pad_id()
+            rows = []
+            for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+                begin = int(np.argmax(prompt != pad)) if (prompt != pad).any() else len(prompt) - 1
+                size = _used(completion, pad, self.eos_id()) if mask is None else int(mask[index].sum())
+                rows.append((prompt[begin:].tolist(), completion[:size].tolist()))
+            params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
+            outputs = self.llm.generate([prompt + rest for prompt, rest in rows], params, use_tqdm=False)
+            scores = np.zeros(completions.shape, np.float32)
+            for index, ((_, rest), output) in enumerate(zip(rows, outputs, strict=True)):
+                known = output.prompt_logprobs or ()
+                scores[index, : len(rest)] = [one.logprob for one in known[len(known) - len(rest) :]]
+            return jnp.asarray(scores)
+
+    def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
+        """Replace the weights by those of Tunix's model.
+
+        Raises:
+            CheckpointError: the parameters do not fit; the weights are unchanged.
+            ConfigError: they are adapters alone.
+        """
+        if filter_types is not None and nnx.LoRAParam in filter_types:
+            message = "adapters alone cannot replace weights: merge them into the model before update_params"
+            raise ConfigError(message, param="filter_types")
+        with jax.transfer_guard("allow"):  # Tunix forbids transfers in `sync_weights`, and this is one
+            self.llm.update_params(params)
+
+    def pad_id(self) -> int:
+        """The id of padding."""
+        return int(self._tokenizer.pad_id()) if self._tokenizer is not None else self.eos_id()
+
+    def eos_id(self) -> int:
+        """The end token."""
+        if self._tokenizer is not None:
+            return int(self._tokenizer.eos_id())
+        return self.llm._built.model_config.eos_token_ids[0]
+
+    def model(self) -> None:
+        """None, as for other engines that are not a module of Tunix."""
+
+    def _encode(self, prompt: str) -> list[int]:
+        if self._tokenizer is None:
+            return self.llm.tokenizer.encode(prompt, True)
+        ids = [int(token) for token in self._tokenizer.encode(prompt)]
+        begin = self._tokenizer.bos_id()
+        return ids if begin in (None, 0, *ids[:1]) else [int(begin), *ids]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            return self.llm.tokenizer.decode(ids)
+        return str(self._tokenizer.decode(list(ids)))
+
+    def _params(self, config: Any, count: int) -> list[SamplingParams]:
+        """The parameters of each prompt."""
+        seed = None if config.seed is None else int(np.asarray(config.seed).ravel()[-1])
+        fields: dict[str, Any] = {
+            "max_tokens": config.max_tokens_to_generate,
+            "temperature": config.temperature,
+            "top_p": 1.0 if config.top_p is None else config.top_p,
+            "top_k": 0 if config.top_k is None else config.top_k,
+            "stop_token_ids": tuple(config.eos_tokens or (self.eos_id(),)),
+            "ignore_eos": True,
+            "logprobs": 0 if _wants_logprobs(config) else None,
+        }
+        seeds = [None if seed is None else candidate_seed(seed, index) for index in range(count)]
+        return [SamplingParams(**fields, seed=each) for each in seeds]
+
+
+def _wants_logprobs(config: Any) -> bool:
+    """True unless the configuration of a later Tunix asks for none."""
+    return bool(getattr(config, "return_logprobs", True))
+
+
+def _logprobs(output: RequestOutput) -> np.ndarray:
+    return np.array([one.logprob for one in output.outputs[0].logprobs or ()], np.float32)
+
+
+def _used(completion: np.ndarray, pad: int, eos: int) -> int:
+    """The tokens before the padding at the end; one end token remains if it is the padding's id, too."""
+    others = np.flatnonzero(completion != pad)
+    size = int(others[-1]) + 1 if len(others) else 0
+    return min(size + 1, len(completion)) if pad == eos else size
