@@ -75,6 +75,7 @@ def test_long_pieces_leave_room_for_short_ones(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_ends_resumes_and_is_bundled(text: Path, tmp_path: Path) -> None:
     shape = ["--layers=2", "--embed=16", "--heads=2", "--vocab=300", "--batch-tokens=2048", "--eval-minutes=0.01"]
     out, state = tmp_path / "out", tmp_path / "run"
