@@ -16,7 +16,7 @@ from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
-from orca_jax.link.weight_updates import Prepared, WeightUpdates
+from orca_jax.link.weight_updates import PreparedWeights, WeightUpdates
 from orca_jax.link.wire import (
     Abort,
     AdapterAnswer,
@@ -68,7 +68,7 @@ class ResultReady:
     handle: Handle
 
 
-ToLoop = ToEngine | Compiled | AdapterRead | ResultReady | Prepared | None
+ToLoop = ToEngine | Compiled | AdapterRead | ResultReady | PreparedWeights | None
 """None means that the front end has gone."""
 Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
@@ -269,7 +269,7 @@ class EngineLoop:
         if compiling:
             self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
 
-    def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | Prepared) -> None:
+    def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | PreparedWeights) -> None:
         match message:
             case Submit() | Abort() if self._updates.is_due and self._updates.holds(message):
                 pass
@@ -298,7 +298,7 @@ class EngineLoop:
                     future.cancel()
             case UpdateWeights():
                 self._updates.add(message)
-            case Prepared():
+            case PreparedWeights():
                 self._updates.take(message)
             case ReplaceWeights():
                 self._updates.begin()

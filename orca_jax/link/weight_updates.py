@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedWeights:
     """A message from the reading thread to the main thread: new weights, or the reason for refusing them."""
 
     update: UpdateWeights
@@ -42,7 +42,7 @@ class WeightUpdates:
         self,
         engine: Engine,
         prepare: PrepareUpdate,
-        post: Callable[[Prepared], None],
+        post: Callable[[PreparedWeights], None],
         send: Callable[[Message], None],
         progress: Callable[[], None],
     ) -> None:
@@ -64,7 +64,7 @@ class WeightUpdates:
         if len(self._waiting) == 1:
             self._read()
 
-    def take(self, prepared: Prepared) -> None:
+    def take(self, prepared: PreparedWeights) -> None:
         """Report that new weights were read, or that they are refused."""
         if isinstance(prepared.result, WeightsUpdated):
             self._send(prepared.result)
@@ -123,4 +123,4 @@ class WeightUpdates:
         except BaseException as error:  # also a panic of a library: each update gets an answer
             logger.exception("new weights cannot be read")
             result = WeightsUpdated(update.update_id, error=f"the weights cannot be read: {type(error).__name__}")
-        self._post(Prepared(update, result))
+        self._post(PreparedWeights(update, result))
