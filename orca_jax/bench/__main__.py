@@ -24,6 +24,7 @@ class Benchmark(NamedTuple):
     module: str
     help: str
     flags: str | None = None
+    folders: Collection[str] = ()  # flags of `OUTPUTS` with a directory
 
 
 COMMANDS = {
@@ -35,10 +36,12 @@ COMMANDS = {
     "held_out": Benchmark("simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Benchmark("host_time", "host time and device idle time per iteration"),
     "load": Benchmark("loading.command", "time and memory of loading weights, against a plain read"),
-    "lora": Benchmark("lora.command", "cost of adapters in one batch"),
+    "lora": Benchmark("lora.command", "cost of adapters in one batch", "lora.flags"),
     "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
     "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
-    "paper": Benchmark("paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11"),
+    "paper": Benchmark(
+        "paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11", folders=("plot",)
+    ),
     "paper_real": Benchmark("real.command", "the paper's Figures 9, 10 and 11 on a real engine"),
     "peers": Benchmark("peers.command", "throughput and latency beside other engines on the same requests"),
     "predict": Benchmark("simulated.predict", "predict a recorded run from another one, and print the errors"),
@@ -82,7 +85,7 @@ def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:
         description = benchmark.help.capitalize() if benchmark.flags else flags.__doc__
         command = commands.add_parser(name, help=benchmark.help, description=description)
         flags.add_args(command)
-        command.set_defaults(run=partial(_run, benchmark.module))
+        command.set_defaults(run=partial(_run, benchmark.module), folders=benchmark.folders)
     return parser
 
 
@@ -95,7 +98,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         args = make_parser(words[:1]).parse_args(argv)
         for name in OUTPUTS:
-            if (path := getattr(args, name, None)) is not None:
+            if name not in args.folders and (path := getattr(args, name, None)) is not None:
                 check_new_file(path, name)
         args.run(args)
     except OrcaError as error:

@@ -185,7 +185,9 @@ class SpeculationSeries:
         names: Labels = ("model_name",)
         # By the name of the total in `orca_jax.engine.totals`.
         self.totals = {
-            "spec_decode_drafts": Counter("spec_decode_num_drafts_total", "Proposals.", names, prefix="vllm:"),
+            "spec_decode_drafts": Counter(
+                "spec_decode_num_drafts_total", "Proposals of speculation.", names, prefix="vllm:"
+            ),
             "spec_decode_draft_tokens": Counter(
                 "spec_decode_num_draft_tokens_total", "Proposed tokens.", names, prefix="vllm:"
             ),

@@ -57,7 +57,7 @@ def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (
             tmp_path / "no",
             tmp_path / "out",
-            f"error: --input: {tmp_path}/no cannot be read: No such file or directory\n",
+            f"error: --input: {tmp_path}/no cannot be read: No such file or directory; check the path\n",
         ),
         (empty, tmp_path / "out", f"error: --input: {empty} is empty; it must contain one request per line\n"),
         (

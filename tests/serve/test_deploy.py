@@ -23,6 +23,7 @@ from orca_jax.serve.connection import MAX_HEADER_BYTES
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
 from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.timeline.__main__ import make_parser as timeline_parser
 from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -176,7 +177,7 @@ def test_orders_are_as_told() -> None:
 
 def test_flags_exist() -> None:
     known = {field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)}
-    known |= {action.dest for action in plan_parser()._actions}
+    known |= {action.dest for parser in (plan_parser(), timeline_parser()) for action in parser._actions}
     named = {flag.replace("-", "_") for flag in re.findall(r"`--(?:no-)?([a-z-]+)", OPERATIONS)}
     assert named - {"help"} <= known
 
