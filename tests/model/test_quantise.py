@@ -242,7 +242,8 @@ def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_experts_do_not_depend_on_the_mesh(kind: Quantization) -> None:
     """With a shared expert, whose width of 20 four devices divide."""
     ids = np.random.default_rng(1).integers(0, 90, 24)
