@@ -164,6 +164,7 @@ def test_an_implementation_that_cannot_do_the_shapes_is_refused_before_compilati
     assert error.value.param == "attention_implementation"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
 def test_reference_attention_serves_too(program_cache: str) -> None:
     settings = {"attention_implementation": "reference", "tensor_parallel_size": 1, "num_pages": 20, "page_size": 8}

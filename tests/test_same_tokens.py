@@ -210,7 +210,7 @@ def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
 @pytest.mark.parametrize(
     ("name", "devices", "stages"),
     [
-        ("gpt2-12-heads", 2, 2),
+        slow("gpt2-12-heads", 2, 2),
         ("llama-12-heads-3-groups", 1, 2),
         slow("gpt2-12-heads", 2, 3),
         slow("gpt2-untied-sharded", 1, 2),
@@ -233,6 +233,7 @@ def test_pipelines(name: str, devices: int, stages: int, program_cache: str) -> 
 
 @few
 @quick
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [6])
 def test_four_stages_of_random_layers(layers: int, tmp_path: Path, program_cache: str) -> None:
     """With extras, seeds, constraints and preemption; 6 layers are spread as 1, 2, 2, 1."""
@@ -289,7 +290,7 @@ REPEATED = (
 
 @few
 @quick
-@pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), (2, 60), (4, 60)])
+@pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), slow(2, 60), (4, 60)])
 def test_repetitions_on_the_device_do_not_matter(devices: int, num_pages: int, program_cache: str) -> None:
     """Greedy and drawn tokens, ends by length and by an id, new members and, with few pages, preemption."""
     greedy, answers = greedy_jobs("gpt2-12-heads")

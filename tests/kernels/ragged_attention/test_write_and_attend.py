@@ -109,7 +109,8 @@ def test_cases_without_races(name: str) -> None:
     check_strictly(case, TINY if sum(context for _, context in case.requests) < 100 else None)
 
 
-@pytest.mark.parametrize("name", ["int8 pages", pytest.param("fp8 pages", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8 pages", "fp8 pages"])
 def test_quantised_pages_are_written_first(name: str) -> None:
     case = BY_NAME[name]
     q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
