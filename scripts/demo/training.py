@@ -14,7 +14,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from demo.data import Rows
 from orca_jax.model.attention import Attend
-from orca_jax.model.transformer import Decoder
+from orca_jax.model.transformer import Block, Decoder
 
 Batch = dict[str, Array]
 
@@ -48,7 +48,12 @@ def packed_attention(segments: Int[Array, "B S"]) -> Attend[tuple[()]]:
 
 
 def token_logits(decoder: Decoder, batch: Batch) -> Float[Array, "T V"]:
-    """The logits of every place, without the padding of the vocabulary."""
+    """The logits of every place, without the padding of the vocabulary.
+
+    The layers are unrolled: the backward pass of a scan copies the values that each layer keeps for it.
+    """
+    if isinstance(decoder.blocks, Block):
+        decoder.unstack()
     hidden, _ = decoder(
         batch["ids"].reshape(-1), batch["positions"].reshape(-1), packed_attention(batch["segments"]), ()
     )

@@ -9,10 +9,10 @@ from demo.tasks.example import Conversation, Example, is_held_out
 Task = Callable[[Random], Conversation]
 
 TASKS: Mapping[str, Mapping[Task, float]] = {
-    "word problems": {word_problems.story: 12, word_problems.fixed: 14, word_problems.short: 3},
+    "word problems": {word_problems.story: 14, word_problems.fixed: 18, word_problems.short: 4},
     "arithmetic": {word_problems.drill: 7},
     "JSON answers": {word_problems.in_json: 5},
-    "JSON extraction": {extraction.extract: 17},
+    "JSON extraction": {extraction.extract: 22},
     "counting": {lists.count_to: 2, lists.count_items: 2, lists.count_one: 2},
     "sorting": {lists.sort_numbers: 4, lists.sort_words: 3, lists.extreme: 1},
     "times": {clock.later: 5, clock.between: 1, clock.units: 1},
