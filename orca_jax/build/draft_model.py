@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of
+from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, tokenizer_of
 from orca_jax.build.settings import is_toy
 from orca_jax.build.speculation import largest_batch
-from orca_jax.bundled import directory_of, is_gguf, is_preset, pinned
+from orca_jax.bundled import directory_of, is_gguf, pinned
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.startup import StartTimes
-from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from orca_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import jax
@@ -64,7 +64,7 @@ def describe_draft(
         source = directory_of(own) or own.model
         model = read_model_config(source, None)
         check_weights(source, own.load_format)
-        words = _tokenizer(source) if config.tokenizer is None else tokenizer
+        words = tokenizer_of(own, source) if config.tokenizer is None else tokenizer
     except ConfigError as error:
         raise _unfit(f"the draft model {speculative.model}: {error.message}") from None
     if model.vocab_size != target.vocab_size:
@@ -81,10 +81,6 @@ def describe_draft(
     if words is not tokenizer and any(words.token_bytes(each) != tokenizer.token_bytes(each) for each in ids):
         raise _unfit(f"the draft model {speculative.model} has another tokenizer than {config.model}")
     return DraftModel(config, source, model, max_model_len)
-
-
-def _tokenizer(source: str) -> Tokenizer:
-    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
 
 
 def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTimes) -> ModelProposer:

@@ -12,7 +12,15 @@ from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, t
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.draft_model import describe_draft, start_draft
-from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, explain, max_model_len_of, resolve
+from orca_jax.build.resolve import (
+    PAGE_SIZE,
+    cache_directory,
+    dtype_of,
+    explain,
+    max_model_len_of,
+    resolve,
+    tokenizer_of,
+)
 from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
 from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
 from orca_jax.build.settings import (
@@ -27,7 +35,7 @@ from orca_jax.build.speculation import speculating
 from orca_jax.build.summary import summary_of
 from orca_jax.build.toy import toy_executor
 from orca_jax.build.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
-from orca_jax.bundled import directory_of, is_preset, pinned, texts_of
+from orca_jax.bundled import directory_of, pinned, texts_of
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
 from orca_jax.engine import Engine
@@ -41,7 +49,7 @@ from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
 from orca_jax.step import Executor
 from orca_jax.text.grammar import GrammarFactory
-from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from orca_jax.text.tokenizer import Tokenizer
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter, check_trace_file
 
 if TYPE_CHECKING:
@@ -128,7 +136,7 @@ def _build(
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
     model = quantised(config, read_model_config(source, config.decoder))
-    tokenizer = _tokenizer(config, source)
+    tokenizer = tokenizer_of(config, source)
     max_model_len = max_model_len_of(config, model)
     check_weights(source, config.load_format)
     draft = describe_draft(config, model, tokenizer, max_model_len)
@@ -260,12 +268,6 @@ def _built(
     return Built(engine, tokenizer, grammars, model, header.max_model_len, header, summary, resolved)
 
 
-def _tokenizer(config: EngineConfig, source: str) -> Tokenizer:
-    if config.tokenizer is not None:
-        return load_tokenizer(config.tokenizer)
-    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
-
-
 def _timeline_header(
     config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
 ) -> TimelineHeader:
@@ -302,6 +304,6 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     header = _timeline_header(config, cache, max_model_len, budget)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
     reader = load_first(engine, config, toy_adapter_reader(config))
-    tokenizer = _tokenizer(config, config.model)
+    tokenizer = tokenizer_of(config, config.model)
     built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))
     return replace(built, read_adapter=reader)

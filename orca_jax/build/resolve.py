@@ -9,6 +9,7 @@ from orca_jax.build.budget import launch_sizes
 from orca_jax.build.scheduler import num_rows
 from orca_jax.build.settings import num_loras
 from orca_jax.build.speculation import most_drafts
+from orca_jax.bundled import is_preset
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
@@ -24,6 +25,7 @@ from orca_jax.config import (
 )
 from orca_jax.errors import ConfigError
 from orca_jax.processor import multiplies_bfloat16
+from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -51,6 +53,21 @@ def max_model_len_of(config: EngineConfig, model: ModelConfig) -> int:
             param="max_model_len",
         )
     return length
+
+
+def tokenizer_of(config: EngineConfig, source: str) -> Tokenizer:
+    """Return the tokenizer of the settings, or without one the tokenizer of the model.
+
+    Args:
+        config: the settings.
+        source: the directory of the model, or its preset. A preset has the byte tokenizer.
+
+    Raises:
+        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".
+    """
+    if config.tokenizer is not None:
+        return load_tokenizer(config.tokenizer)
+    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
 
 
 def cache_directory(directory: str | None) -> str | None:
