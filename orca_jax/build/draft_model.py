@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, tokenizer_of
+from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, page_layout, page_type, tokenizer_of
 from orca_jax.build.settings import is_toy
 from orca_jax.build.speculation import largest_batch
 from orca_jax.bundled import directory_of, is_gguf, pinned
@@ -104,10 +104,8 @@ def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTime
     )
     rows, page_size = largest_batch(config, speculative), config.page_size or PAGE_SIZE
     pages_per_row = -(-draft.max_model_len // page_size)
-    on_cpu = platform == "cpu"
-    cache = CacheConfig(
-        rows * pages_per_row, page_size, "float32" if on_cpu else dtype, "head_major" if on_cpu else "packed"
-    )
+    cache_dtype = page_type(dtype, platform, has_bfloat16=False)
+    cache = CacheConfig(rows * pages_per_row, page_size, cache_dtype, page_layout(platform))
     shapes = ExecutorConfig(
         dtype=dtype,
         tensor_parallel_size=size,

@@ -117,6 +117,25 @@ def resolve(
     )
 
 
+def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:
+    """Return the type of pages for a `kv_cache_dtype` of "auto".
+
+    Args:
+        dtype: of weights and activations.
+        platform: of the devices.
+        has_bfloat16: on a CPU, true to keep bfloat16. A CPU converts other types than float32 in each product of
+            attention, so their pages are float32.
+    """
+    if platform != "cpu" or (dtype == "bfloat16" and has_bfloat16):
+        return dtype
+    return "float32"
+
+
+def page_layout(platform: str) -> PageLayout:
+    """Return the order of tokens in a page."""
+    return "head_major" if platform == "cpu" else "packed"
+
+
 def _lora(config: EngineConfig) -> LoraConfig | None:
     if not config.enable_lora:
         return None
@@ -130,12 +149,9 @@ def _cache(
     from orca_jax.exec.cache import free_memory, size_cache, weight_bytes, workspace_bytes
 
     dtype = dtype_of(config, placed.platform)
-    # A CPU converts other types in each product of attention.
-    is_kept = placed.platform != "cpu" or (dtype == "bfloat16" and multiplies_bfloat16())
-    cache_auto: PageDType = dtype if is_kept else "float32"
+    cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
-    page_size = config.page_size or PAGE_SIZE
-    layout: PageLayout = "head_major" if placed.platform == "cpu" else "packed"
+    page_size, layout = config.page_size or PAGE_SIZE, page_layout(placed.platform)
     if config.num_pages is not None:
         return CacheConfig(config.num_pages, page_size, cache_dtype, layout)
     rows = num_rows(config)

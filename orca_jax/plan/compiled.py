@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from orca_jax.build.budget import largest_launch
+from orca_jax.build.resolve import PAGE_SIZE
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.stages import LayerSpan
 from orca_jax.plan.accelerators import Devices
-from orca_jax.plan.memory import PAGE_SIZE, Capacity, Demand
+from orca_jax.plan.memory import Capacity, Demand
 
 # Without these, libtpu looks for a TPU VM, and locks the TPU against a second process.
 _VARIABLES = (

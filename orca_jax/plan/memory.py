@@ -8,15 +8,14 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.build.budget import largest_launch
-from orca_jax.config import DType, EngineConfig, ModelConfig, PageDType, PageLayout, Quantization
+from orca_jax.build.resolve import PAGE_SIZE, page_layout
+from orca_jax.config import DType, EngineConfig, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
 from orca_jax.model.load import abstract_decoder
 from orca_jax.model.sharding import TENSOR_AXIS, on_shards
 from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.plan.accelerators import Accelerator
-
-PAGE_SIZE = 128  # tokens, the engine's default
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _fit(
     # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
     most_layers = replace(model, num_layers=max(span.size for span, _ in parts))
-    layout: PageLayout = "head_major" if kind.platform == "cpu" else "packed"
+    layout = page_layout(kind.platform)
     try:
         cache = size_cache(
             most_layers,

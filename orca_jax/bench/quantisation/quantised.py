@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.build.engine import build_engine
+from orca_jax.build.resolve import PAGE_SIZE
 from orca_jax.build.settings import is_toy
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization, page_dtype
@@ -32,7 +33,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
-from orca_jax.plan.memory import PAGE_SIZE, stage_weights
+from orca_jax.plan.memory import stage_weights
 from orca_jax.reporting import hardware
 from orca_jax.text.tokenizer import load_tokenizer
 
