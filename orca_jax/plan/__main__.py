@@ -14,7 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_jax.config import GPU_MEMORY_UTILIZATION, DType, KVCacheDType, ModelConfig, Quantization, page_dtype
+from orca_jax.config import (
+    GPU_MEMORY_UTILIZATION,
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    ModelConfig,
+    Quantization,
+    page_dtype,
+)
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import HELP, FlagParser, flag_of, human_int, program, run_program
@@ -126,14 +134,14 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     _check(args, model)
     devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
     # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
+    from orca_jax.build.resolve import dtype_of
     from orca_jax.plan.compiled import compiled_memory, topology_of
     from orca_jax.plan.memory import Demand
     from orca_jax.plan.options import choose, options
 
     if args.compile:
         topology_of(devices, 1)  # refused before the table is printed
-    default: DType = "float32" if devices.kind.platform == "cpu" else "bfloat16"
-    dtype: DType = default if args.dtype == "auto" else args.dtype
+    dtype = dtype_of(EngineConfig(dtype=args.dtype), devices.kind.platform)
     demand = Demand(
         dtype=dtype,
         kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else page_dtype(args.kv_cache_dtype),
