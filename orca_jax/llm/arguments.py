@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from types import NoneType
 from typing import Any, cast
 
 from orca_jax.checks import unknown_name
@@ -56,16 +57,8 @@ def check_prompt_type(prompt: object) -> None:
 
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     """Return the parameters of each of `count` prompts. Raises RequestError; `param` is "sampling_params"."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    given: object = params
-    if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
-        message = f"sampling_params must be a SamplingParams or a list of them, not {type(params).__name__}"
-        raise RequestError(message, param="sampling_params")
-    if len(params) != count:
-        message = f"{len(params)} sampling_params for {count} prompts; give one for each prompt, or one for all"
-        raise RequestError(message, param="sampling_params")
-    return params
+    given = SamplingParams() if params is None else params
+    return _for_each(given, count, (SamplingParams,), "sampling_params")
 
 
 Loras = LoRARequest | Sequence[LoRARequest | None] | None
@@ -74,17 +67,31 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 def lora_for_each(requests: Loras, count: int) -> Sequence[LoRARequest | None]:
     """Return the adapter of each of `count` prompts. Raises RequestError; `param` is "lora_request"."""
-    if requests is None or isinstance(requests, LoRARequest):
-        return [requests] * count
-    given: object = requests
-    is_list = isinstance(given, Sequence) and all(one is None or isinstance(one, LoRARequest) for one in given)
-    if not is_list:
-        message = f"lora_request must be a LoRARequest or a list of them, not {type(requests).__name__}"
-        raise RequestError(message, param="lora_request")
-    if len(requests) != count:
-        message = f"{len(requests)} lora_requests for {count} prompts; give one for each prompt, or one for all"
-        raise RequestError(message, param="lora_request")
-    return requests
+    return _for_each(requests, count, (LoRARequest, NoneType), "lora_request")
+
+
+def _for_each[T](given: object, count: int, types: tuple[type[T], ...], param: str) -> Sequence[T]:
+    """The values of `count` prompts, given as one for all or as a list.
+
+    Args:
+        given: the argument of the caller.
+        count: the number of prompts.
+        types: of a value. Messages name the first one.
+        param: the name of the argument.
+
+    Raises:
+        RequestError: the argument has another type, or the list another length.
+    """
+    if isinstance(given, types):
+        return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(one, types) for one in given):
+        message = f"{param} must be a {types[0].__name__} or a list of them, not {type(given).__name__}"
+        raise RequestError(message, param=param)
+    if len(given) != count:
+        plural = param if param.endswith("s") else f"{param}s"
+        message = f"{len(given)} {plural} for {count} prompts; give one for each prompt, or one for all"
+        raise RequestError(message, param=param)
+    return given
 
 
 def check_same_adapter(request: LoRARequest, path: str) -> None:
