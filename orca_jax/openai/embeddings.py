@@ -13,9 +13,9 @@ from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.generation import end_reason, failure_of, watching
 from orca_jax.openai.model import Service
-from orca_jax.openai.params import check_ids
+from orca_jax.openai.params import check_ids, check_priority, salt_of, urgency_of
 from orca_jax.openai.schema.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
-from orca_jax.request import RequestUpdate, SamplingParams, Urgency
+from orca_jax.request import RequestUpdate, SamplingParams
 from orca_jax.telemetry.observer import RequestRecord
 from orca_jax.text.embedding import embedding_of, in_base64
 
@@ -47,10 +47,8 @@ async def prepare(service: Service, call: EmbeddingRequest, name: str, caller: s
         name: id of the HTTP call.
         caller: digest of the API key; None on a server without keys.
     """
-    model, config = service.model, service.config
-    if call.priority and config.engine.scheduling_policy != "priority":
-        message = "priority must be 0: this server does not run with --scheduling-policy priority"
-        raise ApiError(400, message, "priority", code="unsupported_parameter")
+    model = service.model
+    check_priority(service, call)
     _check_dimensions(call.dimensions, model.dimensions)
     parts = call.parts()
     texts = [part for part in parts if isinstance(part, str)]
@@ -63,10 +61,8 @@ async def prepare(service: Service, call: EmbeddingRequest, name: str, caller: s
             message = f"this model's maximum context length is {model.context} tokens, and an input has {len(ids)}"
             raise ApiError(400, message, "input", code="context_length_exceeded")
         check_ids(model, ids, "input")
-    salt = call.cache_salt or ""
-    salt = salt if caller is None or not config.cache_salt_per_key else caller + salt
+    salt, urgency = salt_of(service, call, caller), urgency_of(call, caller)
     params = SamplingParams(max_tokens=1, pooling=call.pooling or "last", cache_salt=salt)
-    urgency = Urgency(call.priority or 0, call.user or "" if caller is None else caller, call.timeout)
     requests = [Submit(service.client.new_request_id(), ids, params, urgency) for ids in inputs]
     deadlines = Deadlines(call.queue_timeout, call.timeout)
     return EmbeddingJob(f"embd-{call.request_id or name or uuid.uuid4().hex}", call, requests, deadlines)

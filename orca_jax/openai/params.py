@@ -10,6 +10,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
+from orca_jax.openai.schema.embeddings import EmbeddingRequest
 from orca_jax.openai.schema.limits import MAX_ALL_STOPS
 from orca_jax.openai.schema.sampling import UNLIMITED, SamplingFields
 from orca_jax.request import SamplingParams, Urgency, candidate_seed
@@ -28,6 +29,7 @@ PLAIN = tuple(
 """Fields of a call with the same name and form in `SamplingParams`."""
 
 type CompletionCall = CompletionRequest | ChatRequest
+type AnyCall = CompletionCall | EmbeddingRequest
 
 
 def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) -> None:
@@ -44,14 +46,19 @@ def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) 
         raise ApiError(400, f"stop must have at most {MAX_ALL_STOPS} characters in total", "stop")
     if call.truncate_prompt_tokens == 0:
         raise ApiError(400, "truncate_prompt_tokens must leave at least one token", "truncate_prompt_tokens")
-    if call.priority and service.config.engine.scheduling_policy != "priority":
-        message = "priority must be 0: this server does not run with --scheduling-policy priority"
-        raise ApiError(400, message, "priority", code="unsupported_parameter")
+    check_priority(service, call)
     most = service.config.max_logprobs
     for name in counts:
         count = getattr(call, name)
         if count is not None and count > most:
             raise ApiError(400, f"{name} must be at most {most} on this server, got {count}", name)
+
+
+def check_priority(service: Service, call: AnyCall) -> None:
+    """Refuse a priority on a server without priorities. Raises ApiError."""
+    if call.priority and service.config.engine.scheduling_policy != "priority":
+        message = "priority must be 0: this server does not run with --scheduling-policy priority"
+        raise ApiError(400, message, "priority", code="unsupported_parameter")
 
 
 def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
@@ -62,12 +69,12 @@ def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
         raise ApiError(400, f"{param} contains id {wrong}, but the model's vocabulary has only {vocab_size} ids", param)
 
 
-def urgency_of(call: CompletionCall, caller: str | None) -> Urgency:
+def urgency_of(call: AnyCall, caller: str | None) -> Urgency:
     """Priority and tenant of a call. The tenant is the API key, or the field `user` on a server without keys."""
     return Urgency(call.priority or 0, call.user or "" if caller is None else caller, call.timeout)
 
 
-def salt_of(service: Service, call: CompletionCall, caller: str | None) -> str:
+def salt_of(service: Service, call: AnyCall, caller: str | None) -> str:
     """The salt of a call's prefix-cache entries. Key digests have one length, so no salt can imitate another key."""
     salt = call.cache_salt or ""
     return salt if caller is None or not service.config.cache_salt_per_key else caller + salt
