@@ -136,7 +136,22 @@ def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
         raise ConfigError(message, param="quantization")
 
 
-class QuantisedMatrix(nnx.Module):
+class _StoredParts(nnx.Module):
+    """Values and scales as parameters with logical axes. The last two of `axes` are inputs and outputs."""
+
+    def __init__(self, parts: Quantised, axes: tuple[str, ...], kind: Quantization, *, is_stacked: bool) -> None:
+        *first, inputs, outputs = ("layers", *axes) if is_stacked else axes
+        self.values = nnx.Param(parts.values, axes=(*first, inputs, outputs))
+        # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
+        self.scale = nnx.Param(parts.scale, axes=(*first, *(("groups",) if kind == "int4" else ()), outputs))
+
+    @property
+    def parts(self) -> Quantised:
+        """The values and scales; within `shard_map`, those of this device."""
+        return Quantised(self.values[...], self.scale[...])
+
+
+class QuantisedMatrix(_StoredParts):
     """A quantised matrix in the place of a parameter.
 
     Args:
@@ -158,20 +173,17 @@ class QuantisedMatrix(nnx.Module):
         *,
         is_stacked: bool,
     ) -> None:
-        first = ("layers",) if is_stacked else ()
-        self.values = nnx.Param(parts.values, axes=(*first, *axes))
-        # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
-        self.scale = nnx.Param(parts.scale, axes=(*first, *(("groups",) if kind == "int4" else ()), axes[1]))
+        super().__init__(parts, axes, kind, is_stacked=is_stacked)
         self.kind: Quantization = kind
         self.dtype = dtype
         self.splits = splits
 
     def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """`x` times this matrix, with float32 sums."""
-        return product(x, Quantised(self.values[...], self.scale[...]), self.kind, self.dtype, self.splits)
+        return product(x, self.parts, self.kind, self.dtype, self.splits)
 
 
-class QuantisedExperts(nnx.Module):
+class QuantisedExperts(_StoredParts):
     """The quantised matrices of all experts in the place of a parameter, as each device has its part of them.
 
     Args:
@@ -185,17 +197,10 @@ class QuantisedExperts(nnx.Module):
     def __init__(
         self, parts: Quantised, axes: tuple[str, str, str], kind: Quantization, dtype: jnp.dtype, *, is_stacked: bool
     ) -> None:
-        first = ("layers", axes[0]) if is_stacked else axes[:1]
-        self.values = nnx.Param(parts.values, axes=(*first, *axes[1:]))
-        self.scale = nnx.Param(parts.scale, axes=(*first, *(("groups",) if kind == "int4" else ()), axes[2]))
+        super().__init__(parts, axes, kind, is_stacked=is_stacked)
         self.form = KernelForm(
             multiply=partial(product, kind=kind, dtype=dtype), expand=partial(expand, kind=kind, dtype=dtype)
         )
-
-    @property
-    def parts(self) -> Quantised:
-        """The values and scales of this device."""
-        return Quantised(self.values[...], self.scale[...])
 
 
 class QuantisedTable(nnx.Module):
