@@ -37,6 +37,7 @@ from orca_jax.model.quantise import is_quantised_part
 from orca_jax.model.transformer import Block, Decoder
 from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
+from orca_jax.model.trees.memory import nested
 from orca_jax.model.trees.rows import LAYER, TreeTable
 from orca_jax.model.trees.views import Entry, Stacked, Stored, Taken, Transposed, View
 from orca_jax.progress import Progress
@@ -58,17 +59,14 @@ class ArrayOfTree(NamedTuple):
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
     """Write the parameters as `dtype`, and quantised ones as they are, to the new folder `directory`/params."""
     assert isinstance(decoder.blocks, Block), "checkpoints hold stacked layers: save before `unstack`"
-    tree: dict[str, Any] = {}
+    leaves: dict[Keys, np.ndarray] = {}
     for path, value in flat_parameters(nnx.state(decoder)).items():
-        *parents, name = path.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
         rows, copies = stored_shape(path, value.shape, decoder.config)[0], num_copies(path, decoder.config)
         stored = np.asarray(value[:rows] if is_quantised_part(path) else value[:rows].astype(jnp.dtype(dtype)))
-        node[name] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
+        keys = tuple(path.split("."))
+        leaves[keys] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(tree))
+        checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(nested(leaves)))
 
 
 def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
