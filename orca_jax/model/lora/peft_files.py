@@ -18,7 +18,7 @@ from orca_jax.errors import CheckpointError, system_message
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
-from orca_jax.model.lora.stacks import groups_of, width_of, zero_values
+from orca_jax.model.lora.stacks import group_of, groups_of, width_of, zero_values
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.stripes import DTYPES
 
@@ -204,7 +204,7 @@ def _problem_of_shapes(
     sides: Mapping[str, np.ndarray], places: list[_AdaptedModule], model: ModelConfig, rank: int
 ) -> str | None:
     place = places[0]
-    group = next(group for group in groups_of(model).values() if place.target in group.targets)
+    _, _, group = group_of(place.target, model)
     inputs, part = width_of(group.inputs, model), place.weight.part
     outputs = _stored_width(place.target, model) if part is None else part.num_columns
     for side, needed in (("A", (rank, inputs)), ("B", (outputs, rank))):
@@ -215,7 +215,7 @@ def _problem_of_shapes(
 
 def _stored_width(target: str, model: ModelConfig) -> int:
     """The outputs of a linear layer in checkpoints: one copy of each key/value head."""
-    group = next(group for group in groups_of(model).values() if target in group.targets)
+    _, _, group = group_of(target, model)
     width = width_of(group.outputs[group.targets.index(target)], model)
     return width // model.kv_copies if target in ("key", "value") else width
 
@@ -229,9 +229,8 @@ def _place_values(
     max_rank: int,
 ) -> None:
     """Write the matrices of one module, or the part of one, into the arrays of the adapter."""
-    names = groups_of(model)
-    number, name = next((i, name) for i, (name, group) in enumerate(names.items()) if place.target in group.targets)
-    rank, first = a.shape[0], names[name].targets.index(place.target) * max_rank
+    number, name, group = group_of(place.target, model)
+    rank, first = a.shape[0], group.targets.index(place.target) * max_rank
     columns = np.arange(_stored_width(place.target, model))
     if place.target in ("key", "value") and model.kv_copies > 1:
         columns = copied_columns(range(len(columns) * model.kv_copies), model.kv_copies, model.head_dim)

@@ -45,6 +45,12 @@ def groups_of(model: ModelConfig) -> dict[str, Group]:
     return groups
 
 
+def group_of(target: str, model: ModelConfig) -> tuple[int, str, Group]:
+    """The group of a linear layer: its number in `active`, its name, and itself."""
+    groups = enumerate(groups_of(model).items())
+    return next((number, name, group) for number, (name, group) in groups if target in group.targets)
+
+
 def width_of(axis: str, model: ModelConfig) -> int:
     """The size of a logical axis."""
     sizes = {
