@@ -89,7 +89,7 @@ def is_writable(folder: Path) -> bool:
 
 
 def check_new_file(path: str | Path, param: str) -> None:
-    """Refuse a path that cannot be written, before the work whose result it shall hold.
+    """Check that a file can be written, before the work for its content begins.
 
     Raises:
         ConfigError: its folder is missing or not writable, or it is a folder itself.

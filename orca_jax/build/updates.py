@@ -1,4 +1,4 @@
-"""The function of an engine that takes new weights, and the refusals of engines that cannot take any."""
+"""The types of the functions that replace weights, and the refusals of engines without replacement."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn

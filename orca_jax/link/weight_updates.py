@@ -28,7 +28,7 @@ class PreparedWeights:
 
 
 class WeightUpdates:
-    """Updates in the order of their arrival, and the requests that wait for one.
+    """Updates in the order of their arrival, and the requests kept until weights are replaced.
 
     Args:
         engine: owned by the main thread.
@@ -65,7 +65,7 @@ class WeightUpdates:
             self._read()
 
     def take(self, prepared: PreparedWeights) -> None:
-        """Report that new weights were read, or that they are refused."""
+        """Report the result of a read to the front end: the weights were read, or they are refused."""
         if isinstance(prepared.result, WeightsUpdated):
             self._send(prepared.result)
             self._next()
@@ -79,9 +79,10 @@ class WeightUpdates:
         self._due, self._was_read, self.is_due = self._was_read, None, True
 
     def holds(self, message: Submit | Abort) -> bool:
-        """Keep a request that arrives while the weights are due, and drop a kept one that is aborted.
+        """Keep a new request while weights are due, or drop a kept request after its abort.
 
-        Returns False if the message is for the engine.
+        Returns:
+            True if nothing is left to do. False if the engine must get the message: the abort of a live request.
         """
         if isinstance(message, Submit):
             self._held.append(message)

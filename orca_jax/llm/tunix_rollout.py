@@ -78,8 +78,8 @@ class _Rollout:
     def generate(self, prompts: list[str], rollout_config: Any, **kwargs: Any) -> Any:
         """Sample one text for each prompt, with the log probabilities of its tokens from the same pass.
 
-        They are the model's own, before the temperature and the filters. A seed is that of the first prompt, and the
-        following prompts have the seeds after it, so that equal prompts get different texts.
+        The log probabilities are the model's own, before temperature and filters. The first prompt has the seed of the
+        configuration, and each further prompt the next seed. So equal prompts get different texts.
 
         Raises:
             RequestError: an argument is not supported, or a prompt is longer than `max_prompt_length`.

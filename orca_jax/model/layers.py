@@ -71,7 +71,7 @@ class Maker:
         return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
 
     def of_each_device(self) -> "Maker":
-        """A maker of layers that are partitioned by hand, so that products see the part of one device.
+        """A maker for layers partitioned by hand. Their products get the matrices as one device holds them.
 
         Raises:
             ConfigError: a group of int4 may reach over the edge of a device.
@@ -82,7 +82,7 @@ class Maker:
         return Maker(self.dtype, self.rngs, self.span, self.mesh, Storage(self.storage.kind))
 
     def skip(self) -> None:
-        """Use up the key of a random parameter of another stage, so that the values do not depend on the stages."""
+        """Consume the key of a random parameter of another stage: values do not depend on the number of stages."""
         self.rngs.params()
 
     def __call__(

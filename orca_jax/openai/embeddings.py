@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: requests that end after their prompts, in the same iterations as those that generate."""
+"""`POST /v1/embeddings`. Its requests end after their prompts, and share iterations with requests for text."""
 
 import uuid
 from collections.abc import Iterable, Sequence

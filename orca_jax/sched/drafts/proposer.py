@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from orca_jax.sched.request import Request
 
 MEMORY = 24
-"""Tested proposals that an acceptance remembers: the weight of older ones falls."""
+"""Tests in the memory of an `Acceptance`: the weight of older ones falls."""
 _PRIOR_WEIGHT = 4
 _DRIFT = 0.02
 
@@ -26,7 +26,7 @@ class Chance(NamedTuple):
 
 
 class Acceptance:
-    """The share of tested ids that were drawn, where old tests count less and less.
+    """The share of hits among tests, such as drawn ids among proposed ones. The weight of old tests falls.
 
     Args:
         prior: the share before any test.
