@@ -5,6 +5,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Callable, Collection, Iterable
+from fractions import Fraction
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from orca_jax.checks import VALUE_ALIASES
@@ -23,11 +24,10 @@ def human_int(text: str) -> int:
         argparse.ArgumentTypeError: the text is not such a number.
     """
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
-    if match is None:
+    # A float is not exact: 1.001 times 1000 is less than 1001.
+    value = None if match is None else Fraction(match[1]) * _UNITS[match[2]]
+    if value is None or value.denominator != 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer such as 4096, 4k or 4K")
-    value = float(match[1]) * _UNITS[match[2]] if "." in match[1] else int(match[1]) * _UNITS[match[2]]
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
     return int(value)
 
 

@@ -243,7 +243,8 @@ def test_flags(flags: tuple[str, ...], expected: dict[str, Any]) -> None:
 
 
 def test_human_numbers() -> None:
-    assert [human_int(text) for text in ("7", "-1", "1.5k", "2m", "1G")] == [7, -1, 1500, 2 * 10**6, 2**30]
-    for wrong in ("", "k", "1.0001k", "4 k k", "1e3", "nan", "0x10"):
+    values = {"7": 7, "-1": -1, "1.5k": 1500, "1.001k": 1001, "2m": 2 * 10**6, "1G": 2**30}
+    assert {text: human_int(text) for text in values} == values
+    for wrong in ("", "k", "1.0001k", "9" * 400 + ".5", "4 k k", "1e3", "nan", "0x10"):
         with pytest.raises(argparse.ArgumentTypeError):
             human_int(wrong)
