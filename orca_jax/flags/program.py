@@ -12,6 +12,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 DEBUG = "--debug"
+_OF_MODEL = tuple(f"{name}.json: " for name in ("config", "generation_config", "mapping"))
 
 
 def program(name: str) -> str:
@@ -28,10 +29,11 @@ def flag_of(name: str) -> str:
 
 
 def flag_message(error: ConfigError) -> str:
-    """Return the message of an error, with the flag if the error names one."""
+    """Return the message of an error, after its flag if there is one: `--model` for keys of the model's files."""
     if error.param is None or error.message.startswith("--"):
         return error.message
-    return f"{flag_of(error.param)}: {error.message}"
+    name = "model" if error.message.startswith(_OF_MODEL) else error.param
+    return f"{flag_of(name)}: {error.message}"
 
 
 def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,8 @@ import pytest
 
 from orca_jax.bench.__main__ import COMMANDS
 from orca_jax.cli.main import SUBCOMMANDS, main
+from orca_jax.errors import ConfigError
+from orca_jax.flags import flag_message
 from tests.cli.permissions import permissions_hold
 from tests.project.source import ROOT
 
@@ -152,6 +154,20 @@ def test_each_subcommand_is_in_the_tables(name: str) -> None:
     assert any(words.split()[0] == name for words in WRONG_FLAG)
     if name != "completion":
         assert any(words.split()[0] == name for words in WRONG_PATH)
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "shown"),
+    [
+        ("page_size must be at least 1, got 0", "page_size", "--page-size: page_size must be at least 1, got 0"),
+        ("config.json: n_head must be positive", "n_head", "--model: config.json: n_head must be positive"),
+        ("mapping.json: rows must be a list", "model", "--model: mapping.json: rows must be a list"),
+        ("there is no library", None, "there is no library"),
+    ],
+)
+def test_an_error_names_a_flag_that_exists(message: str, param: str | None, shown: str) -> None:
+    """A key of the model's files is not a flag."""
+    assert flag_message(ConfigError(message, param)) == shown
 
 
 @pytest.mark.parametrize("command", COMMANDS)
