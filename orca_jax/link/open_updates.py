@@ -33,7 +33,9 @@ class OpenUpdates:
         return await future
 
     def take(self, message: WeightsRead | WeightsUpdated) -> None:
-        """Take an answer of the engine."""
+        """Take an answer of the engine. One to an update that `fail` has ended is ignored."""
+        if message.update_id not in self._open:
+            return
         if isinstance(message, WeightsRead):
             self._send(ReplaceWeights(message.update_id, self._open[message.update_id][1]))
             return

@@ -8,6 +8,8 @@ import pytest
 
 from orca_jax.errors import RequestError
 from orca_jax.link.errors import Unavailable
+from orca_jax.link.open_updates import OpenUpdates
+from orca_jax.link.wire import ReplaceWeights, UpdateWeights, WeightsRead, WeightsUpdated
 from orca_jax.request import SamplingParams, StructuredOutput
 from tests.rollouts.toy_weights import Front, ShiftedToy, expected, run_front
 
@@ -145,3 +147,22 @@ def test_an_update_ends_with_the_engine() -> None:
             await front.client.update_weights("2")
 
     run_front(toy, act)
+
+
+def test_an_answer_after_the_end_of_an_update_is_ignored() -> None:
+    """A server that stops has ended its updates, while the engine still reads the weights of one."""
+
+    async def act() -> None:
+        sent: list[UpdateWeights | ReplaceWeights] = []
+        updates = OpenUpdates(sent.append)
+        update = asyncio.ensure_future(updates.run("1", None, aborts=False))
+        await asyncio.sleep(0)
+        updates.fail(Unavailable("the server is shutting down"))
+        with pytest.raises(Unavailable):
+            await update
+        (first,) = sent
+        updates.take(WeightsRead(first.update_id))
+        updates.take(WeightsUpdated(first.update_id, version=1))
+        assert sent == [first], "no weights are to be replaced"
+
+    asyncio.run(act())
