@@ -15,7 +15,7 @@ from orca_jax.build.updates import PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
-from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, ProgressWatch, place_of, step_limit
+from orca_jax.link.watch import ProgressWatch, limit_and_place, step_limit
 from orca_jax.link.weight_updates import PreparedWeights, WeightUpdates
 from orca_jax.link.wire import (
     Abort,
@@ -129,10 +129,7 @@ class EngineStatus:
         if engine is None or self._phase != "serving":
             return Heartbeat(self._phase, max(0.0, self._clock() - self._since), self._engine, self._executor)
         busy = self._watch.look(self._turns + engine.progress if self._has_work else None)
-        limit, place = step_limit(engine.executor.expected_seconds), ""
-        if busy > QUIET_SECONDS:
-            place, is_compiling = place_of(self._thread)
-            limit = max(limit, COMPILE_SECONDS) if is_compiling else limit
+        limit, place = limit_and_place(step_limit(engine.executor.expected_seconds), busy, self._thread)
         return Heartbeat(self._phase, busy, self._engine, self._executor, limit, place)
 
 

@@ -76,6 +76,20 @@ def step_limit(expected: float) -> float:
     return max(STEP_FLOOR, STEP_FACTOR * expected)
 
 
+def limit_and_place(limit: float, still: float, thread: int) -> tuple[float, str]:
+    """The limit for a thread that has stood still, and its place as `place_of` gives it; no place before long.
+
+    Args:
+        limit: seconds without progress that the thread may take, unless JAX compiles.
+        still: seconds without progress so far.
+        thread: its identifier.
+    """
+    if still <= QUIET_SECONDS:
+        return limit, ""
+    place, is_compiling = place_of(thread)
+    return (max(limit, COMPILE_SECONDS) if is_compiling else limit), place
+
+
 def place_of(thread: int) -> tuple[str, bool]:
     """The innermost function of this package that a thread runs, as `file.py:function`, and True if JAX compiles."""
     frame: FrameType | None = sys._current_frames().get(thread)

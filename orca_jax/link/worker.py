@@ -17,7 +17,7 @@ from orca_jax.cluster.worker import Follower, Stillness, WorkerStatus
 from orca_jax.cluster.worker_link import WorkerLink
 from orca_jax.config import ClusterConfig
 from orca_jax.errors import ConfigError
-from orca_jax.link.watch import COMPILE_SECONDS, QUIET_SECONDS, STEP_FACTOR, ProgressWatch, place_of
+from orca_jax.link.watch import STEP_FACTOR, ProgressWatch, limit_and_place
 from orca_jax.logs import install_handler
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import StartTimes
@@ -74,11 +74,8 @@ def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
 
     def look(turns: int | None) -> tuple[float, float, str]:
         still = watch.look(turns)
-        limit, place = max(config.control_timeout, STEP_FACTOR * executor.expected_seconds), ""
-        if still > QUIET_SECONDS:
-            place, is_compiling = place_of(thread)
-            limit = max(limit, COMPILE_SECONDS) if is_compiling else limit
-        return still, limit, place
+        limit = max(config.control_timeout, STEP_FACTOR * executor.expected_seconds)
+        return still, *limit_and_place(limit, still, thread)
 
     return look
 
