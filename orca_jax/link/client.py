@@ -214,8 +214,7 @@ class EngineClient:
             Overloaded: the queue is full.
             CallTooLarge: the call is larger than the queue.
         """
-        if self.state != "ready" or self._link is None:
-            raise self._refusal()
+        link = self._serving_link()
         self._admission.admit([len(request.prompt_ids) for request in requests])
         limits = deadlines.within(self._limits)
         call = OpenCall(self, requests, limits)
@@ -226,7 +225,7 @@ class EngineClient:
                 urgency = dataclasses.replace(request.urgency, deadline=limits.total)
                 request = msgspec.structs.replace(request, urgency=urgency)
             self._routes[request.request_id] = call
-            self._link.send(request)
+            link.send(request)
         return call
 
     def close(self, call: OpenCall) -> None:
@@ -253,8 +252,7 @@ class EngineClient:
             RequestError: the checkpoint does not fit, or the engine cannot replace weights; the weights are unchanged.
             Unavailable: the engine does not serve, or ended before the weights were replaced.
         """
-        if self.state != "ready" or self._link is None:
-            raise self._refusal()
+        self._serving_link()
         return await self._updates.run(source, version, aborts=aborts)
 
     def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
@@ -338,9 +336,7 @@ class EngineClient:
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
 
     def _send_change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        if self.state != "ready" or self._link is None:
-            raise self._refusal()
-        self._link.send(message)
+        self._serving_link().send(message)
 
     def _post(self, message: Watch | UpdateWeights | ReplaceWeights) -> None:
         if self._link is not None:
@@ -350,6 +346,12 @@ class EngineClient:
         for call in tuple(self._calls):
             call.fail(error)
         self._updates.fail(error)
+
+    def _serving_link(self) -> Link:
+        """The link to the engine. Raises Unavailable if it does not serve."""
+        if self.state != "ready" or self._link is None:
+            raise self._refusal()
+        return self._link
 
     def _refusal(self) -> Unavailable:
         return Unavailable(_REFUSALS.get(self.state, "the engine is not there"))

@@ -50,10 +50,8 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # both reach the whole group; the front end drains and then ends this process
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Both reach the whole group; the front end drains and then ends this process.
         signal.signal(number, signal.SIG_IGN)
     install_handler("json" if argv[2] == "json" else "text", process="engine")
     connection = socket.socket(fileno=int(argv[1]))
