@@ -75,7 +75,7 @@ class AdapterCalls:
             future.set_exception(RequestError(answer.error, param=answer.param))
 
     def fail(self, error: Exception) -> None:
-        """End all calls with an error: the engine has ended."""
+        """End all calls with an error: the engine has ended, or the server stops."""
         for future in self._open.values():
             if not future.done():
                 future.set_exception(error)

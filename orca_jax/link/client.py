@@ -280,7 +280,6 @@ class EngineClient:
         self.running = self.waiting = 0
         self._move(state)
         self._fail_all(Unavailable(_REFUSALS[state]))
-        self.adapters.fail(Unavailable(_REFUSALS[state]))
 
     def give_up(self, error: Exception) -> None:
         """Fail `ready` if no engine has served: none will be started any more."""
@@ -293,7 +292,7 @@ class EngineClient:
         self._move("draining")
 
     def stop(self) -> None:
-        """Accept no more calls, and end all open ones with an error."""
+        """Accept no more calls, and end all open ones with an error, those for weights and adapters included."""
         self._move("stopping")
         self.feed.close()
         self._fail_all(self._refusal())
@@ -346,6 +345,7 @@ class EngineClient:
         for call in tuple(self._calls):
             call.fail(error)
         self._updates.fail(error)
+        self.adapters.fail(error)
 
     def _serving_link(self) -> Link:
         """The link to the engine. Raises Unavailable if it does not serve."""

@@ -7,8 +7,10 @@ import pytest
 
 from orca_jax.errors import RequestError
 from orca_jax.link.adapters import AdapterCalls
+from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import Unavailable
-from orca_jax.link.wire import AdapterAnswer, LoadAdapter, UnloadAdapter
+from orca_jax.link.wire import AdapterAnswer, FromFrontEnd, LoadAdapter, Ready, UnloadAdapter
+from orca_jax.server_config import ServerConfig
 
 Sent = list[LoadAdapter | UnloadAdapter]
 
@@ -55,6 +57,25 @@ def test_a_lost_engine_ends_all_changes() -> None:
         assert calls.loaded == {}
 
     run(act)
+
+
+def test_the_stop_of_the_server_ends_all_changes() -> None:
+    class Silent:
+        """A link to an engine without answers."""
+
+        def send(self, message: FromFrontEnd) -> None:
+            pass
+
+    async def act() -> None:
+        client = EngineClient(ServerConfig())
+        client.attach(Silent())
+        client.serve(Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2))
+        task = await started(client.adapters.load("a", "x"))
+        client.stop()
+        with pytest.raises(Unavailable):
+            await task
+
+    asyncio.run(asyncio.wait_for(act(), 10))
 
 
 def test_a_new_engine_gets_what_calls_have_loaded(caplog: pytest.LogCaptureFixture) -> None:
