@@ -27,7 +27,7 @@ class AdapterCalls:
         self.loaded: dict[str, str] = {}
         self._send = send
         self._numbers = itertools.count()
-        self._open: dict[int, asyncio.Future[None]] = {}
+        self._open: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
         self._again: dict[int, str] = {}  # names that a new engine loads again
 
     async def load(self, name: str, path: str) -> None:
@@ -37,15 +37,11 @@ class AdapterCalls:
             RequestError: the engine refuses it; `param` names the field.
             LinkError: the engine does not serve, or ends.
         """
-        number = next(self._numbers)
-        await self._call(number, LoadAdapter(number, name, path))
-        self.loaded[name] = path
+        await self._call(LoadAdapter(next(self._numbers), name, path))
 
     async def unload(self, name: str) -> None:
         """Refuse an adapter to new requests. Raises as `load` does."""
-        number = next(self._numbers)
-        await self._call(number, UnloadAdapter(number, name))
-        self.loaded.pop(name, None)
+        await self._call(UnloadAdapter(next(self._numbers), name))
 
     def load_again(self, names: Collection[str]) -> None:
         """Load everything that is loaded into a new engine, without waiting for it.
@@ -66,9 +62,13 @@ class AdapterCalls:
         if name is not None and answer.error is not None:
             self.loaded.pop(name, None)
             logger.warning("the adapter %s cannot be loaded again: %s", name, answer.error)
-        future = self._open.pop(answer.number, None)
-        if future is None or future.done():
-            return  # its caller has gone
+        if answer.number not in self._open:
+            return
+        change, future = self._open.pop(answer.number)
+        if answer.error is None:
+            self._record(change)
+        if future.done():
+            return  # its caller has gone, and the engine has made the change all the same
         if answer.error is None:
             future.set_result(None)
         else:
@@ -76,16 +76,20 @@ class AdapterCalls:
 
     def fail(self, error: Exception) -> None:
         """End all calls with an error: the engine has ended, or the server stops."""
-        for future in self._open.values():
+        for _, future in self._open.values():
             if not future.done():
                 future.set_exception(error)
         self._open.clear()
         self._again.clear()
 
-    async def _call(self, number: int, message: LoadAdapter | UnloadAdapter) -> None:
-        self._send(message)
-        future = self._open[number] = asyncio.get_running_loop().create_future()
-        try:
-            await future
-        finally:
-            self._open.pop(number, None)
+    async def _call(self, change: LoadAdapter | UnloadAdapter) -> None:
+        self._send(change)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open[change.number] = change, future
+        await future
+
+    def _record(self, change: LoadAdapter | UnloadAdapter) -> None:
+        if isinstance(change, LoadAdapter):
+            self.loaded[change.name] = change.path
+        else:
+            self.loaded.pop(change.name, None)

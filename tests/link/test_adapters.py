@@ -47,6 +47,25 @@ def test_changes_wait_for_their_own_answers() -> None:
     run(act)
 
 
+def test_a_change_counts_although_its_caller_has_gone() -> None:
+    """The next caller would load the adapter again otherwise, and the engine would refuse it."""
+
+    async def act(calls: AdapterCalls, sent: Sent) -> None:
+        changes: list[tuple[Awaitable[None], dict[str, str]]] = [
+            (calls.load("a", "x"), {"a": "x"}),
+            (calls.unload("a"), {}),
+        ]
+        for change, loaded in changes:
+            task = await started(change)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            calls.take(AdapterAnswer(sent[-1].number))
+            assert calls.loaded == loaded
+
+    run(act)
+
+
 def test_a_lost_engine_ends_all_changes() -> None:
     async def act(calls: AdapterCalls, sent: Sent) -> None:
         task = await started(calls.load("a", "x"))
