@@ -36,12 +36,15 @@ class JoinedPart:
 class Weight:
     """The mapping of one tensor of a checkpoint to a parameter.
 
-    `key` is its name without the family's prefix; "{layer}" stands for the layer's number, and the tensors of all
-    layers are stacked into one parameter, those of the experts "{expert}" of each layer as well. `path` is the
-    parameter's path in the decoder. `transpose` turns [out, in] into our
-    [in, out]. If one tensor holds several parameters, `part` selects the columns. `prefixed` is False for
-    tensors outside the family's prefix. The parameter begins at row `first_row` of a tensor that is not stacked.
-    `others` are names of the tensor in older files.
+    Attributes:
+        key: name without the family's prefix. "{layer}" stands for the layer's number, and "{expert}" for the number of
+            an expert; the tensors of all layers and experts are stacked into one parameter.
+        path: of the parameter in the decoder.
+        transpose: True if the tensor is [out, in]; the parameter is [in, out].
+        part: the columns of the parameter, if the tensor holds several ones.
+        prefixed: False for a tensor outside the family's prefix.
+        first_row: the first row of the parameter in the tensor; 0 in stacked ones.
+        others: names of the tensor in older files.
     """
 
     key: str

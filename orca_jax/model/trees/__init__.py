@@ -2,10 +2,11 @@
 
     views      arrays that are read in parts, and their reshapes, transposes and selections
     rows       a row of a table: an array of the tree, operations, a parameter
-    maxtext, tunix, own
-               tables of trees by MaxText, by Tunix, and of modules with the decoder's own parameters
+    maxtext, tunix
+               tables of trees by MaxText and by Tunix
     mapping    tables written by users, in mapping.json
     choose     the table for a tree, and the array of each parameter
+    memory     trees in memory, in place of stored ones
 
-This package imports no JAX.
+All modules but `memory` import no JAX.
 """

@@ -17,7 +17,7 @@ PendingRead = Callable[[], np.ndarray]
 
 @runtime_checkable
 class View(Protocol):
-    """An array on disk."""
+    """An array on disk or in memory, read in parts."""
 
     @property
     def shape(self) -> ViewShape:
