@@ -39,7 +39,7 @@ from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
 from orca_jax.step import ExecutorStats, Handle
 
 SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engine is busy
-COMPILE_THREADS = 2
+NUM_THREADS = 2  # that compile grammars and read adapters
 
 Compile = Callable[[StructuredOutput], Constraint]
 """Compiles a grammar; raises RequestError."""
@@ -183,7 +183,7 @@ class EngineLoop:
         self._compile = compiler
         self._reader = reader
         self._live = live
-        self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prepare")
         self._compiling: dict[str, Future[None]] = {}
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
         self._awaited: Handle | None = None  # the last iteration given to the waiter

@@ -1,8 +1,8 @@
 """The engine process: `python -m orca_jax.link.process FD FORMAT`, started by the front end.
 
 The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
-the process ends with its front end. One thread sends heartbeats. Two threads compile grammars; a request with a
-grammar enters the engine after the compilation.
+the process ends with its front end. One thread sends heartbeats. Two threads compile grammars and read adapters; a
+request with a grammar enters the engine after the compilation.
 """
 
 import contextlib
