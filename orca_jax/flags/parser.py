@@ -139,4 +139,4 @@ class FlagParser(argparse.ArgumentParser):
                 known += [flag for parser in chosen for flag in parser._option_string_actions]
         words = [word.partition("=")[0] for word in self._words]
         unknown = [word for word in words if word.startswith("--") and word not in known]
-        return "".join(hint and f"; {word}: {hint[2:]}" for word in unknown if (hint := did_you_mean(word, known)))
+        return "".join(f"; {word}: {hint[2:]}" for word in unknown if (hint := did_you_mean(word, known)))

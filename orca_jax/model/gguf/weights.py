@@ -120,7 +120,8 @@ def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:
 
 
 def _in_gguf(weight: Weight, architecture: Architecture) -> Weight:
-    is_other = weight.key.endswith(architecture.transposed) if architecture.transposed else False
+    """The row of a tensor, with the order of its axes in GGUF."""
+    is_other = weight.key.endswith(architecture.transposed)
     return replace(weight, transpose=not weight.transpose) if is_other else weight
 
 
