@@ -151,8 +151,9 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
     for key in ("bos", "eos"):
         hf[f"{key}_token_id"] = _value(reader, f"tokenizer.ggml.{key}_token_id")
     others = values.keys() - architecture.keys.keys()
-    if architecture.model_type == "phi3" and "rope.dimension_count" in others:
-        hf["partial_rotary_factor"] = values["rope.dimension_count"] / _head_dim(hf)
+    rotated, head_dim = values.get("rope.dimension_count"), _head_dim(hf)
+    if architecture.model_type == "phi3" and isinstance(rotated, int) and head_dim > 0:
+        hf["partial_rotary_factor"] = rotated / head_dim
         others -= {"rope.dimension_count"}
     for key in sorted(others):
         if key not in _WITHOUT_EFFECT or not _WITHOUT_EFFECT[key](values[key], hf):
@@ -162,6 +163,7 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
 
 
 def _head_dim(hf: Mapping[str, Any]) -> int:
+    """The dimensions of a head; 0 if the metadata have no sizes of heads."""
     heads, embed = hf.get("num_attention_heads"), hf.get("hidden_size")
     head_dim = hf.get("head_dim")
     if isinstance(head_dim, int):

@@ -151,6 +151,12 @@ def test_unsupported_files_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     assert "architecture 'mamba' is not supported, only gpt2, llama" in refused(path)
+    writer = GGUFWriter(path, "phi3")
+    writer.add_rope_dimension_count(8)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert "phi3.rope.dimension_count = 8 is not supported from GGUF" in refused(path), "of heads without a size"
     path.write_bytes(b"GGUF but not much more")
     assert "cannot be read as GGUF" in refused(path)
     path.unlink()
