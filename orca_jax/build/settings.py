@@ -241,10 +241,15 @@ def check_settings(config: EngineConfig) -> None:
     if config.check_in_intervals is not None:
         _check_intervals(config.check_in_intervals)
     check_loras(config)
-    for need in _unmet(config):
-        raise ConfigError(need.reason(config), param=need.setting)
+    check_needs(config)
     if config.max_num_batched_tokens is not None:
         check_budget(config, config.max_num_batched_tokens)
+
+
+def check_needs(config: EngineConfig) -> None:
+    """Refuse settings without effect beside the others. Raises ConfigError; `param` names the setting."""
+    for need in _unmet(config):
+        raise ConfigError(need.reason(config), param=need.setting)
 
 
 def num_loras(config: EngineConfig) -> int:

@@ -182,9 +182,10 @@ def this_machine() -> Devices:
 
 
 def _check(args: argparse.Namespace, model: ModelConfig) -> None:
-    """Refuse wrong numbers and kinds of weights. Raises ConfigError; `param` names the flag."""
-    from orca_jax.build.settings import check_quantization  # it imports much, and help comes at once
+    """Refuse wrong numbers, and flags that do not fit the model. Raises ConfigError; `param` names the flag."""
+    from orca_jax.build.settings import check_needs, check_quantization  # it imports much, and help comes at once
 
+    check_needs(EngineConfig(args.model, revision=args.revision, download_dir=args.download_dir))
     check_quantization(args.quantization, model)
     for name in ("max_num_seqs", "max_model_len", "context", "prompt"):
         value = getattr(args, name)

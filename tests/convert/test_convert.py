@@ -160,6 +160,8 @@ def test_a_failed_exchange_moves_the_old_model_back(tmp_path: Path, monkeypatch:
         (["--model", "{}"], "config.json is missing"),
         (["--tokenizer", "nowhere"], "--tokenizer: nowhere is not a directory; give a directory with tokenizer.json"),
         (["--load-format", "orbax"], "gpt2-untied-sharded"),
+        (["--revision", "v1"], "--revision: revision has no effect on"),
+        (["--download-dir", "{}"], "--download-dir: download_dir has no effect on"),
     ],
 )
 def test_wrong_sources_write_nothing(

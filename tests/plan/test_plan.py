@@ -275,6 +275,7 @@ def test_this_machine_has_memory_and_no_times(capsys: pytest.CaptureFixture[str]
         (["--devices", "h200", "--gpu-memory-utilization", "1.5"], "gpu_memory_utilization must be in (0, 1]"),
         (["--devices", "h200", "--flops-share", "0"], "flops_share must be in (0, 1]"),
         (["--devices", "h200", "--itl-target-ms", "0"], "itl_target_ms must be above 0"),
+        (["--devices", "h200x1", "--revision", "v1"], "revision has no effect on preset:gpt2"),
     ],
 )
 def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
