@@ -77,6 +77,11 @@ def norm(key: str, path: str) -> tuple[Weight, Weight]:
     return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
 
 
+def head(config: ModelConfig, key: str = "lm_head.weight", others: tuple[str, ...] = ()) -> tuple[Weight, ...]:
+    """The row of the unembedding; none if it is the embedding. `others` are as in `Weight`."""
+    return () if config.tied_embeddings else (Weight(key, "head.table", prefixed=False, others=others),)
+
+
 @dataclass(frozen=True)
 class Family:
     """One `model_type`.

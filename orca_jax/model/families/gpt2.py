@@ -3,7 +3,7 @@
 import re
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.families.base import Family, JoinedPart, Weight, norm
+from orca_jax.model.families.base import Family, JoinedPart, Weight, head, norm
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -55,7 +55,6 @@ def _linear(key: str, path: str, part: JoinedPart | None = None) -> tuple[Weight
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters. Queries, keys and values are thirds of one tensor."""
     thirds = (config.embed_dim,) * 3
-    head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
     return (
         Weight("wte.weight", "embedding.table"),
         Weight("wpe.weight", "positions.table"),
@@ -68,7 +67,7 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         *_linear("h.{layer}.mlp.c_fc", "blocks.mlp.up"),
         *_linear("h.{layer}.mlp.c_proj", "blocks.mlp.down"),
         *norm("ln_f", "final_norm"),
-        *head,
+        *head(config),
     )
 
 

@@ -4,7 +4,7 @@ import re
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, norm
+from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -64,7 +64,6 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         joined.append(Weight(f"{key}.weight", f"{path}.kernel", transpose=True, part=part))
         if config.attention_bias:
             joined.append(Weight(f"{key}.bias", f"{path}.bias", part=part))
-    head = Weight("embed_out.weight", "head.table", prefixed=False, others=("lm_head.weight",))
     return (
         Weight("embed_in.weight", "embedding.table"),
         *norm(f"{layer}.input_layernorm", "blocks.attention_norm"),
@@ -74,7 +73,7 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         *linear(f"{layer}.mlp.dense_h_to_4h", "blocks.mlp.up", bias=True),
         *linear(f"{layer}.mlp.dense_4h_to_h", "blocks.mlp.down", bias=True),
         *norm("final_layer_norm", "final_norm"),
-        *(() if config.tied_embeddings else (head,)),
+        *head(config, "embed_out.weight", ("lm_head.weight",)),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import rope
-from orca_jax.model.families.base import Family, Weight, linear
+from orca_jax.model.families.base import Family, Weight, head, linear
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -171,12 +171,11 @@ def outer_weights(config: ModelConfig) -> tuple[Weight, ...]:
         Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale")
         for ours, theirs in _NORMS[config.residual].items()
     ]
-    head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
     return (
         Weight("embed_tokens.weight", "embedding.table"),
         *norms,
         Weight("norm.weight", "final_norm.scale"),
-        *head,
+        *head(config),
     )
 
 

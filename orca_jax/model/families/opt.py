@@ -4,7 +4,7 @@ import re
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import Family, Weight, linear, norm
+from orca_jax.model.families.base import Family, Weight, head, linear, norm
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -56,7 +56,6 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
     layer, attention = "layers.{layer}", "layers.{layer}.self_attn"
-    head = () if config.tied_embeddings else (Weight("lm_head.weight", "head.table", prefixed=False),)
     return (
         Weight("embed_tokens.weight", "embedding.table"),
         Weight("embed_positions.weight", "positions.table", first_row=_UNUSED_POSITIONS),
@@ -69,7 +68,7 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         *linear(f"{layer}.fc1", "blocks.mlp.up", bias=True),
         *linear(f"{layer}.fc2", "blocks.mlp.down", bias=True),
         *norm("final_layer_norm", "final_norm"),
-        *head,
+        *head(config),
     )
 
 
