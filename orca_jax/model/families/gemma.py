@@ -100,11 +100,9 @@ def _read_shape(hf: HfConfig, family: str, defaults: dict[str, int], rules: rope
     """Read the keys `_KEYS`, but not those of windows and caps."""
     activation = "hidden_activation", "gelu_pytorch_tanh"
     config = llama.read_shape(hf, family, defaults, activation=activation, rules=rules)
-    bias = get_bool(hf, "attention_bias", False)
     return replace(
         config,
-        attention_bias=bias,
-        attention_out_bias=bias,
+        **llama.attention_biases(hf),
         tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
         residual="both_norms",
         attention_scale=get_float(hf, "query_pre_attn_scalar", 256.0) ** -0.5,

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
@@ -57,13 +58,14 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
     defaults = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
+    config = read_shape(hf, "llama", defaults)
+    return replace(config, **attention_biases(hf), mlp_bias=get_bool(hf, "mlp_bias", False))
+
+
+def attention_biases(hf: HfConfig) -> dict[str, Any]:
+    """The fields of `ModelConfig` for `attention_bias`: all four projections of attention have biases, or none."""
     bias = get_bool(hf, "attention_bias", False)
-    return replace(
-        read_shape(hf, "llama", defaults),
-        attention_bias=bias,
-        attention_out_bias=bias,
-        mlp_bias=get_bool(hf, "mlp_bias", False),
-    )
+    return {"attention_bias": bias, "attention_out_bias": bias}
 
 
 def read_shape(

@@ -5,14 +5,14 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family
-from orca_jax.model.families.values import HfConfig, get_bool
+from orca_jax.model.families.values import HfConfig
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of OLMo 2; raises `ConfigError` as `llama.config_from_hf` does."""
     defaults = {"vocab_size": 50304, "intermediate_size": 11008, "max_position_embeddings": 2048}
-    config, bias = llama.read_shape(hf, "olmo2", defaults, norm_eps=1e-5), get_bool(hf, "attention_bias", False)
-    return replace(config, attention_bias=bias, attention_out_bias=bias, qk_norm="all", residual="post_norm")
+    config = llama.read_shape(hf, "olmo2", defaults, norm_eps=1e-5)
+    return replace(config, **llama.attention_biases(hf), qk_norm="all", residual="post_norm")
 
 
 OLMO2 = Family(

@@ -18,11 +18,10 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         "num_hidden_layers": 16,
         "num_attention_heads": 16,
     }
-    config, bias = llama.read_shape(hf, "olmoe", defaults, norm_eps=1e-5), get_bool(hf, "attention_bias", False)
+    config = llama.read_shape(hf, "olmoe", defaults, norm_eps=1e-5)
     return replace(
         config,
-        attention_bias=bias,
-        attention_out_bias=bias,
+        **llama.attention_biases(hf),
         qk_norm="all",
         experts=experts.read_experts(hf, "num_experts", (64, 8), is_normalised=get_bool(hf, "norm_topk_prob", False)),
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family
-from orca_jax.model.families.values import HfConfig, get_bool
+from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import QWEN_KEYS, windows_of_qwen
 
 _DEFAULTS = {
@@ -26,9 +26,8 @@ def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
 def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3; raises `ConfigError` as `llama.config_from_hf` does."""
     config = llama.read_shape(hf, "qwen3", {**_DEFAULTS, "head_dim": 128})
-    windows, bias = windows_of_qwen(hf, config.num_layers, config.max_positions), get_bool(hf, "attention_bias", False)
-    config = replace(config, attention_bias=bias, attention_out_bias=bias, qk_norm="head")
-    return replace(config, **windows._asdict())
+    windows = windows_of_qwen(hf, config.num_layers, config.max_positions)
+    return replace(config, qk_norm="head", **llama.attention_biases(hf), **windows._asdict())
 
 
 QWEN2 = Family(

@@ -37,12 +37,11 @@ def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
 def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3-MoE; raises `ConfigError` as `llama.config_from_hf` does."""
     defaults = {**_DEFAULTS, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4}
-    config, bias = llama.read_shape(hf, "qwen3_moe", defaults), get_bool(hf, "attention_bias", False)
+    config = llama.read_shape(hf, "qwen3_moe", defaults)
     window = window_of_all(hf, 4096, config.max_positions)
     return replace(
         config,
-        attention_bias=bias,
-        attention_out_bias=bias,
+        **llama.attention_biases(hf),
         qk_norm="head",
         sliding_window=window if get_bool(hf, "use_sliding_window", False) else None,
         mlp_dim=get_int(hf, "moe_intermediate_size", 768),
