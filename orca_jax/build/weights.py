@@ -13,18 +13,17 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from orca_jax.build.executor import PlacedModel
 from orca_jax.build.updates import PutInPlace
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
-from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, views_of
+from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, save_leaves, views_of
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
 from orca_jax.model.parameters import first_line, flat_parameters, num_copies, split_layer, with_layers, with_parameters
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
-from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, nested, stored_tree
+from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
 from orca_jax.model.trees.views import Entry, Taken, View
 
 REMEDY = "The weights in use are unchanged. Pass the tree of parameters of the served model (docs/rollouts.md)"
@@ -110,8 +109,7 @@ class WeightUpdater:
 
 def save(params: Any, folder: Path) -> None:
     """Write a tree of parameters to `folder`/params with Orbax."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(folder / PARAMS, args=ocp.args.PyTreeSave(nested(flat_tree(params))))
+    save_leaves(flat_tree(params), folder)
 
 
 def _opened(leaves: Mapping[Keys, Any], keys: Keys) -> ArrayOfTree:

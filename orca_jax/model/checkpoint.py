@@ -5,7 +5,7 @@ opened, so optimiser state beside them costs nothing.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,11 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
         stored = np.asarray(value[:rows] if is_quantised_part(path) else value[:rows].astype(jnp.dtype(dtype)))
         keys = tuple(path.split("."))
         leaves[keys] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
+    save_leaves(leaves, directory)
+
+
+def save_leaves(leaves: Mapping[Keys, Any], directory: Path) -> None:
+    """Write the arrays of a tree, by their keys, to the new folder `directory`/params with Orbax."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(nested(leaves)))
 
