@@ -138,7 +138,8 @@ class KvEventPublisher:
                 if opened is not None:
                     opened.close()
             self._context.term()
-            raise ConfigError(f"cannot listen on {endpoint}: {error.strerror}", param=param) from None
+            message = f"cannot listen on {endpoint}: {error.strerror}; give another address"
+            raise ConfigError(message, param=param) from None
         return socket
 
     def _send_all(self, socket: "zmq.Socket[bytes]") -> None:

@@ -117,7 +117,7 @@ def _open(path: Path, changed: int, size: int) -> "GGUFReader":
         return GGUFReader(path)
     except Exception as error:  # the library raises errors of many classes for damaged files
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be read as GGUF ({reason[:200]})", param="model") from None
+        raise ConfigError(f"{path} cannot be read as GGUF ({reason[:200]}); download it again", param="model") from None
 
 
 def architecture_of(reader: "GGUFReader", path: str | Path) -> tuple[str, Architecture]:
