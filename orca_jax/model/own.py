@@ -21,6 +21,7 @@ from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.attention import Attend
 from orca_jax.model.layers import Maker, Table
+from orca_jax.model.parameters import path_of
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
@@ -171,7 +172,7 @@ def build_own(name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, voca
 
 def _check_parameters(name: str, decoder: OwnDecoder) -> None:
     for keys, variable in nnx.to_flat_state(nnx.state(decoder)):
-        path, axes = ".".join(map(str, keys)), variable.get_metadata("axes", None)
+        path, axes = path_of(keys), variable.get_metadata("axes", None)
         if not isinstance(variable, nnx.Param) or not jnp.issubdtype(variable.get_value().dtype, jnp.floating):
             kind = type(variable).__name__
             raise _wrong(f"{name}: {path} is a {kind}; a served decoder has parameters only, and no dropout")

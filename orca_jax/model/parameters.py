@@ -1,7 +1,7 @@
 """Access to the decoder's parameters by path, for the loaders."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,12 +41,15 @@ class Wanted(NamedTuple):
         return with_parameters(self.held, values)
 
 
+def path_of(keys: Iterable[object]) -> str:
+    """The path of a parameter, such as "blocks.mlp.up.kernel", from its keys in a state."""
+    return ".".join(map(str, keys))
+
+
 def with_layers(state: nnx.State) -> frozenset[str]:
     """The paths of the parameters with the layers as their first axis."""
     flat = nnx.to_flat_state(state)
-    return frozenset(
-        ".".join(map(str, path)) for path, variable in flat if variable.get_metadata("axes", ())[:1] == ("layers",)
-    )
+    return frozenset(path_of(keys) for keys, variable in flat if variable.get_metadata("axes", ())[:1] == ("layers",))
 
 
 def split_layer(path: str) -> tuple[str, int | None]:
@@ -56,13 +59,13 @@ def split_layer(path: str) -> tuple[str, int | None]:
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
-    """The value of each parameter by its path, such as "blocks.mlp.up.kernel", in the order of paths."""
-    return {".".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+    """The value of each parameter by its path, in the order of paths."""
+    return {path_of(keys): variable.get_value() for keys, variable in nnx.to_flat_state(state)}
 
 
 def with_parameters(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
     """A copy of `state` with the values replaced, by path."""
-    flat = [(path, variable.replace(values[".".join(map(str, path))])) for path, variable in nnx.to_flat_state(state)]
+    flat = [(keys, variable.replace(values[path_of(keys)])) for keys, variable in nnx.to_flat_state(state)]
     filled: nnx.State = nnx.from_flat_state(flat)
     return filled
 
@@ -83,7 +86,7 @@ def stored_shapes(state: nnx.State, config: ModelConfig) -> dict[str, tuple[int,
     """The shape of each parameter in checkpoints, as in `stored_shape`; an axis "vocab" marks a table of tokens."""
     shapes = {}
     for keys, variable in nnx.to_flat_state(state):
-        path, shape, axes = ".".join(map(str, keys)), variable.get_value().shape, variable.get_metadata("axes", ())
+        path, shape, axes = path_of(keys), variable.get_value().shape, variable.get_metadata("axes", ())
         if "vocab" in axes:
             shape = tuple(
                 config.vocab_size if axis == "vocab" else size for axis, size in zip(axes, shape, strict=True)
