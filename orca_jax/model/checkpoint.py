@@ -24,6 +24,7 @@ from orca_jax.model.orbax_files import CONVERT_AGAIN, PARAMS, SAVE_AGAIN, Keys, 
 from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
+    bounds_of,
     copied_columns,
     first_copies,
     first_line,
@@ -237,7 +238,7 @@ def read_parameter(view: View, leaf: jax.ShapeDtypeStruct, copies: int, head_dim
         view = Taken(view, len(leaf.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, head_dim))
     reads = {}
     for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):
-        bounds = [range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)]
+        bounds = bounds_of(index, leaf.shape)
         cut = [
             range(min(bound.start, size), min(bound.stop, size)) for bound, size in zip(bounds, view.shape, strict=True)
         ]

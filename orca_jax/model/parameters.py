@@ -114,6 +114,11 @@ def first_copies(values: np.ndarray, copies: int, head_dim: int) -> np.ndarray:
     return heads[..., 0, :].reshape(*values.shape[:-1], -1)
 
 
+def bounds_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[range, ...]:
+    """The entries of an array of `shape` in the shard `index`, for each axis."""
+    return tuple(range(*part.indices(size)) for part, size in zip(index, shape, strict=True))
+
+
 def first_line(error: Exception) -> str:
     """The message of a library's error, shortened for a list of problems."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
-from orca_jax.model.parameters import copied_columns, first_line, num_copies, stored_shape
+from orca_jax.model.parameters import bounds_of, copied_columns, first_line, num_copies, stored_shape
 from orca_jax.model.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
 from orca_jax.progress import Progress
 
@@ -127,8 +127,7 @@ def _parameter(path: str, leaf: jax.ShapeDtypeStruct, source: Source) -> _Parame
     devices: dict[tuple[range, ...], list[jax.Device]] = {}
     for device, index in leaf.sharding.addressable_devices_indices_map(leaf.shape).items():
         assert index is not None, "every parameter has at least one axis"
-        bounds = tuple(range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True))
-        devices.setdefault(bounds, []).append(device)
+        devices.setdefault(bounds_of(index, leaf.shape), []).append(device)
     slabs = [_Slab(bounds, sharing, len(source.matrices)) for bounds, sharing in devices.items()]
     return _Parameter(path, leaf, source, slabs)
 
