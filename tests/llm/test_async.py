@@ -9,7 +9,10 @@ import pytest
 
 from orca_jax import AsyncLLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.request import RequestOutput
+from orca_jax.link.client import EngineClient
+from orca_jax.link.wire import AdapterAnswer, FromFrontEnd, LoadAdapter, Ready
+from orca_jax.request import LoRARequest, RequestOutput
+from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import toy_generate
 
 SETTINGS: dict[str, Any] = {"model": "preset:toy", "max_num_seqs": 4, "max_model_len": 4096, "page_size": 16}
@@ -105,5 +108,42 @@ def test_settings_and_states_are_checked() -> None:
         with pytest.raises(ConfigError, match="/nowhere is not a directory"):
             async with AsyncLLM(model="/nowhere"):
                 pass
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_first_use_of_an_adapter_spoils_no_later_one() -> None:
+    """The engine loads it all the same, and would refuse to load it again."""
+
+    class Engine:
+        """A link to an engine without answers of its own."""
+
+        def __init__(self) -> None:
+            self.sent: list[FromFrontEnd] = []
+
+        def send(self, message: FromFrontEnd) -> None:
+            self.sent.append(message)
+
+    async def run() -> None:
+        llm, client, engine = AsyncLLM(**SETTINGS, enable_lora=True), EngineClient(ServerConfig()), Engine()
+        client.attach(engine)
+        client.serve(Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2))
+        first = asyncio.create_task(llm._adapter(client, LoRARequest("a", "x")))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        uses = [asyncio.create_task(llm._adapter(client, LoRARequest("a", path))) for path in "xy"]
+        await asyncio.sleep(0.01)
+        assert engine.sent == [LoadAdapter(0, "a", "x")]
+        client.take(AdapterAnswer(0))
+        assert await uses[0] == "a" == await llm._adapter(client, LoRARequest("a", "x"))
+        with pytest.raises(RequestError, match="stands for x, not for y"):
+            await uses[1]
+        refused = asyncio.create_task(llm._adapter(client, LoRARequest("b", "z")))
+        await asyncio.sleep(0.01)
+        client.take(AdapterAnswer(1, "no such directory", "lora_path"))
+        with pytest.raises(RequestError, match="no such directory"):
+            await refused
 
     asyncio.run(run())
