@@ -16,7 +16,7 @@ from tests.model.reference import PADDED, logits, mesh_of
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "checkpoints" / "demo"
-PROMPT = "<|user|>Tom has 5 apples. He buys 3 more. How many apples does Tom have?<|assistant|>5 + 3 = 8."
+PROMPT = "<|user|>Tom has 5 apples and buys 3. How many?<|assistant|>5 + 3 = 8."
 
 
 def test_it_is_small_and_described() -> None:
