@@ -237,6 +237,11 @@ def test_checkpoints_have_the_known_number_of_parameters(preset: str, parameters
     assert total == parameters
 
 
+def test_random_weights_of_another_family_are_refused() -> None:
+    with pytest.raises(ConfigError, match="family mixtral, which has no random weights"):
+        checkpoint_shapes(read_model_config("preset:mixtral-8x7b"))
+
+
 def test_the_model_of_a_preset_can_be_loaded(tmp_path: Path) -> None:
     import jax
     import numpy as np
