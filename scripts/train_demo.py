@@ -6,6 +6,12 @@ The length of the training is a time, not a number of steps: the clock sets the 
 work, --tokens sets the length in tokens instead. To continue an interrupted run (Ctrl-C), add --resume. To end a run
 early, interrupt it and resume with fewer --minutes or --tokens: the rate then falls faster. Each evaluation saves the
 state to --run-dir, and the best model so far to --out.
+
+XLA allocates a gigabyte for each update and returns it to the system. On Linux, glibc keeps it with these settings, which
+saves a quarter of the time:
+
+    export GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1
+    GLIBC_TUNABLES=$GLIBC_TUNABLES:glibc.malloc.trim_threshold=16000000000:glibc.malloc.top_pad=1000000000
 """
 
 import argparse
