@@ -57,7 +57,7 @@ def read_prompts(directory: Path) -> list[np.ndarray]:
 def record(
     name: str,
     directory: Path,
-    attempt: Callable[[int], tuple[Any, Mapping[str, np.ndarray]]],
+    attempt: Callable[[int], tuple[Any, dict[str, Any]]],
     save: Callable[[Any], None],
     margin: float,
 ) -> None:
