@@ -116,7 +116,7 @@ def write_card(
         batch=last.tokens // last.step,
         tokens=last.tokens / 1e6,
         minutes=last.minutes,
-        hardware=f"{jax.device_count()} {jax.devices()[0].device_kind} devices",
+        hardware=_hardware(),
         command=command,
         note=f"{note}\n\n" if note else "",
         answer_loss=last.answer_loss,
@@ -130,3 +130,8 @@ def _table(results: dict[str, Result]) -> str:
     return "\n".join(
         f"| {name} | {100 * result.share:.1f} % | {len(result.answered)} |" for name, result in results.items()
     )
+
+
+def _hardware() -> str:
+    """The devices of this process, such as "2 cpu devices"."""
+    return f"{jax.device_count()} {jax.devices()[0].device_kind} device{'' if jax.device_count() == 1 else 's'}"

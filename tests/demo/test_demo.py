@@ -1,25 +1,38 @@
 """The bundled demo model: small, complete, and readable on any mesh that divides it. Its answers end by themselves."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from orca_jax.llm import LLM
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
+from orca_jax.request import SamplingParams, StructuredOutput
 from tests.model.reference import PADDED, logits, mesh_of
 
-DEMO = Path(__file__).parents[2] / "checkpoints" / "demo"
-PROMPT = "<|user|>Tom has 5 apples. He buys 3 more. How many apples does Tom have?<|assistant|>"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "checkpoints" / "demo"
+PROMPT = "<|user|>Tom has 5 apples and buys 3. How many?<|assistant|>5 + 3 = 8."
 
 
 def test_it_is_small_and_described() -> None:
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < 20e6
     card = (DEMO / "README.md").read_text()
-    assert all(source in card for source in ("GSM8K", "Shakespeare", "Standard Ebooks", "MIT", "ublic domain"))
+    assert all(source in card for source in ("Generated tasks", "Shakespeare", "Standard Ebooks", "ublic domain"))
     assert (DEMO / "loss.png").is_file() and (DEMO / "chat_template.jinja").is_file()
+
+
+def test_its_card_has_the_shares_of_right_answers() -> None:
+    """Word problems, extraction and questions about the engine are right as often as the card promises."""
+    rows = re.findall(r"^\| (.*) \| ([0-9.]+) % \| (\d+) \|$", (DEMO / "README.md").read_text(), re.MULTILINE)
+    shares = {name: (float(share), int(count)) for name, share, count in rows}
+    for name in ("word problems", "JSON extraction", "questions about the engine"):
+        share, count = shares[name]
+        assert share >= 95 and count >= 100, name
 
 
 def test_its_parts_agree() -> None:
@@ -35,8 +48,28 @@ def test_its_parts_agree() -> None:
 def test_it_learnt_that_an_answer_ends(devices: int) -> None:
     decoder = load_decoder(DEMO, dtype="float32", mesh=mesh_of(devices))
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    ids = np.asarray(tokenizer.encode(f"{PROMPT}He has 8.\n#### 8").ids)
+    ids = np.asarray(tokenizer.encode(f"{PROMPT} Tom has 8 apples.").ids)
     assert len(ids) <= PADDED
     last = logits(decoder, ids)[-1]
     probabilities = np.exp(last - last.max())
-    assert probabilities[decoder.config.eos_token_ids[0]] / probabilities.sum() > 0.2
+    assert probabilities[decoder.config.eos_token_ids[0]] / probabilities.sum() > 0.9
+
+
+@pytest.mark.slow
+def test_it_answers_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out tasks, and the request of the README, whose answer stands below it."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from demo.evaluation import evaluate
+
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"chat/completions .*? -d '(\{.*?\})'\n```\n\nThe answer is `(.*?)`", readme, re.DOTALL)
+    assert found is not None
+    body = json.loads(found[1])
+    schema = json.dumps(body["response_format"]["json_schema"]["schema"])
+    params = SamplingParams(temperature=0.0, max_tokens=60, structured=StructuredOutput("json_schema", schema))
+    with LLM("demo", dtype="float32", scheduler="chunked", max_num_seqs=16, tensor_parallel_size=1) as llm:
+        (answer,) = llm.chat(body["messages"], params)
+        results = evaluate(llm, 25)
+    assert answer.outputs[0].text == found[2]
+    for name in ("word problems", "JSON extraction", "questions about the engine"):
+        assert results[name].share >= 0.9, name

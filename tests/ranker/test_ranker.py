@@ -152,7 +152,7 @@ def test_settings_that_name_one(tmp_path: Path) -> None:
     config = EngineConfig(scheduler="chunked", scheduling_policy="shortest", length_predictor="demo")
     _, pool = build_scheduling(config, model, 256, cache, 64)
     assert pool.predictor.name == "learned"
-    with pytest.raises(ConfigError, match="vocabulary of 4096 ids") as error:
+    with pytest.raises(ConfigError, match="vocabulary of 2048 ids") as error:
         build_scheduling(config, TOY_MODEL, 256, cache, 64)
     assert error.value.param == "length_predictor"
     for name in ("median", str(tmp_path / "nowhere")):

@@ -6,8 +6,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.kernels.low_rank.parts import TILE, Operands, SlotPlan, Sum, product, split_ranks
 
-UNROLLED = 16  # largest rank of a sum of outer products in one loop
-
 
 def by_blocks(
     x: Float[Array, "T I"], operands: Operands, plan: SlotPlan, is_active: Bool[Array, ""], total: Sum | None
@@ -30,7 +28,7 @@ def by_blocks(
     def widen(tile: Array, start: Array, h: Array, outs: list[Array]) -> list[Array]:
         parts = zip(split_ranks(h, operands.expand), operands.expand, outs, strict=True)
         return [
-            lax.dynamic_update_slice_in_dim(out, _expanded(part, matrix(stack, tile)), start, 0)
+            lax.dynamic_update_slice_in_dim(out, product(part, matrix(stack, tile)), start, 0)
             for part, stack, out in parts
         ]
 
@@ -55,15 +53,3 @@ def by_blocks(
         summed = total(h)
         outs = lax.fori_loop(0, num_tiles, second, empty)
     return tuple(out[plan.place] for out in outs)
-
-
-def _expanded(h: Float[Array, "T R"], matrix: Float[Array, "R O"]) -> Float[Array, "T O"]:
-    """`h @ matrix`. A sum of few outer products is one loop, which reads the matrix where it is.
-
-    A dot product would first copy the matrix out of its stack, and takes longer to start than to multiply.
-    """
-    if matrix.shape[0] > UNROLLED:
-        return product(h, matrix)
-    h = h.astype(matrix.dtype).astype(jnp.float32)
-    terms = (h[:, rank, None] * matrix[rank].astype(jnp.float32) for rank in range(matrix.shape[0]))
-    return sum(terms, jnp.zeros((h.shape[0], matrix.shape[1]), jnp.float32))

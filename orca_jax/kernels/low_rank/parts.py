@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-TILE = 8  # tokens of one slot that are multiplied together on a CPU
+TILE = 4  # tokens of one slot that are multiplied together on a CPU; 2 and 8 took longer (docs/adapters.md)
 
 
 class SlotPlan(NamedTuple):
