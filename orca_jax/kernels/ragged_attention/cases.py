@@ -58,6 +58,7 @@ CASES = (
     Case("both phases: the paper's Figure 5", ((1, 3), (1, 5), (2, 2), (3, 3))),
     Case("increments and chunks with padding", ((1, 9), (1, 16), (4, 20), (9, 9)), padding_tokens=5, padding_rows=3),
     Case("more queries than one block", ((1, 40), (150, 150), (130, 300)), page_size=16),
+    Case("tokens to verify beside chunks", ((1, 9), (5, 20), (16, 16), (33, 40), (140, 160)), page_size=16),
     Case("prompt of one token among prompts", ((1, 1), (2, 2), (2, 2))),
     Case("all heads share one", ((1, 11), (6, 10)), num_heads=4, num_kv_heads=1),
     Case("grouped heads of 64, pages of 128", ((1, 200), (1, 129), (40, 140)), 12, 4, 64, 128),

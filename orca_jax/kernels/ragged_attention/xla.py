@@ -2,8 +2,8 @@
 
     for each request with one query              (increments, which come first)
         for each page of its context: scores [H, S], online softmax, weighted values
-    for each request with several queries        (chunks of prompts)
-        for each block of up to 128 queries
+    for each request with several queries        (chunks of prompts, and tokens to verify)
+        for each block of up to 128 queries, and for each block of 16 of a short rest
             for each page visible to this block: the same with [H, block, S]
 
 The amount of work follows the real lengths. No shape depends on a context length: there is one program for each T. A
@@ -25,6 +25,8 @@ from orca_jax.kernels.kv_pages import KVPages, num_kv_heads, read_page
 from orca_jax.processor import multiplies_bfloat16
 
 _MAX_QUERY_BLOCK = 128
+_SHORT_BLOCK = 16
+_MOST_SHORT = 2  # short blocks after the long ones; more of them take longer than one long block
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 
 
@@ -71,8 +73,15 @@ def ragged_attention_xla(
         return attend(row, jnp.zeros_like(row), 1, out)
 
     def chunk(row: jax.Array, out: jax.Array) -> jax.Array:
-        num_blocks = _ceil_div(query_len[row], block)
-        return lax.fori_loop(0, num_blocks, lambda i, out: attend(row, i * block, block, out), out)
+        length, short = query_len[row], min(_SHORT_BLOCK, block)
+        rest = _MOST_SHORT * short if short < block else 0  # at most so many queries are left to short blocks
+        num_long = _ceil_div(jnp.maximum(length - rest, 0), block)
+        out = lax.fori_loop(0, num_long, lambda i, out: attend(row, i * block, block, out), out)
+        if short == block:
+            return out
+        begun = num_long * block
+        num_short = _ceil_div(jnp.maximum(length - begun, 0), short)
+        return lax.fori_loop(0, num_short, lambda i, out: attend(row, begun + i * short, short, out), out)
 
     out = jnp.zeros(grouped.shape, jnp.float32)
     out = lax.fori_loop(0, num_increments, increment, out)
