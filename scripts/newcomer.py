@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -59,6 +59,13 @@ save_file({name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape i
 """
 
 
+class StartedServer(NamedTuple):
+    """A server that may still be starting, and its address."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+
 class Journey:
     """Steps of the path with their seconds since its beginning.
 
@@ -86,35 +93,37 @@ class Journey:
         print(f"{self.seconds[name]:7.1f} s  {text}", flush=True)
 
     @contextmanager
-    def server(self, *command: str) -> Iterator[str]:
-        """Run a server until the end of the block. Yield its address, before it is ready."""
+    def server(self, *command: str) -> Iterator[StartedServer]:
+        """Run a server until the end of the block. Yield it before it is ready."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         log = self.clone.parent / "server.log"
         with log.open("w") as out:
-            server = subprocess.Popen(
+            process = subprocess.Popen(
                 [*command, "--port", str(port)], cwd=self.clone, env=self.variables, stdout=out, stderr=out
             )
             try:
-                yield f"http://127.0.0.1:{port}"
-                if server.poll() is not None:
-                    raise SystemExit(f"error: the server ended with status {server.returncode}")
+                yield StartedServer(f"http://127.0.0.1:{port}", process)
+                if process.poll() is not None:
+                    raise SystemExit(f"error: the server ended with status {process.returncode}")
             except BaseException:
                 print(log.read_text()[-2000:], file=sys.stderr)
                 raise
             finally:
-                server.terminate()
-                server.wait()
+                process.terminate()
+                process.wait()
 
-    def wait_for(self, url: str) -> None:
+    def wait_for(self, server: StartedServer) -> None:
         """Wait until a server is ready; note the end of the installation before it."""
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             if "installed" not in self.seconds and (self.clone / ".venv" / ".orca-installed").exists():
                 self.done("installed", "the package is installed")
+            if server.process.poll() is not None:
+                raise SystemExit(f"error: the server ended with status {server.process.returncode} before it was ready")
             try:
-                with urlopen(f"{url}/health", timeout=5) as response:
+                with urlopen(f"{server.url}/health", timeout=5) as response:
                     if response.status == 200:
                         return
             except (URLError, ConnectionError, TimeoutError):
@@ -180,19 +189,19 @@ def walk(path: Journey) -> Mapping[str, Any]:
     """Walk the path. Returns the seconds of its steps."""
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(path.clone)], check=True)
     path.done("cloned", "the repository is cloned")
-    with path.server("./scripts/serve") as url:
-        path.wait_for(url)
+    with path.server("./scripts/serve") as server:
+        path.wait_for(server)
         path.done("ready", "./scripts/serve is ready")
-        first_token(url, "demo")
+        first_token(server.url, "demo")
         path.done("first_token", "first token over HTTP")
-        program, answer = first_answer(url)
+        program, answer = first_answer(server.url)
         path.done("first_answer", f"first answer in the playground ({program}): {' '.join(answer.split())[:80]!r}")
     own, python = str(path.clone.parent / "own"), str(path.clone / ".venv" / "bin" / "python")
     subprocess.run([python, "-c", OWN_MODEL, own], cwd=path.clone, env=path.variables, check=True)
     path.restart()
-    with path.server(str(path.clone / ".venv" / "bin" / "orca-jax"), "serve", "--model", own) as url:
-        path.wait_for(url)
-        first_token(url, own)
+    with path.server(str(path.clone / ".venv" / "bin" / "orca-jax"), "serve", "--model", own) as server:
+        path.wait_for(server)
+        first_token(server.url, own)
         path.done("own_model", "own model: from orca-jax serve --model DIR to its first token")
     return {"seconds": path.seconds, "answered_by": program, "answer": answer}
 

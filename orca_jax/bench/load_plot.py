@@ -6,7 +6,7 @@ from typing import Protocol
 
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import new_figure, p99_name, save_plot, use_plain_numbers
-from orca_jax.timeline.palette import curve_styles
+from orca_jax.timeline.palette import NEUTRAL, curve_styles
 
 PANELS = {
     "output_tokens_per_s": "output tokens/s",
@@ -68,7 +68,7 @@ def plot_loads(path: str, loads: Sequence[HasResults], title: str, num_requests:
         else:
             use_plain_numbers(axes.yaxis)
         if saturation is not None:
-            axes.axvline(saturation, color="#666666", linestyle="--", linewidth=1, label=f"saturation of {first}")
+            axes.axvline(saturation, color=NEUTRAL, linestyle="--", linewidth=1, label=f"saturation of {first}")
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(styles) + 1))
     save_plot(figure, path)

@@ -29,7 +29,9 @@ SCHEDULERS: Mapping[str, SchedulerStyle] = {
 """In the order of all tables, legends and pictures."""
 FAMILIES = {"ft": "request_level", "padded": "request_level", "merged": "orca"}
 """Names in the figures of the paper, by the scheduler whose colour they have."""
-OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#666666")
+NEUTRAL = "#666666"
+"""The colour of limits, and the last one of `OTHERS`."""
+OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", NEUTRAL)
 """Colours of contestants that are not schedulers."""
 KINDS = {
     "chunk": "#e69f00",

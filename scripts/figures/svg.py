@@ -1,21 +1,20 @@
 """Shapes of SVG, with colours that follow the theme of the reader's system."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
-# The requests' colours of the playground: those of Okabe and Ito, darker on light pages and lighter on dark ones.
-LIGHT = {
-    "page": "#ffffff", "line": "#c9c9c6", "text": "#1c1d1f", "muted": "#5b5e63", "soft": "#f1f2f4", "ink": "#ffffff",
-    "A": "#0072b2", "B": "#b86a00", "C": "#00795a", "D": "#b0487f",
+from orca_jax.timeline.palette import DARK, LIGHT
+
+COLORS = {
+    "page": "card", "line": "idle", "text": "text", "muted": "muted", "soft": "hover", "ink": "on-accent",
+    "A": "r0", "B": "r1", "C": "r2", "D": "r3",
 }  # fmt: skip
-DARK = {
-    "page": "#16181b", "line": "#4a4f56", "text": "#e8e9eb", "muted": "#a6abb2", "soft": "#23272c", "ink": "#10151a",
-    "A": "#5cb3ea", "B": "#e69f00", "C": "#2fbf92", "D": "#e38fbb",
-}  # fmt: skip
+"""Names of a drawing's colours in the palette."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
 
-def _rules(colors: dict[str, str]) -> str:
+def _rules(palette: Mapping[str, str]) -> str:
+    colors = {name: palette[source] for name, source in COLORS.items()}
     return "".join(f".f-{name}{{fill:{color}}}.s-{name}{{stroke:{color}}}" for name, color in colors.items())
 
 

@@ -24,7 +24,7 @@ def build(out: Path, cache: Path = BUILD / "site-cache", docs: Path = DOCS) -> i
 
 
 def serve(out: Path, port: int) -> None:
-    """Serve the built site on the loopback address until Ctrl-C."""
+    """Serve the built site on the loopback address until Ctrl-C. Raises OSError if the port is in use."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(out))
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         print(f"The site is at http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
@@ -43,7 +43,10 @@ def main() -> int:
     args = parser.parse_args()
     status = build(args.out)
     if args.command == "serve" and status == 0:
-        serve(args.out, args.port)
+        try:
+            serve(args.out, args.port)
+        except OSError as error:
+            parser.error(f"argument --port: {args.port} cannot be used ({error.strerror}); give another one")
     return status
 
 

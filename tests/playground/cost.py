@@ -5,13 +5,13 @@ second of both, the processor time of the engine, and the frames per second of t
 """
 
 import json
-import shutil
 import statistics
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from tests.serve.running import Server, running
+from tests.timeline.browser import chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -48,14 +48,11 @@ def frames_per_second(page: "Page") -> dict[str, float]:
 
 
 def measure(model: str) -> dict[str, Any]:
-    from playwright.sync_api import sync_playwright
-
     flags = ("--max-num-seqs", "200", "--max-model-len", "512", "--no-log-requests")
     alone: list[dict[str, float]] = []
     watched: list[dict[str, float]] = []
     frames: list[dict[str, float]] = []
-    with running(*flags, model=model) as server, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with running(*flags, model=model) as server, chromium() as browser:
         run_burst(server, 0)
         for pair in range(1, PAIRS + 1):
             alone.append(run_burst(server, 2 * pair))
@@ -68,7 +65,6 @@ def measure(model: str) -> dict[str, Any]:
             frames.append(frames_per_second(page))
             page.close()
             server.wait_idle()
-        browser.close()
 
     def median(rows: list[dict[str, float]], name: str) -> float:
         return round(statistics.median(row[name] for row in rows), 3)

@@ -4,12 +4,12 @@ They show an answer with the alternatives of a token, and a burst under both kin
 """
 
 import io
-import shutil
 import sys
 from typing import TYPE_CHECKING, Literal
 
 from tests.project.source import ROOT
 from tests.serve.running import Server, running
+from tests.timeline.browser import chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -53,15 +53,12 @@ def send_burst(page: "Page") -> None:
 def main(model: str) -> None:
     """Write both pictures."""
     from PIL import Image
-    from playwright.sync_api import sync_playwright
 
     flags = ("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--no-log-requests")
-    with running(*flags, model=model) as server, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with running(*flags, model=model) as server, chromium() as browser:
         for scheme, name in FILES.items():
             picture = Image.open(io.BytesIO(take_picture(browser, server, scheme)))
             picture.convert("RGB").quantize(128).save(ROOT / "docs" / name, optimize=True)  # a third of the size
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Run: `python -m pytest -n 0 -m browser tests/playground`
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,41 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orca_jax.timeline.spans import request_spans
-from tests.project.source import ROOT
 from tests.sched.lab import Lab
 from tests.serve.running import Server, running, wait_until
+from tests.timeline.browser import AXE, SIZES, WatchedPage, browser, check_with_axe, count_colors
 from tests.timeline.test_live import WatchedLab
 from tests.timeline.traced import ONE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-AXE = ROOT / ".browser" / "package" / "axe.min.js"
-SIZES: dict[str, dict[str, Any]] = {
-    "desktop": {"viewport": {"width": 1440, "height": 900}},
-    "phone": {
-        "viewport": {"width": 390, "height": 844},
-        "is_mobile": True,
-        "has_touch": True,
-        "device_scale_factor": 2,
-    },
-}
 KEY = "sk-browser"
 MODEL = "preset:clock-10"  # an iteration takes 10 ms
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+__all__ = ["browser"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +35,8 @@ def server() -> Iterator[Server]:
         yield started
 
 
-class Shown:
-    """A page with a record of its faults."""
-
-    def __init__(self, browser: "Browser", size: str, **options: Any) -> None:
-        self.is_phone = size == "phone"
-        self.context = browser.new_context(**SIZES[size], **options)
-        self.page: Page = self.context.new_page()
-        self.faults: list[str] = []
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", lambda line: self.faults.append(line.text) if line.type == "error" else None)
+class Shown(WatchedPage):
+    """The playground in a browser."""
 
     def show(self, pane: str) -> None:
         """Bring a half of the page to the front; a desktop shows both."""
@@ -189,7 +159,7 @@ def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
     found.wait_for()
     numbers = re.search(r"Iteration-level scheduling: (\d+) .*Request-level scheduling: (\d+)", found.inner_text())
     assert numbers is not None and int(numbers[1]) < int(numbers[2])
-    pixels = "canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, 900, 400).data.buffer)).size"
+    pixels = count_colors(900, 400)
     assert all(page.locator(canvas).evaluate(pixels) > 20 for canvas in ("#rows", "#replay", "#batch"))
     page.focus("#rows")
     page.keyboard.press("ArrowUp")
@@ -249,21 +219,14 @@ def test_axe_finds_no_serious_fault(browser: "Browser", server: Server, size: st
     page.locator(".token").nth(2).click()
     page.click("#parameters summary")
     page.evaluate(AXE.read_text(encoding="utf-8"))
-    check(page)
+    check_with_axe(page)
     shown.show("engine")
     page.check("#compare")
     page.click("#burst")
     page.click("#table-part summary")
     page.locator("#burst:not(:disabled)").wait_for(timeout=60_000)
-    check(page)
+    check_with_axe(page)
     shown.context.close()
-
-
-def check(page: "Page") -> None:
-    found = page.evaluate("axe.run()")
-    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
-    assert not [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in serious]
-    assert len(found["passes"]) > 20
 
 
 PIECES: list[tuple[list[tuple[str, list[str]]], list[str]]] = [

@@ -19,6 +19,8 @@ from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
+from orca_jax.timeline.page_data import KINDS
+from orca_jax.timeline.palette import PAGE_FOLDER
 from tests.serve.asgi import bearer, call, http_scope
 from tests.serve.played import Stage, on_stage, saying
 
@@ -72,6 +74,13 @@ def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline() -> None:
     for name, text in FILES.items():
         for module in re.findall(r'from "\./([\w.]+)"', text):
             assert module in FILES, f"{name} imports {module}"
+
+
+def test_both_pages_with_a_chart_have_one_legend() -> None:
+    """Each page is plain HTML with a legend of its own; that of a timeline also explains its bars."""
+    pages = (FILES["index.html"], (PAGE_FOLDER / "recording.html").read_text(encoding="utf-8"))
+    live, recorded = (re.findall(r'<li><i class="mark (\w+)"></i>([^<]+)</li>', page) for page in pages)
+    assert live == recorded and {*KINDS, "end"} == {kind for kind, _ in live}
 
 
 def test_the_page_is_open_and_its_data_is_not() -> None:

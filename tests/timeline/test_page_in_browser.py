@@ -14,12 +14,12 @@ import pytest
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import Arrival, End, IterationRecord
-from tests.playground.test_browser import AXE, SIZES, browser, check
+from tests.timeline.browser import AXE, SIZES, WatchedPage, browser, check_with_axe, count_colors
 from tests.timeline.test_page import HOSTILE
 from tests.timeline.traced import ONE, TracedLab
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 __all__ = ["browser"]  # a fixture
@@ -68,16 +68,11 @@ def large(small: Timeline) -> Timeline:
     return run
 
 
-class Opened:
-    """The page of a timeline, with a record of its faults and calls."""
+class Opened(WatchedPage):
+    """The page of a timeline; its calls are faults too."""
 
     def __init__(self, browser: "Browser", size: str, file: Path, **options: Any) -> None:
-        self.is_phone = size == "phone"
-        self.context = browser.new_context(**SIZES[size], **options)
-        self.page: Page = self.context.new_page()
-        self.faults: list[str] = []
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", lambda line: self.faults.append(line.text) if line.type == "error" else None)
+        super().__init__(browser, size, **options)
         self.page.on("request", lambda call: self.faults.append(call.url) if call.url != file.as_uri() else None)
         self.page.goto(file.as_uri())
 
@@ -105,7 +100,7 @@ def opened(request: pytest.FixtureRequest, browser: "Browser", small: Timeline, 
     assert opened.faults == []
 
 
-COLORS = "canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, 700, 300).data.buffer)).size"
+COLORS = count_colors(700, 300)
 
 
 def test_a_cell_has_its_details_by_pointer_touch_and_keys(opened: Opened, small: Timeline) -> None:
@@ -193,5 +188,5 @@ def test_axe_finds_no_serious_fault(
     opened = Opened(browser, size, file, color_scheme=scheme, bypass_csp=True)
     opened.choose(50, 70)
     opened.page.evaluate(AXE.read_text(encoding="utf-8"))
-    check(opened.page)
+    check_with_axe(opened.page)
     opened.context.close()

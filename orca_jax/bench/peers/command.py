@@ -23,6 +23,7 @@ from orca_jax.bench.peers.page import write_page
 from orca_jax.bench.peers.registry import CLIENTS, PEERS, UNAVAILABLE, Peer
 from orca_jax.bench.peers.results import add, finish, new_results, print_results, save
 from orca_jax.bench.peers.served import run_online
+from orca_jax.bench.peers.side import Keep
 from orca_jax.bench.workload.generate import add_workload_args
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import human_int
@@ -41,7 +42,10 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         help="folders of the environments, made if they do not exist; NAME= may be left out for a single peer "
         "(default: ~/.cache/orca-jax/peers/NAME)",
     )  # fmt: skip
-    parser.add_argument("--modes", nargs="+", metavar="NAME", help="ways of running of a single peer (default: all)")
+    parser.add_argument(
+        "--modes", nargs="+", metavar="NAME",
+        help="ways of running a single peer in passes; its server has one (default: all)",
+    )  # fmt: skip
     parser.add_argument(
         "--model", default="preset:gpt2", metavar="MODEL", help="directory or preset (default: preset:gpt2)"
     )
@@ -126,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(finish(results, config)))
 
 
-def _measure(args: argparse.Namespace, names: list[str], keep: Any) -> None:
+def _measure(args: argparse.Namespace, names: list[str], keep: Keep) -> None:
     folders = _folders(args, names)
     environments = []
     for name in names:

@@ -123,8 +123,12 @@ def _run(command: Sequence[str]) -> None:
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
         raise OrcaError(
-            f"{' '.join(command)} ended with code {done.returncode}: {lines[-1]}; it needs the network. "
-            "Or install the packages yourself and give the folder of that environment"
+            f"{' '.join(command)} ended with code {done.returncode}: {error_line(done)}; it needs the network. "
+            "Or install the packages yourself and give the folder of that environment by --environment"
         )
+
+
+def error_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of a program's errors; without errors, that of its output."""
+    return ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"])[-1]

@@ -2,15 +2,16 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orca_jax.bench.peers.tokenizer import write_tokenizer
 from orca_jax.bench.workload.generate import WorkloadRequest, workload_from_args, workload_settings
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
 from orca_jax.model.describe import preset_values, read_model_config
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ def model_for_peers(model: str, seed: int, folder: Path) -> Path:
     Args:
         model: a model directory, "demo", or "preset:<name>", whose weights are random.
         seed: seed of random weights.
-        folder: it exists.
+        folder: made if it does not exist.
 
     Raises:
-        ConfigError: the model is unknown, or it is a toy without weights.
+        ConfigError: the model is unknown, a toy without weights, or a preset of another family than GPT-2 and Llama.
     """
     if not is_preset(model):
         return Path(model_directory(model)).absolute()
@@ -74,7 +75,7 @@ def model_for_peers(model: str, seed: int, folder: Path) -> Path:
     weights = {name: _values(name, shape, random) for name, shape in checkpoint_shapes(config).items()}
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    described = {**hf, "architectures": [_ARCHITECTURES[config.family]]}
+    described = {**hf, "architectures": [_family_of(config).architecture]}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     write_tokenizer(folder, config.vocab_size)
     return folder.absolute()
@@ -90,11 +91,12 @@ def _values(name: str, shape: tuple[int, ...], random: "np.random.Generator") ->
 
 
 def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a model's tensors in Hugging Face's format."""
-    return {"gpt2": _gpt2, "llama": _llama}[config.family](config)
+    """Return the names and shapes of a model's tensors in Hugging Face's format.
 
-
-_ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
+    Raises:
+        ConfigError: the model is of another family than GPT-2 and Llama.
+    """
+    return _family_of(config).shapes(config)
 
 
 def _gpt2(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -139,3 +141,21 @@ def _llama(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, embed)
     return shapes
+
+
+class RandomFamily(NamedTuple):
+    """A family with presets of random weights: its class in transformers, and the shapes of its tensors."""
+
+    architecture: str
+    shapes: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
+
+
+_FAMILIES = {"gpt2": RandomFamily("GPT2LMHeadModel", _gpt2), "llama": RandomFamily("LlamaForCausalLM", _llama)}
+
+
+def _family_of(config: ModelConfig) -> RandomFamily:
+    if config.family not in _FAMILIES:
+        known = " or ".join(_FAMILIES)
+        message = f"model is of the family {config.family}, which has no random weights here; give one of {known}"
+        raise ConfigError(message, param="model")
+    return _FAMILIES[config.family]

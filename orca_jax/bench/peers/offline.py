@@ -3,13 +3,13 @@
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orca_jax.bench.peers.environment import Environment
 from orca_jax.bench.peers.inputs import Inputs
-from orca_jax.bench.peers.side import Side
+from orca_jax.bench.peers.side import Keep, Side
 from orca_jax.errors import OrcaError
 
 RATE = "output_tokens_per_s"
@@ -55,7 +55,7 @@ def run_offline(
     args: argparse.Namespace,
     inputs: Inputs,
     environments: Sequence[Environment],
-    keep: Callable[[dict[str, Any]], None],
+    keep: Keep,
 ) -> None:
     """Run all pairs; `keep` takes the results of each setting.
 

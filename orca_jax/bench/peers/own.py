@@ -31,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     use_processors(args.threads)
     try:
-        with build_engine(engine_config_from_args(args)) as built:
-            config = {**asdict(engine_config_from_args(args)), "threads": args.threads}
+        engine = engine_config_from_args(args)
+        with build_engine(engine) as built:
+            config = {**asdict(engine), "threads": args.threads}
             del config["model"]  # a folder of this run
             about = {"hardware": hardware(), "config": config}
             run_passes(built, read_workload(Path(args.workload)), about, sys.stdin, sys.stdout)

@@ -31,7 +31,8 @@ def new_results(path: str | None) -> Results:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not all(isinstance(found.get(name, {}), dict) for name in SECTIONS):
+    is_whole = isinstance(found, dict) and {"hardware", "config"} <= found.keys()
+    if not is_whole or not all(isinstance(found.get(name, {}), dict) for name in SECTIONS):
         raise ConfigError(f"save {path!r} has no results of this command; give another file", param="save")
     return empty | found
 

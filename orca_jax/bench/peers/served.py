@@ -9,13 +9,13 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orca_jax.bench.peers.environment import Environment
+from orca_jax.bench.peers.environment import Environment, error_line
 from orca_jax.bench.peers.inputs import Inputs
-from orca_jax.bench.peers.side import Side
+from orca_jax.bench.peers.side import Keep, Side
 from orca_jax.errors import OrcaError
 
 OWN = "orca-jax"
@@ -27,7 +27,6 @@ FIGURES = (
 )  # fmt: skip
 
 type ServedResult = dict[str, Any]
-type Keep = Callable[[ServedResult], None]
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ def _last_line(command: Sequence[str]) -> ServedResult:
     """Run a program and return the JSON of its last line. Raises OrcaError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
-        raise OrcaError(f"the client ended with code {done.returncode}: {lines[-1]}")
+        raise OrcaError(f"the client ended with code {done.returncode}: {error_line(done)}")
     found: ServedResult = json.loads(done.stdout.splitlines()[-1])
     return found

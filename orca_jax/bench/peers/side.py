@@ -11,13 +11,16 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TextIO
 
 from orca_jax.errors import OrcaError
 
 PREFIX = "@peer "
 _END_SECONDS = 30.0  # from the end of its input to the end of the process
+
+type Keep = Callable[[Mapping[str, Any]], None]
+"""Takes a part of the results, as soon as it is measured."""
 
 
 class Side:

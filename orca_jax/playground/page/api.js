@@ -7,6 +7,9 @@ let asking = null; // the promise of a new key, shared by all calls that wait fo
 
 export class Failure extends Error {}
 
+/** The reader has closed the dialog without a key. */
+export class NoKey extends Failure {}
+
 /** Call the server; after a 401 ask for a key and call again. Throws a Failure with the server's message. */
 export async function call(path, options = {}) {
   for (;;) {
@@ -82,7 +85,7 @@ function newKey() {
       dialog.returnValue = "cancel";
       asking = null;
       if (entered) resolve();
-      else reject(new Failure("no API key was given"));
+      else reject(new NoKey("no API key was given"));
     };
     dialog.returnValue = "cancel";
     dialog.showModal();

@@ -1,7 +1,7 @@
 // One burst: its requests in the engine, and the same requests under request-level scheduling.
 
 import { post } from "./api.js";
-import { drawChart, LABEL, layoutOf, NUM_COLORS, prepare } from "./draw.js";
+import { drawChart, LABEL, layoutOf, lookOf, prepare } from "./draw.js";
 import { burstOf, requestLevel, spansOf } from "./replay.js";
 import { evenScale } from "./scale.js";
 
@@ -65,8 +65,7 @@ export class Burst {
     if (!target) return;
     const until = this.isOver ? this.replay.total : Math.min(this.elapsed, this.replay.total);
     const rows = this.replay.rows.map((row, i) => {
-      const n = this.requests[i]?.n ?? i;
-      return { label: `#${n}`, color: n % NUM_COLORS, spans: spansOf(row), open: null, end: row.end - 1 };
+      return { ...lookOf(this.requests[i]?.n ?? i), spans: spansOf(row), open: null, end: row.end - 1 };
     });
     const scale = evenScale(0, (target.width - LABEL - 4) / this.count, (column) => column);
     drawChart(target, rows, { scale, until, layout: layoutOf(target, rows.length), cursor: null }, theme);

@@ -70,7 +70,7 @@ export class Chat {
   async answer() {
     const made = callOf(this.mode, this.messages, this.settings);
     const message = { role: "assistant", content: "", call: made };
-    const shown = new Answer(message, this.mode, [
+    const shown = new Answer(this.mode, [
       ["Regenerate", () => this.regenerate(message)],
       ["Copy as curl", () => copy(curlOf(made, hasKey()), "command")],
       ["Copy text", () => copy(message.content, "text")],

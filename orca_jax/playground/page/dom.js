@@ -38,12 +38,10 @@ export async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);
     announce(`${what} copied`);
-    return true;
   } catch {
     find("text").value = text;
     find("text-dialog").showModal();
     find("text").select();
-    return false;
   }
 }
 

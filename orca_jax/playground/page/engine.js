@@ -3,7 +3,7 @@
 import { Burst } from "./burst.js";
 import { Chart } from "./chart.js";
 import { announce, element, find } from "./dom.js";
-import { drawBatch, LABEL, MIN_ROW, NUM_COLORS, prepare, readTheme } from "./draw.js";
+import { drawBatch, inNextFrame, LABEL, lookOf, MIN_ROW, prepare, readTheme } from "./draw.js";
 import { evenScale } from "./scale.js";
 import { IterationStream } from "./stream.js";
 import { Timeline } from "./timeline.js";
@@ -23,7 +23,7 @@ export class EngineView {
     this.theme = readTheme();
     this.burst = null;
     this.chart = new Chart(find("rows"), (cell) => this.show(cell));
-    this.isDirty = false;
+    this.draw = inNextFrame(() => this.drawNow());
     this.texts = this.summary = 0; // times of the last updates
     this.heard = 0; // time of the last line
     this.stream = new IterationStream({
@@ -66,16 +66,6 @@ export class EngineView {
     for (const line of lines) this.timeline.take(line);
     this.heard = performance.now();
     this.draw();
-  }
-
-  /** Draw in the next frame. */
-  draw() {
-    if (this.isDirty) return;
-    this.isDirty = true;
-    requestAnimationFrame(() => {
-      this.isDirty = false;
-      this.drawNow();
-    });
   }
 
   drawNow() {
@@ -134,7 +124,7 @@ export class EngineView {
     const target = prepare(find("batch"));
     const last = this.chosen;
     if (!target || !last) return;
-    const members = last.members.map((each) => ({ ...each, label: `#${each.n}`, color: each.n % NUM_COLORS }));
+    const members = last.members.map((each) => ({ ...each, ...lookOf(each.n) }));
     drawBatch(target, members, this.theme);
   }
 
@@ -220,8 +210,7 @@ function rowOf(request) {
   const isOpen = request.state === "waiting" || request.state === "preempted";
   return {
     n: request.n,
-    label: `#${request.n}`,
-    color: request.n % NUM_COLORS,
+    ...lookOf(request.n),
     spans: request.spans,
     open: isOpen ? { kind: request.state, first: request.since } : null,
     end: request.state === "ended" ? request.end : null,

@@ -1,6 +1,6 @@
 // The start of the page: settings, theme, and the two halves.
 
-import { Failure } from "./api.js";
+import { Failure, NoKey } from "./api.js";
 import { Chat, loadSettings } from "./chat.js";
 import { find, segments } from "./dom.js";
 import { EngineView } from "./engine.js";
@@ -32,7 +32,7 @@ async function settingsOfServer() {
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
       showState(error.message, true);
-      if (error.message === "no API key was given") {
+      if (error instanceof NoKey) {
         find("retry").hidden = false;
         await new Promise((resolve) => find("retry").addEventListener("click", resolve, { once: true }));
         find("retry").hidden = true;

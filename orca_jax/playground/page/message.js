@@ -33,8 +33,7 @@ export function userMessage(message, mode, onEdit) {
 
 /** A message of the model while it arrives. Its actions appear at its end. */
 export class Answer {
-  constructor(message, mode, actions) {
-    this.message = message;
+  constructor(mode, actions) {
     this.body = element("div", { class: "body" });
     this.stats = element("span", { class: "stats" });
     this.foot = element("div", { class: "foot" }, this.stats);

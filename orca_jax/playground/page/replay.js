@@ -20,7 +20,8 @@ export function burstOf(count, context, seed) {
  * prompt has; then each takes one token per iteration. So a member works for `prompt - shortest + generated`
  * iterations, keeps its place until the batch ends, and is returned only then.
  *
- * Returns {rows, total}: for each request `begin`, `first` (with its number of tokens), `done` and `end`.
+ * Returns {rows, total}: for each request `begin`, `shortest` (its tokens in the first iteration), `chunks` (the
+ * iterations after it that process the prompt), `done` and `end`; and the number of all iterations.
  */
 export function requestLevel(requests, maxBatch) {
   const rows = [];

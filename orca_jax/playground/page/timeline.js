@@ -1,6 +1,6 @@
 // The requests and iterations of an engine, from the lines of its timeline. Nothing here knows the page.
 
-export const KEPT = 1200; // columns; a column is an iteration
+const KEPT = 1200; // columns; a column is an iteration
 
 class Request {
   constructor(n, prompt, limit, column) {

@@ -68,7 +68,7 @@ export class TokenText {
 }
 
 /** Show the alternatives of a chosen token below the body. A second choice of the same token closes them. */
-export function choose(body, span) {
+function choose(body, span) {
   const open = body.nextElementSibling?.classList.contains("choices") ? body.nextElementSibling : null;
   open?.remove();
   const before = body.querySelector(".chosen");

@@ -5,7 +5,23 @@ const AXIS = 18; // pixels below the chart, for a line of numbers
 const MAX_ROW = 18;
 const THIN_ROW = 4; // below this height, rows have no room for different shapes
 export const MIN_ROW = 3;
-export const NUM_COLORS = 6;
+const NUM_COLORS = 6;
+
+/** The name of a request and the index of its colour, from its number. */
+export const lookOf = (n) => ({ label: `#${n}`, color: n % NUM_COLORS });
+
+/** A function that lets `draw` run in the next frame, once for all calls before it. */
+export function inNextFrame(draw) {
+  let isWaiting = false;
+  return () => {
+    if (isWaiting) return;
+    isWaiting = true;
+    requestAnimationFrame(() => {
+      isWaiting = false;
+      draw();
+    });
+  };
+}
 
 /** The colours of the page's style. */
 export function readTheme() {

@@ -1,7 +1,7 @@
 // The page of a recorded timeline: its data are in the page, and nothing is loaded.
 
 import { Chart } from "./chart.js";
-import { drawBatch, LABEL, NUM_COLORS, prepare, readTheme, spanAt } from "./draw.js";
+import { drawBatch, inNextFrame, LABEL, lookOf, prepare, readTheme, spanAt } from "./draw.js";
 import { evenScale, timeScale } from "./scale.js";
 import { batchText, counted, spanText } from "./words.js";
 
@@ -40,7 +40,7 @@ class Recording {
     }
     const last = spans.at(-1)?.last ?? -1;
     const end = request.reason === null || last < 0 ? null : last;
-    return { ...request, spans, from: spans[0]?.first ?? 0, to: last, end, open: null, label: `#${request.n}`, color: request.n % NUM_COLORS };
+    return { ...request, spans, from: spans[0]?.first ?? 0, to: last, end, open: null, ...lookOf(request.n) };
   }
 
   /** The requests that live in some of the columns. */
@@ -71,7 +71,7 @@ class RecordingView {
     this.theme = readTheme();
     this.isTimed = false;
     this.scale = 1; // pixels of a column, or of a second
-    this.isWaiting = false;
+    this.draw = inNextFrame(() => this.drawNow());
     this.view = get("view");
     this.chart = new Chart(get("rows"), (cell, isByKey) => this.show(cell, isByKey), true);
     this.minRow = matchMedia("(pointer: coarse)").matches ? 13 : 6;
@@ -157,16 +157,6 @@ class RecordingView {
 
   resize() {
     get("space").style.width = `${Math.ceil(this.extent * this.scale + MARGIN)}px`;
-  }
-
-  /** Draw in the next frame. */
-  draw() {
-    if (this.isWaiting) return;
-    this.isWaiting = true;
-    requestAnimationFrame(() => {
-      this.isWaiting = false;
-      this.drawNow();
-    });
   }
 
   drawNow() {

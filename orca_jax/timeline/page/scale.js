@@ -6,7 +6,7 @@ const GRID_COLUMN = 5; // pixels; narrower columns are not separated
 const TICK = 74; // pixels between two numbers, at least
 
 /** The smallest 1, 2 or 5 times a power of ten that is at least `least`. */
-export function niceStep(least) {
+function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return power * ([1, 2, 5].find((each) => each * power >= least * (1 - 1e-9)) ?? 10);
 }

@@ -114,9 +114,10 @@ def test_later_runs_add_to_the_results(fakes: list[str], tmp_path: Path, capsys:
     assert result["ratios"] == {"fake/bfloat16/slow/1": 1.5, "fake/bfloat16/fast/1": 1.5}
     assert main([*fakes, "--only-page", "--save", str(saved), "--page", str(page)]) == 0
     assert "**1.50**" in page.read_text()
-    saved.write_text("[1]")
-    assert main([*fakes, "--offline", "--save", str(saved)]) == 2
-    assert "has no results of this command" in capsys.readouterr().err
+    for text in ("[1]", "{}"):
+        saved.write_text(text)
+        assert main([*fakes, "--offline", "--save", str(saved)]) == 2
+        assert "has no results of this command" in capsys.readouterr().err
 
 
 def test_servers_take_the_same_rates(
@@ -235,6 +236,11 @@ def test_checkpoints_have_the_known_number_of_parameters(preset: str, parameters
             size *= length
         total += size
     assert total == parameters
+
+
+def test_random_weights_of_another_family_are_refused() -> None:
+    with pytest.raises(ConfigError, match="family mixtral, which has no random weights"):
+        checkpoint_shapes(read_model_config("preset:mixtral-8x7b"))
 
 
 def test_the_model_of_a_preset_can_be_loaded(tmp_path: Path) -> None:
