@@ -29,7 +29,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--show-mistakes", type=int, default=0, metavar="N", help="wrong answers of each task to print (default: 0)"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.count < 1:
+        parser.error("--count must be at least 1")
+    return args
 
 
 def main(args: argparse.Namespace) -> None:

@@ -77,7 +77,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--devices", type=int, default=0, help="devices to use; on a CPU, as many as cores (default: all there are)"
     )
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per update (%(default)s)")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=4096, help="tokens per update, a multiple of 1024 (%(default)s)"
+    )
     parser.add_argument("--count", type=int, default=200, help="questions of each task in the last test (%(default)s)")
     parser.add_argument("--note", default="", help="remark on the training for the card")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model (%(default)s)")
@@ -85,7 +87,32 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
     parser.add_argument("--vocab", type=int, default=2048, help="size of the vocabulary (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial values and batches (%(default)s)")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    for flag, remedy in problems(args):
+        parser.error(f"{flag} {remedy}")
+    return args
+
+
+def problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """The wrong flags, each with its remedy."""
+    for path in args.data:
+        if not path.is_file():
+            yield "--data", f"must name text files: {path} is not a file"
+    if args.batch_tokens < max(SHAPES) or args.batch_tokens % max(SHAPES):
+        yield "--batch-tokens", f"must be a multiple of {max(SHAPES)}, such as 4096"
+    elif args.devices and args.batch_tokens // max(SHAPES) % args.devices:
+        yield (
+            "--devices",
+            f"must divide the {args.batch_tokens // max(SHAPES)} rows of {max(SHAPES)} tokens of an update",
+        )
+    if not 0 <= args.decay_from < 1:
+        yield "--decay-from", "must be a share below 1, such as 0.3"
+    if args.heads < 1 or args.embed % args.heads:
+        yield "--heads", f"must divide --embed, {args.embed}"
+    if args.count < 2:
+        yield "--count", "must be at least 2, for the samples of the card"
+    if args.resume and not state_of(args.run_dir).is_dir():
+        yield "--resume", f"needs a saved state in {args.run_dir}: start once without it"
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
@@ -116,8 +143,12 @@ def command_line(args: argparse.Namespace) -> str:
     """The arguments needed to repeat the run; files without their folders."""
     length = f"--tokens {args.tokens:g}" if args.tokens else f"--minutes {args.minutes:g}"
     data = " ".join(path.name for path in args.data)
-    devices = f" --devices {args.devices}" if args.devices else ""
-    return f"{f'--data {data} ' if data else ''}{length} --decay-from {args.decay_from:g}{devices}"
+    parts = [f"--data {data}" if data else "", length, f"--decay-from {args.decay_from:g}"]
+    plain = parse_arguments([])
+    for name in ("devices", "batch_tokens", "layers", "embed", "heads", "vocab", "seed"):
+        if getattr(args, name) != getattr(plain, name):
+            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
+    return " ".join(filter(None, parts))
 
 
 def best(history: list[Record]) -> Record:
@@ -125,16 +156,25 @@ def best(history: list[Record]) -> Record:
     return min(history, key=lambda record: record.answer_loss)
 
 
+def state_of(directory: Path) -> Path:
+    """The saved state of a run: the newest one, or the one before it if a save was interrupted between two renames."""
+    newest = directory / "state"
+    return newest if newest.is_dir() else directory / "state.old"
+
+
 def save_run(directory: Path, run: Run, trainer: Trainer) -> None:
     """Write the state beside the old one, then swap them: an interruption leaves a complete state."""
-    fresh, old = directory / "state.new", directory / "state"
+    fresh, newest, old = directory / "state.new", directory / "state", directory / "state.old"
     shutil.rmtree(fresh, ignore_errors=True)
     leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves((trainer.params, trainer.state)))}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(fresh.absolute() / "arrays", args=ocp.args.PyTreeSave(leaves))
     (fresh / "run.json").write_text(json.dumps(asdict(run)), encoding="utf-8")
+    if newest.is_dir():
+        shutil.rmtree(old, ignore_errors=True)
+        newest.rename(old)
+    fresh.rename(newest)
     shutil.rmtree(old, ignore_errors=True)
-    fresh.rename(old)
 
 
 def restore_run(directory: Path, trainer: Trainer) -> Run:
@@ -143,11 +183,11 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
     on_host = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in range(len(leaves))}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         arrays: dict[str, Any] = checkpointer.restore(
-            (directory / "state" / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
+            (state_of(directory) / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
         )
     restored = [jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding) for i, leaf in enumerate(leaves)]
     trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
-    saved = json.loads((directory / "state" / "run.json").read_text(encoding="utf-8"))
+    saved = json.loads((state_of(directory) / "run.json").read_text(encoding="utf-8"))
     return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from demo.bundle import Record, draw_curve
 from demo.data import ASSISTANT, USER
 from demo.evaluation import SEED, Result, evaluate, samples
-from demo.tasks.example import HELD_OUT_SHARE
+from demo.tasks.example import HELD_OUT_EVERY
 from orca_jax.llm import LLM
 from orca_jax.model.transformer import Decoder
 
@@ -108,7 +108,7 @@ def write_card(
         abilities=_table(results),
         count=count,
         seed=SEED,
-        share=HELD_OUT_SHARE,
+        share=HELD_OUT_EVERY,
         user=USER,
         assistant=ASSISTANT,
         sources="\n".join(f"- {SOURCES.get(path.name, path.name)}" for path in paths),

@@ -74,6 +74,38 @@ def test_long_pieces_leave_room_for_short_ones(monkeypatch: pytest.MonkeyPatch) 
     assert np.bincount(packer.draw(rows=1, length=1024, text_rows=0).segments[0]).max() == 300
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data", "none.txt"], "--data must name text files: none.txt is not a file"),
+        (["--batch-tokens=1500"], "--batch-tokens must be a multiple of 1024"),
+        (["--devices=3"], "--devices must divide the 4 rows of 1024 tokens"),
+        (["--decay-from=1"], "--decay-from must be a share below 1"),
+        (["--heads=3"], "--heads must divide --embed, 256"),
+        (["--count=1"], "--count must be at least 2"),
+        (["--resume", "--run-dir=none"], "--resume needs a saved state in none"),
+    ],
+)
+def test_wrong_flags(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from train_demo import parse_arguments
+
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments(flags)
+    assert exit_.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_command_of_the_card_has_all_changed_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from train_demo import command_line, parse_arguments
+
+    assert command_line(parse_arguments([])) == "--minutes 60 --decay-from 0.3"
+    flags = ["--tokens=2e6", "--devices=2", "--layers=2", "--seed=3", "--note=none"]
+    assert command_line(parse_arguments(flags)) == "--tokens 2e+06 --decay-from 0.3 --devices 2 --layers 2 --seed 3"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_ends_resumes_and_is_bundled(text: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-HELD_OUT_SHARE = 20  # one of so many questions is for the test alone
+HELD_OUT_EVERY = 20  # one of so many questions is for the test alone
 
 _STEP = re.compile(r"(\d+) ([-+x/]) (\d+) = (\d+)")
 _NUMBER = re.compile(r"\d+")
@@ -61,7 +61,7 @@ def is_held_out(conversation: Conversation) -> bool:
     """True if the conversation, or one of its problems, is for the test alone: a twentieth of all, by a hash."""
     problems = [example.question for example in conversation if example.result is not None]
     texts = ["\n".join(example.question for example in conversation), *problems]
-    return any(crc32(text.encode()) % HELD_OUT_SHARE == 0 for text in texts)
+    return any(crc32(text.encode()) % HELD_OUT_EVERY == 0 for text in texts)
 
 
 def as_json(value: dict[str, Any]) -> str:
