@@ -45,11 +45,16 @@ def by_blocks(
             start = plan.tile_start[tile]
             return lax.dynamic_update_slice_in_dim(h, narrow(tile, start), start, 0)
 
-        def second(tile: Int[Array, ""], outs: list[Array]) -> list[Array]:
-            start = plan.tile_start[tile]
-            return widen(tile, start, lax.dynamic_slice_in_dim(summed, start, TILE), outs)
+        def with_sum() -> list[Array]:
+            h = jnp.zeros((tokens + TILE, operands.shrink.shape[2]), jnp.float32)
+            summed = total(lax.fori_loop(0, num_tiles, first, h))
 
-        h = lax.fori_loop(0, num_tiles, first, jnp.zeros((tokens + TILE, operands.shrink.shape[2]), jnp.float32))
-        summed = total(h)
-        outs = lax.fori_loop(0, num_tiles, second, empty)
+            def second(tile: Int[Array, ""], outs: list[Array]) -> list[Array]:
+                start = plan.tile_start[tile]
+                return widen(tile, start, lax.dynamic_slice_in_dim(summed, start, TILE), outs)
+
+            return lax.fori_loop(0, num_tiles, second, empty)
+
+        # All devices agree, so none waits for a sum that the others leave out.
+        outs = lax.cond(is_active, with_sum, lambda: empty)
     return tuple(out[plan.place] for out in outs)
