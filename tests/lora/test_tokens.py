@@ -125,11 +125,11 @@ def test_32_adapters_in_one_batch_equal_the_merged_models(
     settings = {"enable_lora": True, "max_loras": 32, "max_lora_rank": 4, "lora_modules": modules, "max_num_seqs": 32}
     for devices, stages in ((1, 1), (2, 1), (1, 2)):
         mesh = {"tensor_parallel_size": devices, "pipeline_parallel_size": stages}
-        for built in engine_of(REFERENCE / LLAMA, program_cache, max_num_batched_tokens=32, **mesh, **settings):
+        for built in engine_of(REFERENCE / LLAMA, program_cache, max_num_batched_tokens=256, **mesh, **settings):
             for number in range(32):
                 built.engine.add(str(number), prompt_of(number), SCORED, adapter=str(number))
             found = run(built)
-            assert built.engine.stats.mean_batch_size > 16
+            assert built.engine.stats.mean_batch_size > 31 or stages > 1, "all requests are in each batch of one stage"
         for number, updates in enumerate(expected):
             assert tokens(found[str(number)]) == tokens(updates), (devices, stages, number)
             ours, theirs = (
