@@ -27,7 +27,7 @@ def run_notebook(folder: Path, timeout: int = 300, python: Path | None = None) -
     options: dict[str, Any] = {"resources": {"metadata": {"path": str(folder)}}, "record_timing": False}
     if python is not None:
         options["km"] = AsyncKernelManager(kernel_name=_kernel_of(python, folder), kernel_spec_manager=_specs(folder))
-    asyncio.run(NotebookClient(notebook, timeout=timeout, **options).async_execute())
+    asyncio.run(NotebookClient(notebook, timeout=timeout, **options).async_execute(cleanup_kc=True))
     return notebook
 
 
