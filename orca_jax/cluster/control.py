@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import zmq
@@ -91,10 +91,13 @@ class ControlThread:
         self._wake.send(b"")
 
     def close(self, timeout: float) -> bool:
-        """Send what is left, and end the thread. False: it still runs, since it ends the process."""
+        """Send what is left, and end the thread. False: it still runs, since it ends the process.
+
+        After a loss this waits too: the last messages to the workers may not have left this process yet.
+        """
         if not self.has_ended.is_set():
             self._wake.send(b"end")
-            self._thread.join(timeout)
+        self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -119,9 +122,10 @@ class ControlThread:
             if self._woken in ready:
                 is_over = self._woken.recv() == b"end"
             self._send_outgoing()
+            changes = list(self._monitor.changes())  # before the messages: the last one came before the end
             while self._control.poll(0):
                 self._take(*self._control.recv_multipart(copy=False)[:2])
-            self._note_changes()
+            self._note(changes)
             now = time.monotonic()
             # If this process was stopped or starved itself, messages may be waiting unread.
             passed, last = min(now - last, 2 * TICK_SECONDS), now
@@ -185,8 +189,8 @@ class ControlThread:
         with contextlib.suppress(zmq.ZMQError):  # it has gone
             self._control.send_multipart((sender, encode(Refused(reason, param))), zmq.NOBLOCK)
 
-    def _note_changes(self) -> None:
-        for change, descriptor in self._monitor.changes():
+    def _note(self, changes: Iterable[tuple[Change, int]]) -> None:
+        for change, descriptor in changes:
             if change in (Change.WRONG_KEY, Change.NO_KEY):
                 logger.warning("refused a connection: it has a wrong cluster key, or none")
             rank = self._roll.leave(descriptor) if change is Change.LOST else None

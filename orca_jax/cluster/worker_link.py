@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zmq
@@ -171,9 +171,10 @@ class WorkerLink:
                 self._woken.recv()
             while not self._outgoing.empty():
                 self._send(self._outgoing.get())
+            changes = list(self._monitor.changes())  # before the messages: the last one came before the end
             while not self._over.is_set() and self._control.poll(0):
                 self._take(decode_to_worker(self._control.recv()))
-            self._note_changes()
+            self._note(changes)
             now = time.monotonic()
             # If this process was stopped or starved itself, messages may be waiting unread.
             passed, last = min(now - last, 2 * TICK_SECONDS), now
@@ -197,8 +198,8 @@ class WorkerLink:
                 self._is_welcome = self._is_welcome or isinstance(message, Welcome)
                 self._received.put(message)
 
-    def _note_changes(self) -> None:
-        for change, _ in self._monitor.changes():
+    def _note(self, changes: Iterable[tuple[Change, int]]) -> None:
+        for change, _ in changes:
             if change is Change.CONNECTED:
                 self._num_failures = 0
                 self._send(self._hello)
