@@ -126,7 +126,9 @@ class JaxExecutor:
         self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
         self._idle.rest()
         pages = [stage.state.pages for stage in self.stages]
-        self._populating = Populating(jax.tree.leaves(pages)) if self._shapes.platform == "cpu" else None
+        self._populating: Populating | None = None
+        if self._shapes.platform == "cpu":
+            self._populating = Populating(jax.tree.leaves(pages), lambda: self._num_in_flight == 0)
         self.stats.compiles = sum(len(each) for each in programs)
         self._num_before = self._counter.count  # before the first plan
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -17,15 +16,6 @@ from orca_jax.link.wire import Failed, FrameReader, FromEngine, Message, Ready, 
 from orca_jax.server_config import ServerConfig
 
 CLOSE_SECONDS = 3.0  # between closing the socket and killing the process
-
-
-def engine_variables() -> dict[str, str]:
-    """The environment of the engine process: on Linux, glibc asks for huge pages, unless it has settings of its own.
-
-    XLA takes and returns large buffers in each iteration on a CPU, and Linux clears their pages each time. With huge
-    pages this takes less time (docs/benchmarks.md, "Huge pages").
-    """
-    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
 
 
 class EngineLink(asyncio.Protocol):
@@ -63,7 +53,6 @@ class EngineLink(asyncio.Protocol):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,  # the server's own stdout is for the address and the curl line
                 pass_fds=(theirs.fileno(),),
-                env=engine_variables(),
                 start_new_session=True,  # only the front end handles Ctrl-C in a terminal
             )
         self._reaper = asyncio.create_task(self._notice_exit(self._process))

@@ -77,7 +77,9 @@ def step_limit(expected: float) -> float:
 
 
 def limit_and_place(limit: float, still: float, thread: int) -> tuple[float, str]:
-    """The limit for a thread that has stood still, and its place as `place_of` gives it; no place before long.
+    """The limit of a thread without progress, and its place, see `place_of`.
+
+    In the first `QUIET_SECONDS` the place is not looked up, and empty.
 
     Args:
         limit: seconds without progress that the thread may take, unless JAX compiles.

@@ -4,6 +4,7 @@ import gc
 import logging
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import jax
@@ -60,7 +61,7 @@ def test_memory_can_be_taken_without_a_use() -> None:
     array = untouched(SHAPE, sharding).at[3].set(7.0)
     before = resident()
     fresh = untouched(SHAPE, sharding)
-    populating = Populating([fresh])
+    populating = Populating([fresh], lambda: True)
     populating._thread.join(60)
     populating.stop()
     assert not populating._thread.is_alive() and resident() - before > 2**28
@@ -69,9 +70,32 @@ def test_memory_can_be_taken_without_a_use() -> None:
     fresh.delete()
 
 
-def test_it_ends_when_it_is_stopped() -> None:
+@pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
+def test_no_memory_is_taken_while_a_launch_runs() -> None:
+    runs, looks = threading.Event(), threading.Semaphore(0)
+    runs.set()
+
+    def is_idle() -> bool:
+        looks.release()
+        return not runs.is_set()
+
     array = untouched(SHAPE, sharding_over(1))
-    populating = Populating([array])
+    before = resident()
+    populating = Populating([array], is_idle)
+    for _ in range(3):
+        assert looks.acquire(timeout=10)
+    assert resident() - before < 2**27, "it looks, and takes nothing"
+    runs.clear()
+    populating._thread.join(60)
+    assert resident() - before > 2**28
+    populating.stop()
+    array.delete()
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_it_ends_when_it_is_stopped(is_idle: bool) -> None:
+    array = untouched(SHAPE, sharding_over(1))
+    populating = Populating([array], lambda: is_idle)
     populating.stop()
     assert not populating._thread.is_alive()
     array.delete()
