@@ -1,6 +1,6 @@
 """Ragged attention in plain XLA: loops with trip counts known at run time.
 
-    for each request with one query              (increments, which come first)
+    for each request with one query              (increments, which come first; see `attend_increment`)
         for each page of its context: scores [H, S], online softmax, weighted values
     for each request with several queries        (chunks of prompts, and tokens to verify)
         for each block of up to 128 queries, and for each block of 16 of a short rest
@@ -21,13 +21,18 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, num_kv_heads, read_page
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, num_kv_heads, read_page
 from orca_jax.processor import multiplies_bfloat16
 
 _MAX_QUERY_BLOCK = 128
 _SHORT_BLOCK = 16
 _MOST_SHORT = 2  # short blocks after the long ones; more of them take longer than one long block
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
+_CHANNELS = 8  # of keys in a sum of `attend_increment`
+_LANES = 16  # its sums of values for each channel
+# From here on matrix products are as fast (scripts/measure_increments.py):
+_MOST_CHANNELS = 512  # of all query heads of a KV head,
+_MOST_HEADS = 3  # and query heads of a single KV head
 
 
 class _SoftmaxState(NamedTuple):
@@ -36,6 +41,14 @@ class _SoftmaxState(NamedTuple):
     top: Float[Array, "K M"]
     denominator: Float[Array, "K M"]
     values: Float[Array, "K M D"]
+
+
+class _LaneSums(NamedTuple):
+    """Online softmax of the M query heads of each of K KV heads: maximum, denominator and parts of the values."""
+
+    top: Float[Array, "K M"]
+    denominator: Float[Array, "K M"]
+    values: Float[Array, "K M D 16"]
 
 
 def ragged_attention_xla(
@@ -52,7 +65,9 @@ def ragged_attention_xla(
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
     num_tokens, _, head_dim = q.shape
-    block = min(_MAX_QUERY_BLOCK, num_tokens)
+    has_long = num_tokens > _MOST_SHORT * _SHORT_BLOCK  # else short blocks do all, and one loop less is compiled
+    block = min(_MAX_QUERY_BLOCK if has_long else _SHORT_BLOCK, num_tokens)
+    most_rest = _MOST_SHORT * _SHORT_BLOCK if has_long else 0  # queries after the long blocks
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
 
@@ -70,18 +85,23 @@ def ragged_attention_xla(
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
     def increment(row: jax.Array, out: jax.Array) -> jax.Array:
-        return attend(row, jnp.zeros_like(row), 1, out)
+        if not isinstance(pages, HeadMajorPages) or not has_form(pages, grouped.shape[2], head_dim):
+            return attend(row, jnp.zeros_like(row), 1, out)
+        query = lax.dynamic_index_in_dim(grouped, query_start[row], keepdims=False).astype(jnp.float32)
+        result = attend_increment(query, pages, page_table[row], context_len[row], sliding_window, soft_cap)
+        return lax.dynamic_update_index_in_dim(out, result, query_start[row], axis=0)
+
+    def blocks(row: jax.Array, begun: jax.Array, count: jax.Array, size: int, out: jax.Array) -> jax.Array:
+        """Compute `count` blocks of `size` queries of request `row`, from its query `begun` on."""
+        return lax.fori_loop(0, count, lambda i, out: attend(row, begun + i * size, size, out), out)
 
     def chunk(row: jax.Array, out: jax.Array) -> jax.Array:
-        length, short = query_len[row], min(_SHORT_BLOCK, block)
-        rest = _MOST_SHORT * short if short < block else 0  # at most so many queries are left to short blocks
-        num_long = _ceil_div(jnp.maximum(length - rest, 0), block)
-        out = lax.fori_loop(0, num_long, lambda i, out: attend(row, i * block, block, out), out)
-        if short == block:
+        num_long = _ceil_div(jnp.maximum(query_len[row] - most_rest, 0), block)
+        out = blocks(row, jnp.zeros_like(row), num_long, block, out)
+        if not has_long:
             return out
         begun = num_long * block
-        num_short = _ceil_div(jnp.maximum(length - begun, 0), short)
-        return lax.fori_loop(0, num_short, lambda i, out: attend(row, begun + i * short, short, out), out)
+        return blocks(row, begun, _ceil_div(query_len[row] - begun, _SHORT_BLOCK), _SHORT_BLOCK, out)
 
     out = jnp.zeros(grouped.shape, jnp.float32)
     out = lax.fori_loop(0, num_increments, increment, out)
@@ -132,6 +152,101 @@ def _attend_block(
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
     return out.transpose(2, 0, 1, 3)
+
+
+def has_form(pages: KVPages, heads: int, head_dim: int) -> bool:
+    """True if `attend_increment` can do such pages and is faster than matrix products, for `heads` of each KV head."""
+    return (
+        isinstance(pages, HeadMajorPages)
+        and not pages.is_quantised
+        and head_dim % _CHANNELS == 0
+        and pages.page_size % _LANES == 0
+        and heads * head_dim <= _MOST_CHANNELS
+        and (pages.k.shape[1] > 1 or heads <= _MOST_HEADS)
+    )
+
+
+def attend_increment(
+    q: Float[Array, "K M D"],
+    pages: HeadMajorPages,
+    page_list: Int[Array, " P"],
+    context_len: Int[Array, ""],
+    sliding_window: int | Int[Array, ""] | None,
+    soft_cap: float | None,
+) -> Float[Array, "K M D"]:
+    """Attention of the last token of a request over its context, at the speed of the memory.
+
+    XLA:CPU computes the product of one query and a page in several passes: it copies the page out of the cache,
+    converts it to float32, and multiplies. Here products and sums are written element by element, so that XLA fuses
+    them with the read. The order of the sums lets each page be read once, from its begin to its end:
+
+        keys     a sum over each group of 8 consecutive channels, then the sum of the groups
+        values   16 sums for each channel, of every 16th token; they are added up after the last page
+
+    Args:
+        q: scaled queries in float32.
+        pages: cache of all requests.
+        page_list: pages of the request, in order.
+        context_len: tokens of the request, this one included.
+        sliding_window: tokens that it sees; None for all.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap), unless it is None.
+    """
+    kv_heads, heads, head_dim = q.shape
+    page_size = pages.page_size
+    first = jnp.int32(0) if sliding_window is None else jnp.maximum(context_len - sliding_window, 0)
+
+    def visit(index: jax.Array, state: _LaneSums, *, is_whole: bool) -> _LaneSums:
+        token = index * page_size + jnp.arange(page_size)
+        is_visible = (token >= first) & (token < context_len)
+        scores = _scores(q, pages.k, page_list[index])
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        if not is_whole:
+            scores = jnp.where(is_visible, scores, _MASKED)
+        top = jnp.maximum(state.top, scores.max(-1))
+        weights, shrink = jnp.exp(scores - top[..., None]), jnp.exp(state.top - top)
+        values = state.values * shrink[..., None, None]
+        for start in range(0, page_size, _LANES):
+            part = _slice(pages.v, page_list[index], 2, start, _LANES)[:, None]
+            if not is_whole:  # unwritten slots may hold NaN
+                part = jnp.where(is_visible[start : start + _LANES], part, 0)
+            values = values + weights[:, :, None, start : start + _LANES] * part
+        return _LaneSums(top, state.denominator * shrink + weights.sum(-1), values)
+
+    empty = jnp.full((kv_heads, heads), _MASKED), jnp.zeros((kv_heads, heads))
+    state = _LaneSums(*empty, jnp.zeros((kv_heads, heads, head_dim, _LANES)))
+    begin, end = first // page_size, _ceil_div(context_len, page_size)
+    partial = begin
+    if sliding_window is None:
+        partial = context_len // page_size
+        state = lax.fori_loop(begin, partial, lambda index, state: visit(index, state, is_whole=True), state)
+    state = lax.fori_loop(partial, end, lambda index, state: visit(index, state, is_whole=False), state)
+    return state.values.sum(-1) / state.denominator[..., None]
+
+
+def _scores(q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int[Array, ""]) -> Float[Array, "K M S"]:
+    """Inner products of the queries and the keys of one page."""
+    kv_heads, heads, head_dim = q.shape
+    groups = head_dim // _CHANNELS
+    grouped = keys.reshape(keys.shape[0], kv_heads, groups, _CHANNELS, keys.shape[3])
+    queries = q.reshape(kv_heads, heads, groups, _CHANNELS, 1)
+    sums = jnp.zeros(())
+    for channel in range(_CHANNELS):
+        sums = sums + queries[:, :, :, channel] * _slice(grouped, page, 2, channel, 1)[:, None, :, 0]
+    # Fused with the next sum, the loop over groups would be the inner one, and jump about the page.
+    parts = lax.optimization_barrier(sums)
+    scores = parts[:, :, 0]
+    for group in range(1, groups):
+        scores = scores + parts[:, :, group]
+    return scores
+
+
+def _slice(pool: Array, page: Int[Array, ""], axis: int, start: int, size: int) -> Float[Array, "..."]:
+    """Part of one page along an axis of the page, in float32."""
+    starts, sizes = [jnp.zeros_like(page)] * pool.ndim, list(pool.shape)
+    starts[0], sizes[0] = page, 1
+    starts[axis + 1], sizes[axis + 1] = jnp.asarray(start, page.dtype), size
+    return lax.dynamic_slice(pool, starts, sizes, allow_negative_indices=False)[0].astype(jnp.float32)
 
 
 def _product_type(pages: KVPages) -> DTypeLike:

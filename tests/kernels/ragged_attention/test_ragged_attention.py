@@ -84,9 +84,44 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
 
 
+INCREMENTS = [
+    Case("one page, partly filled", ((1, 1), (1, 15)), page_size=16),
+    Case("whole pages and parts of one", ((1, 16), (1, 17), (1, 64)), page_size=16, padding_tokens=2, padding_rows=1),
+    Case("pages of 128, heads of 64", ((1, 200), (1, 129), (1, 128), (1, 3)), 4, 4, 64, 128),
+    Case("two heads of each KV head", ((1, 200), (1, 31)), 6, 3, 64, 32),
+    Case("four small heads of each KV head", ((1, 200), (1, 31)), 8, 2, 8, 32),
+    Case("window within a page", ((1, 5), (1, 64), (1, 70)), page_size=32, sliding_window=6),
+    Case("window over pages, soft cap", ((1, 40), (1, 90)), 4, 2, page_size=16, sliding_window=37, soft_cap=2.0),
+    Case("soft cap", ((1, 40), (1, 90)), 4, 2, page_size=16, soft_cap=2.0),
+    Case("bfloat16", ((1, 40), (1, 33)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16),
+    Case("float16", ((1, 40), (1, 33)), 6, 3, dtype="float16", page_dtype="float16", page_size=16),
+]
+PRODUCTS = [
+    Case("pages of 8 tokens", ((1, 40),)),
+    Case("channels in no groups of 8", ((1, 40),), head_dim=12, page_size=16),
+    Case("many heads of each KV head", ((1, 40),), 16, 2, 128, 16),
+    Case("several heads of a single KV head", ((1, 40),), 4, 1, 64, 16),
+    Case("quantised pages", ((1, 40),), 4, 4, 64, 32, page_dtype="int8"),
+]
+
+
+@pytest.mark.parametrize("case", INCREMENTS + PRODUCTS, ids=lambda case: case.name)
+def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over parts of a page, or matrix products where these are faster."""
+    calls = []
+    attend = xla.attend_increment
+    monkeypatch.setattr(xla, "attend_increment", lambda *args: calls.append(1) or attend(*args))
+    arrays = make_arrays(case, seed=1)
+    used = int(arrays.query_len.sum())
+    found = run(arrays, case, "xla").astype(np.float32)
+    np.testing.assert_allclose(found[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    assert bool(calls) == (case in INCREMENTS)
+
+
+@pytest.mark.parametrize("name", ["sliding window", "window within a page"])
 @pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
-def test_layers_with_several_windows_share_a_program(implementation: str) -> None:
-    case = next(case for case in CASES if case.name == "sliding window")
+def test_layers_with_several_windows_share_a_program(implementation: str, name: str) -> None:
+    case = next(case for case in (*CASES, *INCREMENTS) if case.name == name)
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
     options = {"scale": 0.25, "implementation": implementation}
     attend = jax.jit(lambda a, window: ragged_attention(*a, sliding_window=window, **options))
