@@ -129,7 +129,8 @@ def test_32_adapters_in_one_batch_equal_the_merged_models(
             for number in range(32):
                 built.engine.add(str(number), prompt_of(number), SCORED, adapter=str(number))
             found = run(built)
-            assert built.engine.stats.mean_batch_size > 31 or stages > 1, "all requests are in each batch of one stage"
+            # Each stage of a pipeline has a batch of its own.
+            assert built.engine.stats.mean_batch_size > 31 / stages, "all requests are in the batches"
         for number, updates in enumerate(expected):
             assert tokens(found[str(number)]) == tokens(updates), (devices, stages, number)
             ours, theirs = (

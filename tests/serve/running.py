@@ -102,7 +102,15 @@ def engine_of(pid: int) -> psutil.Process:
 def engines_of(pid: int) -> list[psutil.Process]:
     """The child process of the engine; None before it starts and after it ended."""
     children = psutil.Process(pid).children()
-    return [child for child in children if "orca_jax.link.process" in child.cmdline()]
+    return [child for child in children if is_engine(child)]
+
+
+def is_engine(child: psutil.Process) -> bool:
+    """True for a process of the engine that has not ended."""
+    try:
+        return "orca_jax.link.process" in child.cmdline()
+    except psutil.NoSuchProcess:  # a zombie too
+        return False
 
 
 def spawn(*flags: str, open_files: int | None = None, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
