@@ -139,8 +139,8 @@ def code_digest() -> str | None:
 
 
 def digest_of(folder: Path) -> str | None:
-    """A digest of all Python files in a folder, with their places, or None if there are none."""
-    files = sorted(folder.rglob("*.py"))
+    """A digest of all files of Python and C in a folder, with their places, or None if there are none."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".c"))
     if not files:
         return None
     digest = hashlib.sha256()

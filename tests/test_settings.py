@@ -116,6 +116,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "compile_cache": {"compile_cache": None},
     "strict_compile": {"strict_compile": True},
     "attention_implementation": {},
+    "cpu_products": {},
     "kernel_self_test": {"kernel_self_test": False},  # without accelerator kernels, there is none to test
     "enable_lora": LORA,
     "max_loras": {**LORA, "max_loras": 2},

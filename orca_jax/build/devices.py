@@ -126,6 +126,9 @@ def check_platform(config: EngineConfig, platform: str) -> None:
     if chosen not in (None, *known):
         message = f"attention_implementation must be one of {', '.join(known)} on {platform} devices, got {chosen!r}"
         raise ConfigError(message + did_you_mean(chosen, known), param="attention_implementation")
+    if platform != "cpu" and config.cpu_products != "auto":
+        message = f"cpu_products has no effect on {platform} devices; leave it out"
+        raise ConfigError(message, param="cpu_products")
     if platform == "cpu" and config.gpu_memory_utilization is not None:
         message = (
             "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "

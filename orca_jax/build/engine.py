@@ -12,6 +12,7 @@ from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, t
 from orca_jax.build.budget import token_budget
 from orca_jax.build.devices import check_platform, claim_devices
 from orca_jax.build.draft_model import describe_draft, start_draft
+from orca_jax.build.products import product_library
 from orca_jax.build.resolve import (
     PAGE_SIZE,
     cache_directory,
@@ -154,6 +155,8 @@ def _build(
     check_platform(config, platform)
     dtype, stages = dtype_of(config, platform), config.pipeline_parallel_size
     loading: dict[str, Any] = {"load_format": config.load_format, "seed": config.seed}
+    if cluster is None:
+        loading["library"] = product_library(config, model, dtype, platform, cache_directory(config.compile_cache))
     placed = place_model(source, model, dtype=dtype, devices=devices, num_stages=stages, **loading)
     # Before the large model, whose KV cache takes the memory that is left.
     proposer = None if draft is None else start_draft(draft, devices, times)
@@ -193,6 +196,8 @@ def _check(config: EngineConfig, has_hosts: bool) -> None:
         return
     if config.enable_lora:
         raise ConfigError("enable_lora needs nnodes 1: adapters are loaded by one process", param="enable_lora")
+    if config.cpu_products == "native":
+        raise ConfigError("cpu_products native needs nnodes 1: hosts may differ; leave it out", param="cpu_products")
     if config.decoder is not None:
         raise ConfigError("decoder needs nnodes 1: a decoder of your own runs on one host", param="decoder")
     if config.speculative_config is not None and config.speculative_config.model is not None:

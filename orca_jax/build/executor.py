@@ -14,6 +14,7 @@ from orca_jax.exec.compile import compile_cache
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
+from orca_jax.kernels.packed_product import Library
 from orca_jax.model.load import Loading, prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
@@ -41,10 +42,12 @@ class PlacedModel:
     Attributes:
         weights: found, and not read.
         stages: all layers, in their order.
+        library: of products with packed matrices; None: the matrices are plain.
     """
 
     weights: Loading
     stages: tuple[PlacedStage, ...]
+    library: Library | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -78,6 +81,7 @@ def place_model(
     seed: int,
     devices: list[jax.Device],
     num_stages: int = 1,
+    library: Library | None = None,
 ) -> PlacedModel:
     """Find the weights of a model, and split their shapes over devices.
 
@@ -89,6 +93,7 @@ def place_model(
         seed: of random weights.
         devices: those of the first stage first; each stage has as many.
         num_stages: pipeline stages.
+        library: of products with packed matrices, on CPUs; None: the matrices stay plain.
 
     Raises:
         ConfigError: the source or the format is wrong, or the model cannot be split evenly.
@@ -101,8 +106,10 @@ def place_model(
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
         shapes = weights.shapes(mesh, span)
         arrange(devices[0].platform, shapes)
+        if library is not None:
+            shapes.pack(library, len(devices))
         stages.append(PlacedStage(mesh, shapes))
-    return PlacedModel(weights, tuple(stages))
+    return PlacedModel(weights, tuple(stages), library)
 
 
 def start_executor(
@@ -127,25 +134,26 @@ def start_executor(
     Raises:
         CheckpointError: the weights do not fit the configuration.
     """
-    weights = placed.weights
     own = [stage for stage in placed.stages if stage.is_local]
     programs = [Programs(shapes, config, mesh) for mesh, shapes in own]
     with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
         with times.phase("load"):
-            stages = [_load(weights, stage, placed.platform, has_bars) for stage in placed.stages]
+            stages = [_load(placed, stage, has_bars) for stage in placed.stages]
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", has_bars)
         return JaxExecutor(stages, placed.config, config, compiling, ahead=ahead, times=times, before_run=before_run)
 
 
-def _load(weights: Loading, stage: PlacedStage, platform: str, has_bars: bool) -> StageModel:
+def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel:
     """Read the weights of a stage, unless it belongs to other processes."""
     if not stage.is_local:
         return StageModel(None, stage.mesh)
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
-    decoder = weights.load(stage.mesh, progress_bar(name, has_bars), span, partial(arrange, platform))
+    decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, partial(arrange, placed.platform))
+    if placed.library is not None:
+        decoder.pack(placed.library, len(placed.devices))
     return StageModel(decoder, stage.mesh)
 
 

@@ -214,6 +214,7 @@ TOY_HAS_NO: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (None, 1),
     "gpu_memory_utilization": (None,),
     "attention_implementation": (None,),
+    "cpu_products": ("auto",),
     "compile_cache": ("auto", None),
     "itl_target_ms": (None,),
 }

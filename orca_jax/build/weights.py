@@ -21,7 +21,16 @@ from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, save_leaves, views_of
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
-from orca_jax.model.parameters import first_line, flat_parameters, num_copies, split_layer, with_layers, with_parameters
+from orca_jax.model.packed import held_values, plain_shape
+from orca_jax.model.parameters import (
+    first_line,
+    flat_parameters,
+    num_copies,
+    path_of,
+    split_layer,
+    with_layers,
+    with_parameters,
+)
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
 from orca_jax.model.trees.views import Entry, Taken, View
@@ -95,15 +104,16 @@ class WeightUpdater:
         for placed, stage in zip(own, self._executor.stages, strict=True):
             state, first = nnx.state(placed.shapes), placed.shapes.span.start
             paths = jax.tree.leaves(with_parameters(state, {path: path for path in flat_parameters(state)}))
-            shapes = flat_parameters(state)
+            held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(state)}
             for index, path in enumerate(paths):
                 whole, layer = (path, None) if path in views else split_layer(path)
-                view, leaf = views[whole], shapes[path]
+                view, leaf = views[whole], plain_shape(held[path])
                 if layer is not None:
                     view = Entry(view, 0, first + layer)
                 elif path in stacked:
                     view = Taken(view, 0, np.arange(first, first + leaf.shape[0]))
-                stage.put_weight(index, read_parameter(view, leaf, num_copies(whole, config), config.head_dim))
+                values = read_parameter(view, leaf, num_copies(whole, config), config.head_dim)
+                stage.put_weight(index, held_values(held[path], values))
                 progress()
 
 

@@ -16,7 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.kernels.packed_product import Library
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.packed import PackedMatrix, ReadTable, packed_matmul, packed_matrix, read_table, table_scores
 from orca_jax.model.quantise import (
     QuantisedExperts,
     QuantisedMatrix,
@@ -30,8 +32,8 @@ from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import LayerSpan
 
 Init = Literal["normal", "zeros", "ones"]
-Matrix = nnx.Param[Array] | QuantisedMatrix
-"""A matrix of one of the two kinds of storage; `multiply` reads both."""
+Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix
+"""A matrix of one of the kinds of storage; `multiply` reads all of them."""
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -149,7 +151,9 @@ class Maker:
 
 def multiply(x: Float[Array, "T I"], kernel: Matrix) -> Float[Array, "T O"]:
     """`x` times a matrix of any storage, with float32 sums."""
-    return kernel.product(x) if isinstance(kernel, QuantisedMatrix) else matmul(x, kernel[...])
+    if isinstance(kernel, QuantisedMatrix):
+        return kernel.product(x)
+    return packed_matmul(x, kernel) if isinstance(kernel, PackedMatrix) else matmul(x, kernel[...])
 
 
 def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
@@ -184,6 +188,11 @@ class Linear(nnx.Module):
         """Project every token; float32 out."""
         out = multiply(x, self.kernel)
         return out if self.bias is None else out + self.bias[...].astype(jnp.float32)
+
+    def pack(self, library: Library, num_devices: int) -> None:
+        """Replace the matrix by its packed form, if it is plain and has one; see `packed_matrix`."""
+        if isinstance(self.kernel, nnx.Param):
+            self.kernel = packed_matrix(self.kernel, library, num_devices)
 
     def take_outputs(self, columns: np.ndarray) -> None:
         """Replace the outputs by those of `columns`, which may repeat."""
@@ -246,6 +255,11 @@ class Table(nnx.Module):
             return self.table.rows(index)
         return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
 
+    def pack(self, library: Library, num_devices: int) -> None:
+        """Compute `scores` by the library, if the table is plain and fits; see `read_table`."""
+        if isinstance(self.table, nnx.Param):
+            self.table = read_table(self.table, library, num_devices)
+
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Inner product of every hidden vector with every row, and its soft cap."""
         scores, cap = self._products(hidden), self.soft_cap
@@ -254,6 +268,8 @@ class Table(nnx.Module):
     def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         if isinstance(self.table, QuantisedTable):
             return self.table.scores(hidden)
+        if isinstance(self.table, ReadTable):
+            return table_scores(hidden, self.table)
         table = self.table[...]
         if table.dtype == jnp.float32:
             return matmul(hidden, table.T)

@@ -27,6 +27,7 @@ MESH_AXES: Mapping[str, str | None] = {
     "groups": None,  # of inputs with one scale, in quantised matrices; of layers with the same input, in adapters
     "slots": None,  # of adapters
     "rank": None,  # of adapters
+    "columns": None,  # in a block of a packed matrix
 }
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.kernels.packed_product import Library
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
@@ -261,6 +262,18 @@ class Decoder(nnx.Module):
             for index, layer in enumerate(layers):
                 layer.append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
         self.blocks = nnx.List([nnx.merge(structure, nnx.from_flat_state(layer)) for layer in layers])
+
+    def pack(self, library: Library, num_devices: int) -> None:
+        """Pack the matrices of unstacked layers, or their shapes; see `packed_matrix` and `read_table`."""
+        assert not isinstance(self.blocks, Block), "the layers are stacked"
+        if self.span.is_last:
+            self.unembedding.pack(library, num_devices)
+        for block in self.blocks:
+            layers = [block.attention.query, block.attention.key, block.attention.value, block.attention.out]
+            if isinstance(block.mlp, Mlp):  # experts are partitioned by hand, with products of their own
+                layers += filter(None, [block.mlp.gate, block.mlp.up, block.mlp.down])
+            for layer in layers:
+                layer.pack(library, num_devices)
 
     @property
     def unembedding(self) -> Table:

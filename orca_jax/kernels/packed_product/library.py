@@ -1,0 +1,91 @@
+"""The library of `product.c`: compiled by the C compiler of this machine, once for each processor, and registered.
+
+XLA's own products on a CPU arrange the matrix anew in each launch, and no form of plain XLA reads a matrix once at the
+memory's speed (docs/benchmarks.md, "Packed products"). Without a compiler, products are those of XLA.
+"""
+
+import ctypes
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from orca_jax.processor import all_cpu_flags, cpu_name
+
+logger = logging.getLogger(__name__)
+
+PACKED_PRODUCT = "orca_jax_packed_product"
+TABLE_PRODUCT = "orca_jax_table_product"
+_COMPILERS = ("cc", "gcc", "clang")
+_OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+_NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
+_COMPILE_SECONDS = 60.0
+
+
+class Library(NamedTuple):
+    """The compiled library, and the shapes that it multiplies."""
+
+    width: int  # columns of a block of a packed matrix
+    lanes: int  # words of four bytes in a part of a table's row
+    table_rows: int  # in a block of a table
+    has_bfloat16: bool
+
+
+def load_library(directory: str | None) -> Library | None:
+    """Compile the library if no earlier start has, register it, and return it; None if this machine has none.
+
+    Args:
+        directory: keeps the library, as it keeps compiled programs; None compiles it at each start.
+    """
+    try:
+        return _load(directory)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        logger.warning("products are those of XLA, since their library cannot be used: %s", _last_line(error))
+        return None
+
+
+@cache
+def _load(directory: str | None) -> Library | None:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if sys.platform != "linux" or compiler is None or not _NEEDED.issubset(all_cpu_flags()):
+        return None
+    source = Path(__file__).with_name("product.c")
+    if directory is None:
+        with tempfile.TemporaryDirectory() as folder:
+            library = ctypes.CDLL(str(_compiled(source, compiler, Path(folder))))  # the file may be removed then
+    else:
+        library = ctypes.CDLL(str(_compiled(source, compiler, Path(directory))))
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    for name in (PACKED_PRODUCT, TABLE_PRODUCT):
+        handler = ctypes.cast(library[name], ctypes.c_void_p)
+        jax.ffi.register_ffi_target(name, make(handler, None, None), platform="cpu")
+    sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
+    return Library(*sizes, bool(library.orca_jax_has_bfloat16()))
+
+
+def _compiled(source: Path, compiler: str, folder: Path) -> Path:
+    """The path of the library for this processor and this version of JAX."""
+    facts = source.read_bytes(), compiler, _OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
+    path = folder / f"products-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
+        made = Path(beside) / path.name
+        command = [compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", str(source), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        made.replace(path)
+    return path
+
+
+def _last_line(error: Exception) -> str:
+    text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
+    return text.strip().splitlines()[-1] if text.strip() else type(error).__name__

@@ -1,0 +1,148 @@
+"""Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/packed_product`).
+
+A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. Only the linear
+layers of blocks are packed: not the tables, experts and quantised matrices.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from orca_jax.kernels.packed_product import (
+    Library,
+    can_multiply_table,
+    can_pack,
+    inputs_each,
+    pack,
+    packed_product,
+    table_product,
+)
+from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
+
+
+class PackedMatrix(nnx.Param[Any]):
+    """A matrix in the form of `kernels.packed_product.pack`, split over devices as the plain matrix was.
+
+    Its metadata are `axes`, the logical axes of blocks of outputs, of inputs, and of the numbers of a block; and
+    `layout`.
+    """
+
+
+class PackedLayout(NamedTuple):
+    """The place of a packed matrix on its devices."""
+
+    mesh: Mesh
+    axes: tuple[str, str]  # logical axes of the plain matrix: inputs and outputs
+    width: int  # columns of a block
+    num_devices: int  # that share the processors of this machine
+
+    @property
+    def plain_sharding(self) -> NamedSharding:
+        """The sharding of the plain matrix."""
+        return NamedSharding(self.mesh, partition_spec(self.axes))
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """The sharding of the packed matrix."""
+        inputs, outputs = self.axes
+        return NamedSharding(self.mesh, partition_spec((outputs, inputs, "columns")))
+
+
+def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
+    """The packed form of a matrix, or `plain` itself if its shape or type has none.
+
+    Args:
+        plain: an array or a sharded shape [I, O], with logical axes.
+        library: of the product.
+        num_devices: that share the processors of this machine.
+    """
+    value = plain.get_value()
+    layout = PackedLayout(value.sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
+    inputs, outputs = layout.plain_sharding.shard_shape(value.shape)
+    if not can_pack(library, inputs, outputs, value.dtype):
+        return plain
+    values = _packed_shape(value, layout) if isinstance(value, jax.ShapeDtypeStruct) else _packed(value, layout)
+    return PackedMatrix(values, axes=(*layout.axes[::-1], "columns"), layout=layout)
+
+
+class ReadTable(nnx.Param[Any]):
+    """A plain table [V, E] whose products are those of the library. Its metadata are `axes` and `layout`."""
+
+
+def read_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
+    """The table for products of the library, or `plain` itself if its shape or type has none; see `packed_matrix`."""
+    value = plain.get_value()
+    layout = PackedLayout(value.sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
+    rows, width = layout.plain_sharding.shard_shape(value.shape)
+    is_read = can_multiply_table(library, rows, width, value.dtype)
+    return ReadTable(value, axes=layout.axes, layout=layout) if is_read else plain
+
+
+def table_scores(hidden: Float[Array, "B E"], table: ReadTable) -> Float[Array, "B V"]:
+    """Inner products of every hidden vector with every row of a table, with float32 sums."""
+    layout: PackedLayout = table.get_metadata("layout")
+    rows, _ = layout.axes
+    split = jax.shard_map(
+        partial(table_product, devices=layout.num_devices),
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(), layout.plain_sharding.spec),
+        out_specs=PartitionSpec(None, MESH_AXES[rows]),
+        check_vma=False,
+    )
+    out: jax.Array = split(hidden, table[...])
+    return out
+
+
+def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
+    """The sharded shape of a parameter as it is read: that of the plain matrix if it is packed."""
+    value: jax.ShapeDtypeStruct = variable.get_value()
+    if not isinstance(variable, PackedMatrix):
+        return value
+    layout: PackedLayout = variable.get_metadata("layout")
+    blocks, rows, _ = value.shape
+    shape = rows * inputs_each(value.dtype), blocks * layout.width
+    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
+
+
+def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
+    """The values of a parameter as the decoder holds them, from those with its `plain_shape`."""
+    return _packed(read, variable.get_metadata("layout")) if isinstance(variable, PackedMatrix) else read
+
+
+def packed_matmul(x: Float[Array, "T I"], matrix: PackedMatrix) -> Float[Array, "T O"]:
+    """`x` times a packed matrix, with float32 sums."""
+    layout: PackedLayout = matrix.get_metadata("layout")
+    inputs, outputs = layout.axes
+
+    def on_shard(x: Float[Array, "T I"], part: Float[Array, "N J W"]) -> Float[Array, "T O"]:
+        out = packed_product(x, part, layout.num_devices)
+        return out if MESH_AXES[inputs] is None else jax.lax.psum(out, TENSOR_AXIS)
+
+    split = jax.shard_map(
+        on_shard,
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(None, MESH_AXES[inputs]), layout.sharding.spec),
+        out_specs=PartitionSpec(None, MESH_AXES[outputs]),
+        check_vma=False,  # the sum over devices is done by hand
+    )
+    out: jax.Array = split(x, matrix[...])
+    return out
+
+
+def _packed_shape(plain: jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:
+    shape = jax.eval_shape(partial(pack, width=layout.width), plain)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=layout.sharding)
+
+
+def _packed(plain: Float[Array, "I O"], layout: PackedLayout) -> Float[Array, "N J W"]:
+    return _packing(layout.width, layout.sharding)(plain)
+
+
+@cache
+def _packing(width: int, sharding: NamedSharding) -> Callable[[Array], Array]:
+    return jax.jit(partial(pack, width=width), out_shardings=sharding)
