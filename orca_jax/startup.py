@@ -52,6 +52,7 @@ class EngineSummary:
     page_size: int = 0  # tokens of a page of the KV cache
     num_pages: int = 0
     quantization: str | None = None  # of the weights
+    products: str = ""  # of matrices on a CPU: "native" or "xla", see build/products.py; empty on other devices
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""
@@ -59,6 +60,7 @@ class EngineSummary:
         if self.device:
             types = self.dtype if self.quantization is None else f"{self.dtype} with {self.quantization} weights"
             place = f"on {self.num_devices} x {self.device}, {types}, attention by {self.attention}"
+            place += f", products by {self.products}" if self.products else ""
             programs = f"{start.programs} programs ({start.from_cache} from the cache)"
         cache = " ".join(filter(None, (self.kv_cache_dtype, "KV cache")))
         parts = (

@@ -76,6 +76,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tensor_parallel_size": 2}, "tensor_parallel_size", "no device"),
     ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization", "no device"),
     ({"attention_implementation": "xla"}, "attention_implementation", "no effect on preset:toy"),
+    ({"cpu_products": "xla"}, "cpu_products", "no effect on preset:toy"),
     ({"compile_cache": "programs"}, "compile_cache", "no effect on preset:toy"),
     ({"model": "preset:clock-5", "dtype": "float32"}, "dtype", "no effect on preset:clock-5"),
     ({"model": "preset:gpt2-tiny", "load_format": "orbax"}, "load_format", "no weights"),

@@ -175,8 +175,7 @@ def _build(
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
     engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
     reader = load_first(engine, config, adapter_reader(placed.config, resolved))
-    device = devices[0].device_kind
-    summary = summary_of(header, pool.kv, times.report(), resolved, device, attention, model.quantization)
+    summary = summary_of(header, pool.kv, times.report(), resolved, attention, placed)
     built = _built(engine, tokenizer, model, header, summary, resolved)
     built = replace(built, directory=texts, self_tests=self_tests, proposer=proposer, read_adapter=reader)
     if cluster is not None:

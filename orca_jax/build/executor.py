@@ -71,6 +71,13 @@ class PlacedModel:
         platform: str = self.devices[0].platform
         return platform
 
+    @property
+    def products(self) -> str:
+        """The products of matrices on a CPU, "native" or "xla"; empty on other devices."""
+        if self.platform != "cpu":
+            return ""
+        return "xla" if self.library is None else "native"
+
 
 def place_model(
     source: str,

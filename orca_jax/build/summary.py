@@ -1,11 +1,15 @@
 """The summary of an engine, for its log, the front end and metrics."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from orca_jax.config import ExecutorConfig
 from orca_jax.sched.kv import KVManager
 from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.timeline.writer import TimelineHeader
+
+if TYPE_CHECKING:
+    from orca_jax.build.executor import PlacedModel
 
 
 def summary_of(
@@ -13,9 +17,8 @@ def summary_of(
     kv: KVManager,
     start: StartReport,
     resolved: ExecutorConfig | None = None,
-    device: str = "",
     attention: str = "",
-    quantization: str | None = None,
+    placed: "PlacedModel | None" = None,
 ) -> EngineSummary:
     """Summarize an engine.
 
@@ -24,9 +27,8 @@ def summary_of(
         kv: the KV cache.
         start: times and programs of the start.
         resolved: shapes and types of the executor; None without a device.
-        device: the kind of its devices.
         attention: the name of the implementation.
-        quantization: of the weights.
+        placed: the model on its devices; None without a device.
     """
     longest = header.max_model_len
     fitting = kv.num_pages // -(-longest // kv.page_size)
@@ -40,14 +42,15 @@ def summary_of(
         page_size=kv.page_size,
         num_pages=kv.num_pages,
     )
-    if resolved is None:
+    if resolved is None or placed is None:
         return summary
     return replace(
         summary,
-        device=device,
+        device=placed.devices[0].device_kind,
         num_devices=resolved.tensor_parallel_size * resolved.pipeline_parallel_size,
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.cache.dtype,
         attention=attention,
-        quantization=quantization,
+        quantization=placed.config.quantization,
+        products=placed.products,
     )

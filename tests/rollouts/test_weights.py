@@ -16,6 +16,7 @@ from orca_jax.config import DType
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.layers import flatten_module
+from orca_jax.kernels.packed_product import load_library
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
@@ -97,6 +98,23 @@ def test_a_tree_becomes_the_weights_of_the_files(source: Path, tensor: int, stag
     """With copies of the key/value head on two devices, and a vocabulary padded to whole blocks."""
     placed = place(source, tensor=tensor, stages=stages)
     assert_loaded(placed, updated(placed, tree_of(source)))
+
+
+def test_packed_matrices_are_replaced() -> None:
+    """The values that are put in place are those of the same files, loaded and packed."""
+    library = load_library(None)
+    if library is None:
+        pytest.skip("needs Linux, AVX2 and a C compiler")
+    source, devices = "preset:gpt2-tiny", jax.devices()[:2]
+    options: dict[str, Any] = {"load_format": "auto", "devices": devices, "library": library}
+    placed = place_model(source, read_model_config(source), dtype="float32", seed=5, **options)
+    plain = placed.weights.load(placed.mesh)
+    (found,) = updated(placed, plain)
+    arrange("cpu", plain)
+    plain.pack(library, len(devices))
+    for one, other in zip(flatten_module(plain)[1], found, strict=True):
+        assert one.shape == other.shape and one.sharding.is_equivalent_to(other.sharding, one.ndim)
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import cache
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,30 +38,32 @@ class Library(NamedTuple):
     has_bfloat16: bool
 
 
+_registered: list[Library] = []  # one at most
+_lock = threading.Lock()
+
+
 def load_library(directory: str | None) -> Library | None:
     """Compile the library if no earlier start has, register it, and return it; None if this machine has none.
 
     Args:
-        directory: keeps the library, as it keeps compiled programs; None compiles it at each start.
+        directory: keeps the library, as it keeps compiled programs; None compiles it at each start. The first library
+            of a process serves all its engines.
     """
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if sys.platform != "linux" or compiler is None or not _NEEDED.issubset(all_cpu_flags()):
+        return None
     try:
-        return _load(directory)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        with _lock:
+            if not _registered:
+                _registered.append(_register(_open(compiler, directory)))
+            return _registered[0]
+    except (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError) as error:
         logger.warning("products are those of XLA, since their library cannot be used: %s", _last_line(error))
         return None
 
 
-@cache
-def _load(directory: str | None) -> Library | None:
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if sys.platform != "linux" or compiler is None or not _NEEDED.issubset(all_cpu_flags()):
-        return None
-    source = Path(__file__).with_name("product.c")
-    if directory is None:
-        with tempfile.TemporaryDirectory() as folder:
-            library = ctypes.CDLL(str(_compiled(source, compiler, Path(folder))))  # the file may be removed then
-    else:
-        library = ctypes.CDLL(str(_compiled(source, compiler, Path(directory))))
+def _register(library: ctypes.CDLL) -> Library:
+    """Make the products known to XLA, which takes each name once."""
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     for name in (PACKED_PRODUCT, TABLE_PRODUCT):
@@ -69,6 +71,15 @@ def _load(directory: str | None) -> Library | None:
         jax.ffi.register_ffi_target(name, make(handler, None, None), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
     return Library(*sizes, bool(library.orca_jax_has_bfloat16()))
+
+
+def _open(compiler: str, directory: str | None) -> ctypes.CDLL:
+    """The library, from the directory if it is there."""
+    source = Path(__file__).with_name("product.c")
+    if directory is not None:
+        return ctypes.CDLL(str(_compiled(source, compiler, Path(directory))))
+    with tempfile.TemporaryDirectory() as folder:
+        return ctypes.CDLL(str(_compiled(source, compiler, Path(folder))))  # it stays open when its file is removed
 
 
 def _compiled(source: Path, compiler: str, folder: Path) -> Path:

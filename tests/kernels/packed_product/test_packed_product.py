@@ -1,0 +1,160 @@
+"""The library of products: its form of a matrix, its results, its threads, and machines that cannot have it."""
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca_jax.kernels import packed_product as api
+from orca_jax.kernels.packed_product import Library, library, load_library
+
+DTYPES = ["float32", "bfloat16"]
+FOUND = load_library(None)
+needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
+
+
+def found(dtype: str = "float32") -> Library:
+    assert FOUND is not None
+    if dtype == "bfloat16" and not FOUND.has_bfloat16:
+        pytest.skip("the processor does not multiply bfloat16")
+    return FOUND
+
+
+def numbers(shape: tuple[int, int], dtype: str, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def expected(x: jax.Array, matrix: jax.Array) -> np.ndarray:
+    """The product in float64 of the numbers as the library reads them."""
+    return np.asarray(x.astype(matrix.dtype), np.float64) @ np.asarray(matrix, np.float64)
+
+
+def test_a_packed_matrix_by_hand() -> None:
+    matrix = jnp.arange(8, dtype=jnp.float32).reshape(2, 4)  # 0 1 2 3 and 4 5 6 7
+    assert api.pack(matrix, 2).tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert api.pack(matrix.astype(jnp.bfloat16), 2).tolist() == [[[0, 4, 1, 5]], [[2, 6, 3, 7]]]
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 8), st.sampled_from(DTYPES))
+@settings(deadline=None, max_examples=20)
+def test_unpack_is_the_inverse_of_pack(pairs: int, blocks: int, width: int, dtype: str) -> None:
+    matrix = numbers((2 * pairs, blocks * width), dtype)
+    np.testing.assert_array_equal(api.unpack(api.pack(matrix, width)), matrix)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [*range(1, 14), 25, 40])
+def test_a_product_with_a_packed_matrix(rows: int, dtype: str) -> None:
+    width = found(dtype).width
+    x, matrix = numbers((rows, 38), "float32", 1), numbers((38, 3 * width), dtype)
+    result = np.asarray(api.packed_product(x, api.pack(matrix, width)))
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected(x, matrix), atol=1e-4)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [*range(1, 8), 13])
+def test_a_product_with_a_table(rows: int, dtype: str) -> None:
+    inputs = 3 * found(dtype).lanes * api.inputs_each(jnp.dtype(dtype))
+    x, table = numbers((rows, inputs), "float32", 1), numbers((24, inputs), dtype)
+    np.testing.assert_allclose(np.asarray(api.table_product(x, table)), expected(x, table.T), atol=1e-4)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_others(dtype: str) -> None:
+    """All bits are equal, so a schedule cannot change a token."""
+    width = found(dtype).width
+    x, matrix, table = numbers((29, 96), "float32", 1), numbers((96, 2 * width), dtype), numbers((64, 96), dtype, 2)
+    for multiply in (
+        partial(api.packed_product, packed=api.pack(matrix, width)),
+        partial(api.table_product, table=table),
+    ):
+        together = np.asarray(multiply(x))
+        for row in range(29):
+            np.testing.assert_array_equal(np.asarray(multiply(x[row : row + 1]))[0], together[row])
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_share_a_large_product(dtype: str) -> None:
+    """With one device the other threads of XLA's pool help; with as many devices as threads none does."""
+    width = found(dtype).width
+    x, matrix = numbers((17, 512), "float32", 1), numbers((512, 16 * width), dtype)
+    packed = api.pack(matrix, width)
+    alone = np.asarray(api.packed_product(x, packed, devices=1000))
+    np.testing.assert_allclose(alone, expected(x, matrix), atol=1e-3)
+    multiply = jax.jit(api.packed_product)
+    for _ in range(200):
+        np.testing.assert_array_equal(np.asarray(multiply(x, packed)), alone)
+
+
+@needs_library
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    width = found().width
+    with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit"):
+        api.packed_product(jnp.ones((1, 7)), jnp.ones((2, 8, width))).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit"):
+        api.table_product(jnp.ones((1, 8)), jnp.ones((3, 8))).block_until_ready()
+
+
+def test_the_shapes_of_the_library() -> None:
+    wide, narrow = Library(32, 16, 4, has_bfloat16=True), Library(32, 16, 4, has_bfloat16=False)
+    single, half = jnp.dtype("float32"), jnp.dtype("bfloat16")
+    assert api.can_pack(wide, 7, 64, single) and not api.can_pack(wide, 7, 48, single)
+    assert api.can_pack(wide, 8, 64, half) and not api.can_pack(wide, 7, 64, half)
+    assert not api.can_pack(narrow, 8, 64, half) and not api.can_pack(wide, 8, 64, jnp.dtype("float16"))
+    assert api.can_multiply_table(wide, 12, 16, single) and not api.can_multiply_table(wide, 12, 16, half)
+    assert not api.can_multiply_table(wide, 10, 16, single) and not api.can_multiply_table(wide, 12, 24, single)
+
+
+@needs_library
+def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = library.shutil.which("cc")
+    assert library._open(compiler, str(tmp_path)).orca_jax_width() == found().width
+    (file,) = tmp_path.iterdir()
+    monkeypatch.setattr(library.subprocess, "run", None)
+    assert library._open(compiler, str(tmp_path)).orca_jax_width() == found().width
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@needs_library
+def test_a_compiler_that_fails_is_named_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho a bad option >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(library.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(library, "_registered", [])
+    with caplog.at_level(logging.WARNING):
+        assert load_library(str(tmp_path / "programs")) is None
+    assert caplog.messages == ["products are those of XLA, since their library cannot be used: a bad option"]
+    assert not list((tmp_path / "programs").iterdir())
+
+
+@needs_library
+def test_all_engines_of_a_process_have_the_same_library(tmp_path: Path) -> None:
+    """XLA takes each name once."""
+    assert load_library(str(tmp_path)) == FOUND
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lacking", ["compiler", "processor", "system"])
+def test_machines_without_the_library(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lacking == "compiler":
+        monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    elif lacking == "processor":
+        monkeypatch.setattr(library, "all_cpu_flags", lambda: ["sse2"])
+    else:
+        monkeypatch.setattr(library.sys, "platform", "darwin")
+    assert load_library(str(tmp_path)) is None
+    assert not list(tmp_path.iterdir())

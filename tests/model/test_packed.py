@@ -1,0 +1,96 @@
+"""Packed decoders: their logits, their shapes, and the parameters that have no packed form."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from orca_jax.build.executor import arrange
+from orca_jax.config import DType, ModelConfig
+from orca_jax.kernels.packed_product import Library, load_library
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import abstract_decoder, random_decoder
+from orca_jax.model.packed import PackedMatrix, ReadTable, held_values, plain_shape
+from orca_jax.model.parameters import flat_parameters, path_of
+from orca_jax.model.transformer import Decoder
+from tests.model.reference import logits, mesh_of
+
+FOUND = load_library(None)
+needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
+WIDE = Library(32, 16, 4, has_bfloat16=True)
+IDS = np.arange(3, 40)
+
+
+@cache
+def model() -> ModelConfig:
+    return read_model_config("preset:gpt2-tiny")
+
+
+def shapes(devices: int, library: Library = WIDE) -> nnx.State:
+    """The shapes of a packed decoder."""
+    mesh = mesh_of(devices)
+    decoder: Decoder = nnx.merge(*abstract_decoder(model(), "float32", mesh))
+    arrange("cpu", decoder)
+    decoder.pack(library, devices)
+    return nnx.state(decoder)
+
+
+def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
+    decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
+    arrange("cpu", decoder)
+    if is_packed:
+        assert FOUND is not None
+        decoder.pack(FOUND, devices)
+    return decoder
+
+
+@needs_library
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
+    if dtype == "bfloat16" and not (FOUND and FOUND.has_bfloat16):
+        pytest.skip("the processor does not multiply bfloat16")
+    decoder = random(dtype, devices, is_packed=True)
+    kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(decoder))}
+    assert {PackedMatrix, ReadTable} <= kinds
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(
+        logits(decoder, IDS), logits(random(dtype, devices, is_packed=False), IDS), atol=tolerance
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("devices", [1, 2])
+def test_values_have_the_announced_shapes(devices: int) -> None:
+    """Programs are compiled from shapes, while the values are read."""
+    assert FOUND is not None
+    values, announced = nnx.state(random("float32", devices, is_packed=True)), shapes(devices, FOUND)
+    assert jax.tree.structure(values) == jax.tree.structure(announced)
+    for value, shape in zip(jax.tree.leaves(values), jax.tree.leaves(announced), strict=True):
+        assert (value.shape, value.dtype) == (shape.shape, shape.dtype)
+        assert value.sharding.is_equivalent_to(shape.sharding, value.ndim)
+
+
+@needs_library
+def test_new_values_take_the_form_of_the_old_ones() -> None:
+    assert FOUND is not None
+    plain, packed = (nnx.state(random("float32", 2, is_packed=is_packed)) for is_packed in (False, True))
+    read, held = flat_parameters(plain), flat_parameters(packed)
+    for keys, variable in nnx.to_flat_state(shapes(2, FOUND)):
+        value = read[path_of(keys)]
+        shape = plain_shape(variable)
+        assert (shape.shape, shape.dtype) == (value.shape, value.dtype)
+        assert shape.sharding.is_equivalent_to(value.sharding, value.ndim)
+        np.testing.assert_array_equal(held_values(variable, value), held[path_of(keys)])
+
+
+def test_shapes_without_a_packed_form_stay_plain() -> None:
+    """Blocks of 32 columns for each of two devices: the width of 64 has one, the matrices of one device have two."""
+    kernels = {path: each for path, each in flat_parameters(shapes(2)).items() if path.endswith("kernel")}
+    assert {each.shape[1:] for each in kernels.values()} == {(64, 32), (256, 32)}
+    broad = {path: each for path, each in flat_parameters(shapes(2, WIDE._replace(width=64))).items()}
+    assert broad["blocks.0.attention.query.kernel"].shape == (64, 64), "each device has 32 columns"
+    assert broad["blocks.0.attention.out.kernel"].shape == (1, 64, 64)
+    assert broad["blocks.0.mlp.up.kernel"].shape == (4, 64, 64)

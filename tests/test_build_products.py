@@ -1,0 +1,114 @@
+"""The choice of matrix products on a CPU, and engines with each of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orca_jax import LLM, SamplingParams
+from orca_jax.build import engine, products
+from orca_jax.build.devices import check_platform
+from orca_jax.build.products import product_library
+from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.kernels import packed_product
+from orca_jax.kernels.packed_product import Library, load_library
+from orca_jax.model.describe import read_model_config
+
+WIDE = Library(32, 16, 4, has_bfloat16=True)
+NARROW = WIDE._replace(has_bfloat16=False)
+AMX = "amx_bf16"
+
+Machine = Callable[[Library | None, str], None]
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelConfig:
+    return read_model_config("preset:gpt2-tiny")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Sets the library of this machine and a flag of its processor."""
+
+    def be(library: Library | None, flag: str) -> None:
+        monkeypatch.setattr(packed_product, "load_library", lambda directory: library)
+        monkeypatch.setattr(products, "all_cpu_flags", lambda: [flag])
+
+    return be
+
+
+def chosen(
+    model: ModelConfig, wanted: CpuProducts = "auto", dtype: DType = "float32", platform: str = "cpu"
+) -> Library | None:
+    return product_library(EngineConfig(cpu_products=wanted), model, dtype, platform, None)
+
+
+def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: Machine) -> None:
+    machine(WIDE, "")
+    assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is WIDE
+    assert chosen(model, "xla") is None and chosen(model, platform="tpu") is None
+    machine(WIDE, AMX)
+    assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is None, "XLA multiplies bfloat16 by AMX"
+    assert chosen(model, "native", "bfloat16") is WIDE
+    machine(NARROW, "")
+    assert chosen(model) is NARROW and chosen(model, dtype="bfloat16") is None
+    machine(None, "")
+    assert chosen(model) is None
+
+
+def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, machine: Machine) -> None:
+    machine(WIDE, "")
+    others: tuple[tuple[ModelConfig, DType, str], ...] = (
+        (replace(model, quantization="int8"), "float32", "quantised weights"),
+        (replace(model, decoder="mine:Decoder"), "float32", "a decoder of your own"),
+        (model, "float16", "weights in float16"),
+    )
+    for other, dtype, reason in others:
+        assert chosen(other, dtype=dtype) is None
+        with pytest.raises(ConfigError, match=f"native has no products with {reason}: use xla") as error:
+            chosen(other, "native", dtype)
+        assert error.value.param == "cpu_products"
+
+
+def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:
+    machine(None, "")
+    with pytest.raises(ConfigError, match=r"needs Linux, .* and a C compiler \(cc\): use auto"):
+        chosen(model, "native")
+    machine(NARROW, "")
+    with pytest.raises(ConfigError, match="AVX512-BF16 alone: use float32 or xla"):
+        chosen(model, "native", "bfloat16")
+
+
+def test_other_devices_and_several_hosts_refuse_the_setting() -> None:
+    with pytest.raises(ConfigError, match="no effect on tpu devices"):
+        check_platform(EngineConfig(cpu_products="xla"), "tpu")
+    with pytest.raises(ConfigError, match="needs nnodes 1") as error:
+        engine._check(EngineConfig(model="preset:gpt2-tiny", cpu_products="native"), True)
+    assert error.value.param == "cpu_products"
+
+
+def run(program_cache: str, products: CpuProducts, **settings: Any) -> tuple[LLM, list[list[int]]]:
+    """An engine, and the tokens of some prompts."""
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "strict_compile": True}
+    options = {"progress": False, "tensor_parallel_size": 2, "compile_cache": program_cache, **sizes, **settings}
+    llm = LLM("preset:gpt2-tiny", cpu_products=products, **options)
+    prompts = [[*range(5, 5 + length)] for length in (1, 9, 23, 40)]
+    results = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    return llm, [list(each.outputs[0].token_ids) for each in results]
+
+
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_are_those_of_products_of_xla(dtype: DType, program_cache: str) -> None:
+    library = load_library(program_cache)
+    if library is None or not (library.has_bfloat16 or dtype == "float32"):
+        pytest.skip("needs a library with this type")
+    native, found = run(program_cache, "native", dtype=dtype)
+    with native:
+        assert native._built.summary.products == "native"
+    plain, expected = run(program_cache, "xla", dtype=dtype)
+    with plain:
+        assert plain._built.summary.products == "xla"
+    assert found == expected
