@@ -18,9 +18,9 @@ from orca_jax.model.describe import read_model_config
 
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
-AMX = "amx_bf16"
+AVX512, AMX = "avx512f", "amx_bf16"
 
-Machine = Callable[[Library | None, str], None]
+Machine = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,11 @@ def model() -> ModelConfig:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Sets the library of this machine and a flag of its processor."""
+    """Sets the library of this machine and the flags of its processor."""
 
-    def be(library: Library | None, flag: str) -> None:
+    def be(library: Library | None, *flags: str) -> None:
         monkeypatch.setattr(packed_product, "load_library", lambda directory: library)
-        monkeypatch.setattr(products, "all_cpu_flags", lambda: [flag])
+        monkeypatch.setattr(products, "all_cpu_flags", lambda: flags)
 
     return be
 
@@ -46,20 +46,22 @@ def chosen(
 
 
 def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: Machine) -> None:
-    machine(WIDE, "")
+    machine(WIDE, AVX512)
     assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is WIDE
     assert chosen(model, "xla") is None and chosen(model, platform="tpu") is None
-    machine(WIDE, AMX)
+    machine(WIDE, AVX512, AMX)
     assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is None, "XLA multiplies bfloat16 by AMX"
     assert chosen(model, "native", "bfloat16") is WIDE
-    machine(NARROW, "")
+    machine(NARROW, AVX512)
     assert chosen(model) is NARROW and chosen(model, dtype="bfloat16") is None
-    machine(None, "")
+    machine(NARROW)
+    assert chosen(model) is None and chosen(model, "native") is NARROW, "not measured with AVX2 alone"
+    machine(None, AVX512)
     assert chosen(model) is None
 
 
 def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, machine: Machine) -> None:
-    machine(WIDE, "")
+    machine(WIDE, AVX512)
     others: tuple[tuple[ModelConfig, DType, str], ...] = (
         (replace(model, quantization="int8"), "float32", "quantised weights"),
         (replace(model, decoder="mine:Decoder"), "float32", "a decoder of your own"),
@@ -73,10 +75,10 @@ def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, 
 
 
 def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:
-    machine(None, "")
+    machine(None, AVX512)
     with pytest.raises(ConfigError, match=r"needs Linux, .* and a C compiler \(cc\): use auto"):
         chosen(model, "native")
-    machine(NARROW, "")
+    machine(NARROW, AVX512)
     with pytest.raises(ConfigError, match="AVX512-BF16 alone: use float32 or xla"):
         chosen(model, "native", "bfloat16")
 

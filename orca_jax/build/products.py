@@ -1,6 +1,5 @@
 """The choice of matrix products on a CPU: those of XLA, or those of a library with packed matrices."""
 
-import logging
 from typing import TYPE_CHECKING
 
 from orca_jax.config import DType, EngineConfig, ModelConfig
@@ -10,8 +9,7 @@ from orca_jax.processor import all_cpu_flags
 if TYPE_CHECKING:
     from orca_jax.kernels.packed_product import Library
 
-logger = logging.getLogger(__name__)
-
+_MEASURED = "avx512f"  # with these instructions the library was measured to be faster (docs/benchmarks.md)
 _MATRIX_UNIT = "amx_bf16"  # XLA uses it, and the library does not
 
 
@@ -21,7 +19,7 @@ def product_library(
     """Return the library of products with packed matrices; None for products of XLA.
 
     Args:
-        config: the settings. "auto" takes the library where it can be had and is faster.
+        config: the settings. "auto" takes the library where it is known to be faster.
         model: experts, quantised weights and decoders from outside this package have products of XLA.
         dtype: of the weights.
         platform: of the devices.
@@ -37,7 +35,8 @@ def product_library(
         if wanted == "native":
             raise ConfigError(f"cpu_products native has no products with {reason}: use xla", param="cpu_products")
         return None
-    if wanted == "auto" and dtype == "bfloat16" and _MATRIX_UNIT in all_cpu_flags():
+    flags = all_cpu_flags()
+    if wanted == "auto" and (_MEASURED not in flags or (dtype == "bfloat16" and _MATRIX_UNIT in flags)):
         return None
     from orca_jax.kernels.packed_product import load_library
 
