@@ -284,9 +284,10 @@ static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
       .is_table = is_table,
       .is_float32 = is_float32,
   };
+  const int64_t size = is_table ? TABLE_ROWS : WIDTH, blocks = is_table ? matrix->dims[0] / size : matrix->dims[0];
   const int fits = is_table ? matrix->dims[1] == x->dims[1] && product.words % LANES == 0
                             : matrix->dims[1] == product.words;
-  if (!fits || num_blocks(&product) * (is_table ? TABLE_ROWS : WIDTH) != product.outputs || devices < 1)
+  if (!fits || blocks * size != product.outputs || devices < 1)
     return refuse(frame, "the shapes of a product do not fit");
   multiply(frame, product, devices);
   return NULL;
