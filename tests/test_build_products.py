@@ -102,6 +102,20 @@ def run(program_cache: str, products: CpuProducts, **settings: Any) -> tuple[LLM
 
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
+def test_every_schedule_has_the_same_tokens(program_cache: str) -> None:
+    """In bfloat16, where a product in another order gives other bits; with other batches and divisions of prompts."""
+    library = load_library(program_cache)
+    if library is None or not library.has_bfloat16:
+        pytest.skip("needs a library with bfloat16")
+    found = []
+    for settings in ({}, {"max_num_seqs": 2, "max_num_batched_tokens": 8}, {"scheduler": "orca"}):
+        llm, tokens = run(program_cache, "native", dtype="bfloat16", **settings)
+        with llm:
+            found.append(tokens)
+    assert found[1:] == [found[0]] * 2
+
+
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_are_those_of_products_of_xla(dtype: DType, program_cache: str) -> None:
     library = load_library(program_cache)

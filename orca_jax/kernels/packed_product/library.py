@@ -4,6 +4,7 @@ XLA's own products on a CPU arrange the matrix anew in each launch, and no form 
 memory's speed (docs/benchmarks.md, "Packed products"). Without a compiler, products are those of XLA.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -46,8 +47,8 @@ def load_library(directory: str | None) -> Library | None:
     """Compile the library if no earlier start has, register it, and return it; None if this machine has none.
 
     Args:
-        directory: keeps the library, as it keeps compiled programs; None compiles it at each start. The first library
-            of a process serves all its engines.
+        directory: keeps the library, as it keeps compiled programs; None compiles it at each start, and so does one
+            that cannot be written. The first library of a process serves all its engines.
     """
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if sys.platform != "linux" or compiler is None or not _NEEDED.issubset(all_cpu_flags()):
@@ -74,10 +75,11 @@ def _register(library: ctypes.CDLL) -> Library:
 
 
 def _open(compiler: str, directory: str | None) -> ctypes.CDLL:
-    """The library, from the directory if it is there."""
+    """The library, kept in the directory if this can be written."""
     source = Path(__file__).with_name("product.c")
     if directory is not None:
-        return ctypes.CDLL(str(_compiled(source, compiler, Path(directory))))
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(_compiled(source, compiler, Path(directory))))
     with tempfile.TemporaryDirectory() as folder:
         return ctypes.CDLL(str(_compiled(source, compiler, Path(folder))))  # it stays open when its file is removed
 

@@ -127,6 +127,14 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @needs_library
+def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "programs"
+    file.write_text("not a directory")
+    assert library._open(library.shutil.which("cc"), str(file)).orca_jax_width() == found().width
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@needs_library
 def test_a_compiler_that_fails_is_named_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
