@@ -91,40 +91,32 @@ def test_other_devices_and_several_hosts_refuse_the_setting() -> None:
     assert error.value.param == "cpu_products"
 
 
-def run(program_cache: str, products: CpuProducts, **settings: Any) -> tuple[LLM, list[list[int]]]:
+def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, list[list[int]]]:
     """An engine, and the tokens of some prompts."""
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "strict_compile": True}
     options = {"progress": False, "tensor_parallel_size": 2, "compile_cache": program_cache, **sizes, **settings}
-    llm = LLM("preset:gpt2-tiny", cpu_products=products, **options)
+    llm = LLM("preset:gpt2-tiny", cpu_products=wanted, **options)
     prompts = [[*range(5, 5 + length)] for length in (1, 9, 23, 40)]
     results = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
     return llm, [list(each.outputs[0].token_ids) for each in results]
 
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
-def test_every_schedule_has_the_same_tokens(program_cache: str) -> None:
-    """In bfloat16, where a product in another order gives other bits; with other batches and divisions of prompts."""
-    library = load_library(program_cache)
-    if library is None or not library.has_bfloat16:
-        pytest.skip("needs a library with bfloat16")
-    found = []
-    for settings in ({}, {"max_num_seqs": 2, "max_num_batched_tokens": 8}, {"scheduler": "orca"}):
-        llm, tokens = run(program_cache, "native", dtype="bfloat16", **settings)
-        with llm:
-            found.append(tokens)
-    assert found[1:] == [found[0]] * 2
-
-
-@pytest.mark.usefixtures("few_programs", "quick_compiles")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_are_those_of_products_of_xla(dtype: DType, program_cache: str) -> None:
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def test_tokens_are_those_of_products_of_xla_under_every_schedule(dtype: DType, program_cache: str) -> None:
+    """With other batches and divisions of prompts: in bfloat16 a product in another order would give other bits."""
     library = load_library(program_cache)
     if library is None or not (library.has_bfloat16 or dtype == "float32"):
         pytest.skip("needs a library with this type")
-    native, found = run(program_cache, "native", dtype=dtype)
-    with native:
-        assert native._built.summary.products == "native"
-    plain, expected = run(program_cache, "xla", dtype=dtype)
-    with plain:
-        assert plain._built.summary.products == "xla"
-    assert found == expected
+    found = []
+    runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
+        ("native", {}),
+        ("native", {"max_num_seqs": 2, "scheduler": "orca"}),
+        ("xla", {}),
+    )
+    for wanted, settings in runs:
+        llm, tokens = run(program_cache, wanted, dtype=dtype, **settings)
+        with llm:
+            assert llm._built.summary.products == wanted
+        found.append(tokens)
+    assert found[1:] == [found[0]] * 2

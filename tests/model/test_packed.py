@@ -47,7 +47,7 @@ def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
     if dtype == "bfloat16" and not (FOUND and FOUND.has_bfloat16):

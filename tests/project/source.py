@@ -1,9 +1,14 @@
 """The project's own source as data, for tests of its shape."""
 
 import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "orca_jax"
@@ -45,3 +50,28 @@ def python_files(*folders: str) -> list[SourceFile]:
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     files = (SourceFile(path.relative_to(ROOT)) for path in sorted(paths))
     return [file for file in files if file.text.strip()]
+
+
+def each(items: Iterable[Any]) -> Callable[[Callable[[Any], None]], Callable[[str], None]]:
+    """Make a test of one file a test of all files of a folder: thousands of tests of a millisecond take a minute.
+
+    `items` are paths or have one as their text. A failure names the file.
+    """
+    folders: dict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        folders[Path(str(item)).parent.as_posix()].append(item)
+
+    def of_folders(test: Callable[[Any], None]) -> Callable[[str], None]:
+        @pytest.mark.parametrize("folder", sorted(folders))
+        def run(folder: str) -> None:
+            for item in folders[folder]:
+                try:
+                    test(item)
+                except AssertionError as error:
+                    error.add_note(f"in {item}")
+                    raise
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
+
+    return of_folders

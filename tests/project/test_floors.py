@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.project.source import ROOT, SourceFile, python_files
+from tests.project.source import ROOT, SourceFile, each, python_files
 
 FACTS = frozenset({"checks", "errors", "config", "request", "startup", "step"})
 
@@ -171,7 +171,7 @@ def ring(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_imports_go_down(file: SourceFile) -> None:
     part = part_of(file.module)
     assert part in FLOORS, f"{part} has no floor: give it one here and in docs/architecture.md"
@@ -180,7 +180,7 @@ def test_imports_go_down(file: SourceFile) -> None:
             assert part_of(name) in FLOORS[part], f"{file}:{line}: {part} may not import {name}: {reason(part, name)}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_deciding_floors_need_no_array_library(file: SourceFile) -> None:
     part = part_of(file.module)
     for line, name in imports(file):
@@ -191,7 +191,7 @@ def test_deciding_floors_need_no_array_library(file: SourceFile) -> None:
             assert top not in JAX_FAMILY, f"{file}:{line}: {part} may not import {name}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_no_wildcard_imports(file: SourceFile) -> None:
     for node in ast.walk(file.tree):
         if isinstance(node, ast.ImportFrom):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.source import ROOT, SourceFile, python_files
+from tests.project.source import ROOT, SourceFile, each, python_files
 
 FILES = python_files("orca_jax", "scripts")
 PACKAGE_FILES = python_files("orca_jax")
@@ -51,7 +51,7 @@ def imported_packages(file: SourceFile) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_no_forbidden_import(file: SourceFile) -> None:
     # These run in environments of their own: the named ones use transformers, the others are the peers.
     makers = ("make_adapters.py", "make_reference.py", "recorded_answers.py", "record_transformers.py")
@@ -62,7 +62,7 @@ def test_no_forbidden_import(file: SourceFile) -> None:
     assert not imported_packages(file) & (FORBIDDEN_IMPORTS - allowed)
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_no_forbidden_call(file: SourceFile) -> None:
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Call):
@@ -72,7 +72,7 @@ def test_no_forbidden_call(file: SourceFile) -> None:
                 assert not risky, f"{file}:{node.lineno}: {keyword.arg}"
 
 
-@pytest.mark.parametrize("file", PACKAGE_FILES, ids=str)
+@each(PACKAGE_FILES)
 def test_behaviour_does_not_depend_on_the_environment(file: SourceFile) -> None:
     if str(file) in ("orca_jax/exec/memory.py", HOLDS_CODE, READS_A_KEY):
         return  # JAX takes its share of a GPU's memory, and XLA its flags, from the environment alone
@@ -82,19 +82,19 @@ def test_behaviour_does_not_depend_on_the_environment(file: SourceFile) -> None:
             assert name not in ("os.environ", "os.getenv", "os.putenv", "environ", "getenv"), f"{file}:{node.lineno}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_functions_have_return_types(file: SourceFile) -> None:
     for node in file.functions():
         assert node.returns is not None, f"{file}:{node.lineno}: {node.name}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_no_unfinished_work(file: SourceFile) -> None:
     for number, line in enumerate(file.text.splitlines(), start=1):
         assert not re.search(r"#.*\b(TODO|FIXME|XXX|HACK)\b", line), f"{file}:{number}"
 
 
-@pytest.mark.parametrize("path", TEXT_FILES, ids=str)
+@each(TEXT_FILES)
 def test_no_path_of_a_local_machine(path: Path) -> None:
     for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), start=1):
         assert not HOME_OR_SCRATCH.search(line), f"{path}:{number}: {line.strip()}"
@@ -138,7 +138,7 @@ def test_every_script_is_executable_or_python() -> None:
             assert path.stat().st_mode & 0o111, path.name
 
 
-@pytest.mark.parametrize("path", [path for path in TEXT_FILES if path.suffix == ".md"], ids=str)
+@each([path for path in TEXT_FILES if path.suffix == ".md"])
 def test_links_inside_the_tree_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / path).read_text(encoding="utf-8")):
         assert "://" in target or ((ROOT / path).parent / target).exists(), target

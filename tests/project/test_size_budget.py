@@ -3,9 +3,7 @@
 import ast
 from statistics import median, quantiles
 
-import pytest
-
-from tests.project.source import SourceFile, python_files
+from tests.project.source import SourceFile, each, python_files
 
 MAX_FILE = 400
 MAX_KERNEL_FILE = 700  # a kernel is one argument from start to end
@@ -31,13 +29,13 @@ def p90(lengths: list[int]) -> float:
     return quantiles(lengths, n=10, method="inclusive")[-1]
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_file(file: SourceFile) -> None:
     limit = MAX_KERNEL_FILE if "kernels" in file.path.parts else MAX_FILE
     assert file.num_lines <= limit
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each(FILES)
 def test_functions(file: SourceFile) -> None:
     for node in file.functions():
         assert function_lines(node) <= MAX_FUNCTION, f"{file}:{node.lineno}: {node.name}"

@@ -100,7 +100,7 @@ def engine_of(pid: int) -> psutil.Process:
 
 
 def engines_of(pid: int) -> list[psutil.Process]:
-    """The child process of the engine; None before it starts and after it ended."""
+    """The child processes of the engine: one while it runs."""
     children = psutil.Process(pid).children()
     return [child for child in children if is_engine(child)]
 

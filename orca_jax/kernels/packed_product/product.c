@@ -12,6 +12,7 @@
 // in registers. A word is four bytes of a row: one number in float32, or two neighbours in bfloat16.
 
 #include <immintrin.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -247,7 +248,7 @@ static void multiply(XLA_FFI_CallFrame *frame, Product product, int64_t devices)
     }
   }
   take_blocks(shared);
-  while (atomic_load(&shared->done) < blocks) __builtin_ia32_pause();  // others compute the last blocks
+  while (atomic_load(&shared->done) < blocks) sched_yield();  // others compute the last blocks
   leave(shared);
 }
 
@@ -273,6 +274,7 @@ static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
   const XLA_FFI_Buffer *x = frame->args.args[0], *matrix = frame->args.args[1], *out = frame->rets.rets[0];
   const int64_t devices = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[0])->value;
   const int is_float32 = x->dtype == XLA_FFI_DataType_F32;
+  if (matrix->dtype != x->dtype) return refuse(frame, "the types of a product differ");
   if (!is_float32 && !orca_jax_has_bfloat16()) return refuse(frame, "this processor does not multiply bfloat16");
   const Product product = {
       .x = x->data,
