@@ -13,7 +13,7 @@ A block of queries may reach past its request. Its surplus output falls into pad
 it, because requests come in the order of `query_start`.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -85,11 +85,11 @@ def ragged_attention_xla(
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
     def increment(row: jax.Array, out: jax.Array) -> jax.Array:
-        if not isinstance(pages, HeadMajorPages) or not has_form(pages, grouped.shape[2], head_dim):
-            return attend(row, jnp.zeros_like(row), 1, out)
-        query = lax.dynamic_index_in_dim(grouped, query_start[row], keepdims=False).astype(jnp.float32)
-        result = attend_increment(query, pages, page_table[row], context_len[row], sliding_window, soft_cap)
-        return lax.dynamic_update_index_in_dim(out, result, query_start[row], axis=0)
+        if has_form(pages, grouped.shape[2], head_dim):
+            query = lax.dynamic_index_in_dim(grouped, query_start[row], keepdims=False).astype(jnp.float32)
+            result = attend_increment(query, pages, page_table[row], context_len[row], sliding_window, soft_cap)
+            return lax.dynamic_update_index_in_dim(out, result, query_start[row], axis=0)
+        return attend(row, jnp.zeros_like(row), 1, out)
 
     def blocks(row: jax.Array, begun: jax.Array, count: jax.Array, size: int, out: jax.Array) -> jax.Array:
         """Compute `count` blocks of `size` queries of request `row`, from its query `begun` on."""
@@ -154,7 +154,7 @@ def _attend_block(
     return out.transpose(2, 0, 1, 3)
 
 
-def has_form(pages: KVPages, heads: int, head_dim: int) -> bool:
+def has_form(pages: KVPages, heads: int, head_dim: int) -> TypeGuard[HeadMajorPages]:
     """True if `attend_increment` can do such pages and is faster than matrix products, for `heads` of each KV head."""
     return (
         isinstance(pages, HeadMajorPages)
