@@ -70,9 +70,7 @@ def _handle(frame: "ctypes._Pointer[_CallFrame]") -> None:
 
 @cache
 def _register() -> None:
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    jax.ffi.register_ffi_target(_TARGET, make(ctypes.cast(_handle, ctypes.c_void_p), None, None), platform="cpu")
+    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_handle), platform="cpu")
 
 
 def untouched(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array:

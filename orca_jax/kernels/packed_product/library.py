@@ -65,11 +65,8 @@ def load_library(directory: str | None) -> Library | None:
 
 def _register(library: ctypes.CDLL) -> Library:
     """Make the products known to XLA, which takes each name once."""
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     for name in (PACKED_PRODUCT, TABLE_PRODUCT):
-        handler = ctypes.cast(library[name], ctypes.c_void_p)
-        jax.ffi.register_ffi_target(name, make(handler, None, None), platform="cpu")
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library[name]), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
     return Library(*sizes, bool(library.orca_jax_has_bfloat16()))
 
