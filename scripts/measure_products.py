@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.kernels.packed_product import load_library, pack, packed_product, table_product
+from orca_jax.model.layers import matmul
 
 LAYERS, DEVICES, VOCABULARY = 12, 2, 50432
 SHAPES = ((768, 2304), (768, 768), (768, 3072), (3072, 768))  # queries, keys and values; out; up; down
@@ -29,15 +30,10 @@ EVERYWHERE = PartitionSpec()
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def xla_product(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """The product of XLA."""
-    return jnp.matmul(x.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)
-
-
 def xla_table(x: jax.Array, table: jax.Array) -> jax.Array:
     """The product of XLA with a table, in the faster order of each type."""
     if table.dtype == jnp.float32:
-        return xla_product(x, table.T)
+        return matmul(x, table.T)
     last_axes = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(table, x.astype(table.dtype), last_axes, preferred_element_type=jnp.float32).T
 
@@ -83,7 +79,7 @@ def measure(weights: Weights, rows: int, repeats: int) -> dict[str, float]:
     x = jnp.asarray(np.random.default_rng(1).standard_normal((rows, SHAPES[0][0]), np.float32))
     by_vocabulary = PartitionSpec(None, "tensor")
     forms: dict[str, tuple[Callable[..., jax.Array], Any, PartitionSpec]] = {
-        "layers_xla": (partial(layers, xla_product), weights.plain, EVERYWHERE),
+        "layers_xla": (partial(layers, matmul), weights.plain, EVERYWHERE),
         "layers_library": (partial(layers, partial(packed_product, devices=DEVICES)), weights.packed, EVERYWHERE),
         "unembedding_xla": (xla_table, weights.table, by_vocabulary),
         "unembedding_library": (partial(table_product, devices=DEVICES), weights.table, by_vocabulary),

@@ -29,33 +29,41 @@ def product_library(
         ConfigError: the library is wanted and cannot be used; `param` is "cpu_products".
     """
     wanted = config.cpu_products
-    if platform != "cpu" or wanted == "xla":
-        return None
-    if reason := _reason(model, dtype):
-        if wanted == "native":
-            raise ConfigError(f"cpu_products native has no products with {reason}: use xla", param="cpu_products")
-        return None
-    flags = all_cpu_flags()
-    if wanted == "auto" and (_MEASURED not in flags or (dtype == "bfloat16" and _MATRIX_UNIT in flags)):
+    if platform != "cpu" or wanted == "xla" or (wanted == "auto" and not _is_faster(dtype)):
         return None
     from orca_jax.kernels.packed_product import load_library
 
-    library = load_library(directory)
-    if library is None and wanted == "native":
-        message = "cpu_products native needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto"
-        raise ConfigError(message, param="cpu_products")
-    if library is not None and dtype == "bfloat16" and not library.has_bfloat16:
-        if wanted == "native":
-            message = "cpu_products native multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla"
-            raise ConfigError(message, param="cpu_products")
-        return None
-    return library
+    reason = _unfit(model, dtype)
+    library = None if reason else load_library(directory)
+    reason = reason or _lack(library, dtype)
+    if reason and wanted == "native":
+        raise ConfigError(f"cpu_products native {reason}", param="cpu_products")
+    return None if reason else library
 
 
-def _reason(model: ModelConfig, dtype: DType) -> str:
-    """The reason why no matrix can be packed; empty if some can."""
+def _is_faster(dtype: DType) -> bool:
+    """True if the library is known to be faster than XLA on this processor."""
+    flags = all_cpu_flags()
+    return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
+
+
+def _unfit(model: ModelConfig, dtype: DType) -> str:
+    """The reason why the library has no products for a model; empty if it has some."""
     if model.decoder is not None:
-        return "a decoder of your own"
-    if model.quantization is not None:
-        return "quantised weights"
-    return "" if dtype in ("float32", "bfloat16") else f"weights in {dtype}"
+        kind = "a decoder of your own"
+    elif model.quantization is not None:
+        kind = "quantised weights"
+    elif dtype not in ("float32", "bfloat16"):
+        kind = f"weights in {dtype}"
+    else:
+        return ""
+    return f"has no products with {kind}: use xla"
+
+
+def _lack(library: "Library | None", dtype: DType) -> str:
+    """What this machine lacks for the library, or for its products in a type; empty if it has all."""
+    if library is None:
+        return "needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto"
+    if dtype == "bfloat16" and not library.has_bfloat16:
+        return "multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla"
+    return ""

@@ -61,8 +61,7 @@ def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> 
         library: of the product.
         num_devices: that share the processors of this machine.
     """
-    value = plain.get_value()
-    layout = PackedLayout(value.sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
+    value, layout = plain.get_value(), _layout_of(plain, library, num_devices)
     inputs, outputs = layout.plain_sharding.shard_shape(value.shape)
     if not can_pack(library, inputs, outputs, value.dtype):
         return plain
@@ -76,8 +75,7 @@ class ReadTable(nnx.Param[Any]):
 
 def read_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
     """The table for products of the library, or `plain` itself if its shape or type has none; see `packed_matrix`."""
-    value = plain.get_value()
-    layout = PackedLayout(value.sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
+    value, layout = plain.get_value(), _layout_of(plain, library, num_devices)
     rows, width = layout.plain_sharding.shard_shape(value.shape)
     is_read = can_multiply_table(library, rows, width, value.dtype)
     return ReadTable(value, axes=layout.axes, layout=layout) if is_read else plain
@@ -132,6 +130,10 @@ def packed_matmul(x: Float[Array, "T I"], matrix: PackedMatrix) -> Float[Array, 
     )
     out: jax.Array = split(x, matrix[...])
     return out
+
+
+def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:
+    return PackedLayout(plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
 
 
 def _packed_shape(plain: jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,6 @@ from orca_jax.kernels.packed_product.api import (
     pack,
     packed_product,
     table_product,
-    unpack,
 )
 from orca_jax.kernels.packed_product.library import Library, load_library
 
@@ -20,5 +19,4 @@ __all__ = [
     "pack",
     "packed_product",
     "table_product",
-    "unpack",
 ]

@@ -36,14 +36,6 @@ def pack(matrix: Float[Array, "I O"], width: int) -> Float[Array, "N J W"]:
     return blocks.reshape(outputs // width, inputs // each, width * each)
 
 
-def unpack(packed: Float[Array, "N J W"]) -> Float[Array, "I O"]:
-    """The matrix that was packed."""
-    blocks, rows, size = packed.shape
-    each = inputs_each(packed.dtype)
-    parts = packed.reshape(blocks, rows, size // each, each).transpose(1, 3, 0, 2)
-    return parts.reshape(rows * each, blocks * size // each)
-
-
 def packed_product(x: Float[Array, "T I"], packed: Float[Array, "N J W"], devices: int = 1) -> Float[Array, "T O"]:
     """`x @ matrix` on one device, with float32 sums. A row's result does not depend on the other rows.
 

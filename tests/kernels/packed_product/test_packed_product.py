@@ -41,11 +41,19 @@ def test_a_packed_matrix_by_hand() -> None:
     assert api.pack(matrix.astype(jnp.bfloat16), 2).tolist() == [[[0, 4, 1, 5]], [[2, 6, 3, 7]]]
 
 
+def unpacked(packed: jax.Array) -> jax.Array:
+    """The matrix that was packed."""
+    blocks, rows, size = packed.shape
+    each = api.inputs_each(packed.dtype)
+    parts = packed.reshape(blocks, rows, size // each, each).transpose(1, 3, 0, 2)
+    return parts.reshape(rows * each, blocks * size // each)
+
+
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 8), st.sampled_from(DTYPES))
 @settings(deadline=None, max_examples=20)
-def test_unpack_is_the_inverse_of_pack(pairs: int, blocks: int, width: int, dtype: str) -> None:
+def test_a_packed_matrix_has_all_numbers(pairs: int, blocks: int, width: int, dtype: str) -> None:
     matrix = numbers((2 * pairs, blocks * width), dtype)
-    np.testing.assert_array_equal(api.unpack(api.pack(matrix, width)), matrix)
+    np.testing.assert_array_equal(unpacked(api.pack(matrix, width)), matrix)
 
 
 @needs_library
