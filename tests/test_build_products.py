@@ -13,8 +13,9 @@ from orca_jax.build.products import product_library
 from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.kernels import packed_product
-from orca_jax.kernels.packed_product import Library, load_library
+from orca_jax.kernels.packed_product import Library
 from orca_jax.model.describe import read_model_config
+from tests.kernels.packed_product.machine import library_of
 
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
@@ -105,18 +106,16 @@ def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_tokens_are_those_of_products_of_xla_under_every_schedule(dtype: DType, program_cache: str) -> None:
     """With other batches and divisions of prompts: in bfloat16 a product in another order would give other bits."""
-    library = load_library(program_cache)
-    if library is None or not (library.has_bfloat16 or dtype == "float32"):
-        pytest.skip("needs a library with this type")
-    found = []
+    library_of(dtype)  # or skip
+    tokens = []
     runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
         ("native", {}),
         ("native", {"max_num_seqs": 2, "scheduler": "orca"}),
         ("xla", {}),
     )
     for wanted, settings in runs:
-        llm, tokens = run(program_cache, wanted, dtype=dtype, **settings)
+        llm, each = run(program_cache, wanted, dtype=dtype, **settings)
         with llm:
             assert llm._built.summary.products == wanted
-        found.append(tokens)
-    assert found[1:] == [found[0]] * 2
+        tokens.append(each)
+    assert tokens[1:] == [tokens[0]] * 2

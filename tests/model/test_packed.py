@@ -9,16 +9,15 @@ from flax import nnx
 
 from orca_jax.build.executor import arrange
 from orca_jax.config import DType, ModelConfig
-from orca_jax.kernels.packed_product import Library, load_library
+from orca_jax.kernels.packed_product import Library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
 from orca_jax.model.packed import PackedMatrix, ReadTable, held_values, plain_shape
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
+from tests.kernels.packed_product.machine import library_of, needs_library
 from tests.model.reference import logits, mesh_of
 
-FOUND = load_library(None)
-needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 IDS = np.arange(3, 40)
 
@@ -41,8 +40,7 @@ def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
     decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
     arrange("cpu", decoder)
     if is_packed:
-        assert FOUND is not None
-        decoder.pack(FOUND, devices)
+        decoder.pack(library_of(dtype), devices)
     return decoder
 
 
@@ -50,8 +48,6 @@ def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
-    if dtype == "bfloat16" and not (FOUND and FOUND.has_bfloat16):
-        pytest.skip("the processor does not multiply bfloat16")
     decoder = random(dtype, devices, is_packed=True)
     kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(decoder))}
     assert {PackedMatrix, ReadTable} <= kinds
@@ -65,8 +61,7 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_values_have_the_announced_shapes(devices: int) -> None:
     """Programs are compiled from shapes, while the values are read."""
-    assert FOUND is not None
-    values, announced = nnx.state(random("float32", devices, is_packed=True)), shapes(devices, FOUND)
+    values, announced = nnx.state(random("float32", devices, is_packed=True)), shapes(devices, library_of())
     assert jax.tree.structure(values) == jax.tree.structure(announced)
     for value, shape in zip(jax.tree.leaves(values), jax.tree.leaves(announced), strict=True):
         assert (value.shape, value.dtype) == (shape.shape, shape.dtype)
@@ -75,10 +70,9 @@ def test_values_have_the_announced_shapes(devices: int) -> None:
 
 @needs_library
 def test_new_values_take_the_form_of_the_old_ones() -> None:
-    assert FOUND is not None
     plain, packed = (nnx.state(random("float32", 2, is_packed=is_packed)) for is_packed in (False, True))
     read, held = flat_parameters(plain), flat_parameters(packed)
-    for keys, variable in nnx.to_flat_state(shapes(2, FOUND)):
+    for keys, variable in nnx.to_flat_state(shapes(2, library_of())):
         value = read[path_of(keys)]
         shape = plain_shape(variable)
         assert (shape.shape, shape.dtype) == (value.shape, value.dtype)

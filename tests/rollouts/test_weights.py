@@ -16,12 +16,12 @@ from orca_jax.config import DType
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.layers import flatten_module
-from orca_jax.kernels.packed_product import load_library
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS, Keys
 from orca_jax.model.trees.memory import flat_tree, nested
+from tests.kernels.packed_product.machine import library_of
 from tests.model.orbax import save
 from tests.model.reference import mesh_of
 
@@ -102,10 +102,7 @@ def test_a_tree_becomes_the_weights_of_the_files(source: Path, tensor: int, stag
 
 def test_packed_matrices_are_replaced() -> None:
     """The values that are put in place are those of the same files, loaded and packed."""
-    library = load_library(None)
-    if library is None:
-        pytest.skip("needs Linux, AVX2 and a C compiler")
-    source, devices = "preset:gpt2-tiny", jax.devices()[:2]
+    library, source, devices = library_of(), "preset:gpt2-tiny", jax.devices()[:2]
     options: dict[str, Any] = {"load_format": "auto", "devices": devices, "library": library}
     placed = place_model(source, read_model_config(source), dtype="float32", seed=5, **options)
     plain = placed.weights.load(placed.mesh)

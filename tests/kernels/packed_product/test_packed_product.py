@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 
 from orca_jax.kernels import packed_product as api
 from orca_jax.kernels.packed_product import Library, library, load_library
+from tests.kernels.packed_product.machine import FOUND, library_of, needs_library
 
 DTYPES = ["float32", "bfloat16"]
-FOUND = load_library(None)
-needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
-
-
-def found(dtype: str = "float32") -> Library:
-    assert FOUND is not None
-    if dtype == "bfloat16" and not FOUND.has_bfloat16:
-        pytest.skip("the processor does not multiply bfloat16")
-    return FOUND
 
 
 def numbers(shape: tuple[int, int], dtype: str, seed: int = 0) -> jax.Array:
@@ -60,7 +52,7 @@ def test_a_packed_matrix_has_all_numbers(pairs: int, blocks: int, width: int, dt
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [*range(1, 14), 25, 40])
 def test_a_product_with_a_packed_matrix(rows: int, dtype: str) -> None:
-    width = found(dtype).width
+    width = library_of(dtype).width
     x, matrix = numbers((rows, 38), "float32", 1), numbers((38, 3 * width), dtype)
     result = np.asarray(api.packed_product(x, api.pack(matrix, width)))
     assert result.dtype == np.float32
@@ -71,7 +63,7 @@ def test_a_product_with_a_packed_matrix(rows: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [*range(1, 8), 13])
 def test_a_product_with_a_table(rows: int, dtype: str) -> None:
-    inputs = 3 * found(dtype).lanes * api.inputs_each(jnp.dtype(dtype))
+    inputs = 3 * library_of(dtype).lanes * api.inputs_each(jnp.dtype(dtype))
     x, table = numbers((rows, inputs), "float32", 1), numbers((24, inputs), dtype)
     np.testing.assert_allclose(np.asarray(api.table_product(x, table)), expected(x, table.T), atol=1e-4)
 
@@ -80,7 +72,7 @@ def test_a_product_with_a_table(rows: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others(dtype: str) -> None:
     """All bits are equal, so a schedule cannot change a token."""
-    width = found(dtype).width
+    width = library_of(dtype).width
     x, matrix, table = numbers((29, 96), "float32", 1), numbers((96, 2 * width), dtype), numbers((64, 96), dtype, 2)
     for multiply in (
         partial(api.packed_product, packed=api.pack(matrix, width)),
@@ -95,7 +87,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_share_a_large_product(dtype: str) -> None:
     """With one device the other threads of XLA's pool help; with as many devices as threads none does."""
-    width = found(dtype).width
+    width = library_of(dtype).width
     x, matrix = numbers((17, 512), "float32", 1), numbers((512, 16 * width), dtype)
     packed = api.pack(matrix, width)
     alone = np.asarray(api.packed_product(x, packed, devices=1000))
@@ -107,7 +99,7 @@ def test_threads_share_a_large_product(dtype: str) -> None:
 
 @needs_library
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    width = found().width
+    width = library_of().width
     with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit"):
         api.packed_product(jnp.ones((1, 7)), jnp.ones((2, 8, width))).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit"):
@@ -127,10 +119,10 @@ def test_the_shapes_of_the_library() -> None:
 @needs_library
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = library.shutil.which("cc")
-    assert library._open(compiler, str(tmp_path)).orca_jax_width() == found().width
+    assert library._open(compiler, str(tmp_path)).orca_jax_width() == library_of().width
     (file,) = tmp_path.iterdir()
     monkeypatch.setattr(library.subprocess, "run", None)
-    assert library._open(compiler, str(tmp_path)).orca_jax_width() == found().width
+    assert library._open(compiler, str(tmp_path)).orca_jax_width() == library_of().width
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -138,7 +130,7 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     file = tmp_path / "programs"
     file.write_text("not a directory")
-    assert library._open(library.shutil.which("cc"), str(file)).orca_jax_width() == found().width
+    assert library._open(library.shutil.which("cc"), str(file)).orca_jax_width() == library_of().width
     assert list(tmp_path.iterdir()) == [file]
 
 
