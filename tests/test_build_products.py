@@ -19,6 +19,7 @@ from tests.kernels.packed_product.machine import library_of
 
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
+MATRIX = WIDE._replace(has_amx=True)
 AVX512, AMX = "avx512f", "amx_bf16"
 
 Machine = Callable[..., None]
@@ -53,6 +54,8 @@ def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: 
     machine(WIDE, AVX512, AMX)
     assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is None, "XLA multiplies bfloat16 by AMX"
     assert chosen(model, "native", "bfloat16") is WIDE
+    machine(MATRIX, AVX512, AMX)
+    assert chosen(model) is MATRIX and chosen(model, dtype="bfloat16") is MATRIX
     machine(NARROW, AVX512)
     assert chosen(model) is NARROW and chosen(model, dtype="bfloat16") is None
     machine(NARROW)

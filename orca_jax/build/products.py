@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from orca_jax.kernels.packed_product import Library
 
 _MEASURED = "avx512f"  # with these instructions the library was measured to be faster (docs/benchmarks.md)
-_MATRIX_UNIT = "amx_bf16"  # XLA uses it, and the library does not
+_MATRIX_UNIT = "amx_bf16"  # XLA uses it, and a library from a compiler that does not know it does not
 
 
 def product_library(
@@ -29,7 +29,8 @@ def product_library(
         ConfigError: the library is wanted and cannot be used; `param` is "cpu_products".
     """
     wanted = config.cpu_products
-    if platform != "cpu" or wanted == "xla" or (wanted == "auto" and not _is_faster(dtype)):
+    flags = all_cpu_flags()
+    if platform != "cpu" or wanted == "xla" or (wanted == "auto" and _MEASURED not in flags):
         return None
     from orca_jax.kernels.packed_product import load_library
 
@@ -38,13 +39,8 @@ def product_library(
     reason = reason or _lack(library, dtype)
     if reason and wanted == "native":
         raise ConfigError(f"cpu_products native {reason}", param="cpu_products")
-    return None if reason else library
-
-
-def _is_faster(dtype: DType) -> bool:
-    """True if the library is known to be faster than XLA on this processor."""
-    flags = all_cpu_flags()
-    return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
+    lacks_unit = library is not None and dtype == "bfloat16" and _MATRIX_UNIT in flags and not library.has_amx
+    return None if reason or (wanted == "auto" and lacks_unit) else library
 
 
 def _unfit(model: ModelConfig, dtype: DType) -> str:

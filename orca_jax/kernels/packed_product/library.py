@@ -37,6 +37,7 @@ class Library(NamedTuple):
     lanes: int  # words of four bytes in a part of a table's row
     table_rows: int  # in a block of a table
     has_bfloat16: bool
+    has_amx: bool = False  # for packed matrices in bfloat16
 
 
 _registered: list[Library] = []  # one at most
@@ -68,7 +69,7 @@ def _register(library: ctypes.CDLL) -> Library:
     for name in (PACKED_PRODUCT, TABLE_PRODUCT):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library[name]), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
-    return Library(*sizes, bool(library.orca_jax_has_bfloat16()))
+    return Library(*sizes, bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx()))
 
 
 def _open(compiler: str, directory: str | None) -> ctypes.CDLL:

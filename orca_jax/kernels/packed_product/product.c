@@ -9,13 +9,16 @@
 // A table product is out [R, O] = x [R, I] @ table [O, I].T, with the rows of the table one after the other.
 //
 // Both are computed by tiles: some rows of x, and a block of columns or some rows of the table. The sums of a tile stay
-// in registers. A word is four bytes of a row: one number in float32, or two neighbours in bfloat16.
+// in registers. A word is four bytes of a row: one number in float32, or two neighbours in bfloat16. With AMX, a packed
+// product in bfloat16 has its numbers in registers of 16 rows of 16 words.
 
 #include <immintrin.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "xla/ffi/api/c_api.h"
 
@@ -123,7 +126,7 @@ INLINE void table_tile(const uint32_t *x, const uint32_t *table, float *out, int
     for (int t = 0; t < TABLE_ROWS; t++) out[r * outputs + t] = total(sums[r][t]);
 }
 
-// ---- blocks of columns, or of rows of a table ----------------------------------------------------------------------
+// ---- tiles of AMX --------------------------------------------------------------------------------------------------
 
 typedef struct {
   const uint32_t *x, *matrix;
@@ -131,6 +134,87 @@ typedef struct {
   int64_t rows, words, outputs;
   int is_table, is_float32;
 } Product;
+
+static int may_use_amx = 0;
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#define AMX_SIDE 16  // rows of a register, and words of a row
+
+// Linux saves the registers for processes that ask for it. The numbers are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA.
+int orca_jax_ask_for_amx(void) { return may_use_amx = syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+
+typedef struct {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t bytes[16];  // of a row of each register
+  uint8_t rows[16];
+} Shapes;
+
+// Registers 0 to 3: sums. 4 and 5: rows of x. 6 and 7: columns of the matrix, one pair of inputs in each row.
+static void load_shapes(int64_t rows) {
+  Shapes shapes = {.palette = 1};
+  for (int i = 0; i < 8; i++) {
+    shapes.bytes[i] = 4 * AMX_SIDE;
+    shapes.rows[i] = i < 6 && rows < AMX_SIDE ? rows : AMX_SIDE;
+  }
+  _tile_loadconfig(&shapes);
+}
+
+static void release_amx(void) { _tile_release(); }
+
+// One or two groups of AMX_SIDE rows of x by a block of columns. `groups` is a constant.
+INLINE void amx_tile(const uint32_t *x, const uint32_t *second_x, const uint32_t *block, float *out, float *second_out,
+                     int64_t words, int64_t outputs, const int groups) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < words; i += AMX_SIDE) {
+    const uint32_t *part = block + i * WIDTH;
+    for (int line = 0; line < WIDTH; line++) __builtin_prefetch(part + AHEAD * WIDTH + line * AMX_SIDE);
+    _tile_loadd(6, part, 4 * WIDTH);
+    _tile_loadd(7, part + AMX_SIDE, 4 * WIDTH);
+    _tile_loadd(4, x + i, 4 * words);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (groups == 1) continue;
+    _tile_loadd(5, second_x + i, 4 * words);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, 4 * outputs);
+  _tile_stored(1, out + AMX_SIDE, 4 * outputs);
+  if (groups == 1) return;
+  _tile_stored(2, second_out, 4 * outputs);
+  _tile_stored(3, second_out + AMX_SIDE, 4 * outputs);
+}
+
+// All rows of x by one block. The last group begins AMX_SIDE rows before the end: some rows may be computed twice.
+static void packed_amx(const Product *p, int64_t block) {
+  const uint32_t *columns = p->matrix + block * WIDTH * p->words;
+  const int64_t last = p->rows > AMX_SIDE ? p->rows - AMX_SIDE : 0;
+  for (int64_t row = 0; row < p->rows; row += 2 * AMX_SIDE) {
+    const int64_t first = row < last ? row : last, second = row + AMX_SIDE < last ? row + AMX_SIDE : last;
+    const uint32_t *x = p->x + first * p->words, *second_x = p->x + second * p->words;
+    float *const out = p->out + block * WIDTH, *to = out + first * p->outputs, *second_to = out + second * p->outputs;
+    if (first == second)
+      amx_tile(x, x, columns, to, to, p->words, p->outputs, 1);
+    else
+      amx_tile(x, second_x, columns, to, second_to, p->words, p->outputs, 2);
+  }
+}
+#else
+#define AMX_SIDE 1
+#define packed_amx NULL  // never called: see `uses_amx`
+int orca_jax_ask_for_amx(void) { return 0; }
+static void load_shapes(int64_t rows) { (void)rows; }
+static void release_amx(void) {}
+#endif
+
+static int uses_amx(const Product *p) {
+  return may_use_amx && !p->is_table && !p->is_float32 && p->words % AMX_SIDE == 0;
+}
+
+// ---- blocks of columns, or of rows of a table ----------------------------------------------------------------------
 
 #define CASE(tile, count, add)                                         \
   case count:                                                          \
@@ -173,11 +257,16 @@ BLOCK(table_bfloat16, TABLE_SIDE, TABLE_ROWS, TABLE_TILES, table_tile, add_bfloa
 
 static int64_t num_blocks(const Product *p) { return p->outputs / (p->is_table ? TABLE_ROWS : WIDTH); }
 
-static void multiply_block(const Product *p, int64_t block) {
-  if (p->is_table)
-    (p->is_float32 ? table_float32 : table_bfloat16)(p, block);
-  else
-    (p->is_float32 ? packed_float32 : packed_bfloat16)(p, block);
+static void multiply_blocks(const Product *p, int64_t begin, int64_t end) {
+  const int with_amx = uses_amx(p);
+  if (with_amx) load_shapes(p->rows);
+  for (int64_t block = begin; block < end; block++) {
+    if (p->is_table)
+      (p->is_float32 ? table_float32 : table_bfloat16)(p, block);
+    else
+      (p->is_float32 ? packed_float32 : with_amx ? packed_amx : packed_bfloat16)(p, block);
+  }
+  if (with_amx) release_amx();
 }
 
 // ---- threads -------------------------------------------------------------------------------------------------------
@@ -199,7 +288,7 @@ static void take_blocks(Shared *shared) {
     const int64_t begin = atomic_fetch_add(&shared->next, shared->at_once);
     if (begin >= shared->blocks) return;
     const int64_t end = begin + shared->at_once < shared->blocks ? begin + shared->at_once : shared->blocks;
-    for (int64_t block = begin; block < end; block++) multiply_block(&shared->product, block);
+    multiply_blocks(&shared->product, begin, end);
     atomic_fetch_add(&shared->done, end - begin);
   }
 }
@@ -233,7 +322,7 @@ static void multiply(XLA_FFI_CallFrame *frame, Product product, int64_t devices)
   if (helpers > blocks - 1) helpers = blocks - 1;
   Shared *shared = helpers > 0 ? malloc(sizeof(Shared)) : NULL;
   if (shared == NULL) {
-    for (int64_t block = 0; block < blocks; block++) multiply_block(&product, block);
+    multiply_blocks(&product, 0, blocks);
     return;
   }
   *shared = (Shared){.product = product, .blocks = blocks, .at_once = 1 + blocks / (8 * (helpers + 1))};
