@@ -140,7 +140,7 @@ def code_digest() -> str | None:
 
 def digest_of(folder: Path) -> str | None:
     """A digest of all files of Python and C in a folder, with their places, or None if there are none."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".c"))
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".c", ".h"))
     if not files:
         return None
     digest = hashlib.sha256()

@@ -19,7 +19,7 @@ KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]  # the s
 SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
-AttentionName = Literal["tpu", "gpu", "triton", "gather", "xla", "reference"]  # see docs/kernels.md
+AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "reference"]  # see docs/kernels.md
 CpuProducts = Literal["auto", "native", "xla"]  # see build/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
@@ -290,7 +290,7 @@ class EngineConfig:
     compile_cache: str | None = field(default="auto")
     strict_compile: bool = False
     attention_implementation: AttentionName | None = None
-    cpu_products: CpuProducts = "auto"  # on a CPU: matrix products of XLA, or of a library in C
+    cpu_products: CpuProducts = "auto"  # on a CPU: products and attention of XLA, or of a library in C
     kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
     enable_lora: bool = False  # serve low-rank adapters beside the model
     max_loras: int | None = None  # adapters in one batch; None: MAX_LORAS

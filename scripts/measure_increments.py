@@ -1,17 +1,19 @@
-"""Measures attention of increments on this CPU: sums over parts of a page against matrix products.
+"""Measures attention of increments on this CPU: matrix products, sums over parts of a page, and the library in C.
 
     python scripts/measure_increments.py [--dtype bfloat16] [--rows 32] [--context 300] [--repeats 9]
 
-Runs the two forms in alternation, over 12 layers and on a device for each of two processors, and prints the median
-milliseconds of each, and the rate at which the keys and values of all contexts are read. The last line is JSON.
+Runs the forms in alternation, over 12 layers and on a device for each of two processors, and prints the median
+milliseconds of each, the ratio of the faster form of XLA to the library, and the rate at which the library reads the
+keys and values of all contexts. The last line is JSON.
 """
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import jax
@@ -20,7 +22,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.kernels.kv_pages import HeadMajorPages
-from orca_jax.kernels.ragged_attention import xla
+from orca_jax.kernels.native import load_library
+from orca_jax.kernels.ragged_attention import native, xla
 
 LAYERS, PAGE_SIZE = 12, 128
 SHAPES = ((12, 12, 64), (8, 8, 128), (32, 8, 128), (8, 2, 128), (64, 8, 128))  # query heads, KV heads, head dim
@@ -28,8 +31,16 @@ DEVICES = 2
 BY_HEAD = PartitionSpec(None, "heads")
 
 
-def program(shape: tuple[int, int, int], rows: int, context: int, dtype: str) -> tuple[Callable[..., Any], list[Any]]:
-    """All layers of one launch of increments, and its arguments. The contexts differ by up to a page."""
+class Programs(NamedTuple):
+    """A compiled program for each form of attention."""
+
+    products: Callable[..., Any]
+    sums: Callable[..., Any]
+    library: Callable[..., Any]
+
+
+def program(shape: tuple[int, int, int], rows: int, context: int, dtype: str) -> tuple[Programs, list[Any]]:
+    """All layers of one launch of increments by each form, and the arguments. The contexts differ by up to a page."""
     heads, kv_heads, head_dim = shape
     draw, mesh = np.random.default_rng(0), Mesh(np.array(jax.devices()), ("heads",))
     per_row = -(-context // PAGE_SIZE)
@@ -42,16 +53,28 @@ def program(shape: tuple[int, int, int], rows: int, context: int, dtype: str) ->
     lengths = jnp.asarray(context - draw.integers(0, min(PAGE_SIZE, context), rows), jnp.int32)
     order, ones = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
 
-    def layers(q: jax.Array, pages: HeadMajorPages, table: jax.Array, lengths: jax.Array) -> jax.Array:
+    def layers(
+        attend: Callable[..., jax.Array], q: jax.Array, pages: HeadMajorPages, table: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
         def layer(index: jax.Array, x: jax.Array) -> jax.Array:
-            return xla.attend(x, pages, table + index * num_pages, order, ones, lengths, scale=head_dim**-0.5)
+            return attend(x, pages, table + index * num_pages, order, ones, lengths, scale=head_dim**-0.5)
 
         return jax.lax.fori_loop(0, LAYERS, layer, q)
 
     everywhere = PartitionSpec()
     specs = BY_HEAD, HeadMajorPages(BY_HEAD, BY_HEAD), everywhere, everywhere  # type: ignore[arg-type]
-    split = jax.shard_map(layers, mesh=mesh, in_specs=specs, out_specs=BY_HEAD, check_vma=False)
-    return split, [queries, pages, table, lengths]
+    args: list[Any] = [queries, pages, table, lengths]
+
+    def compiled(attend: Callable[..., jax.Array]) -> Callable[..., Any]:
+        run = partial(layers, attend)
+        split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=BY_HEAD, check_vma=False)
+        return jax.jit(split).lower(*args).compile()
+
+    with patch.object(xla, "has_form", lambda *_: False):
+        products = compiled(xla.attend)
+    with patch.object(xla, "has_form", lambda *_: True):
+        sums = compiled(xla.attend)
+    return Programs(products, sums, compiled(native.attend)), args
 
 
 def seconds(run: Callable[..., Any], args: list[Any]) -> float:
@@ -62,21 +85,20 @@ def seconds(run: Callable[..., Any], args: list[Any]) -> float:
 
 
 def measure(shape: tuple[int, int, int], options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds of both forms, medians, and their ratio."""
-    split, args = program(shape, options.rows, options.context, options.dtype)
-    with patch.object(xla, "has_form", lambda *_: False):
-        products = jax.jit(split).lower(*args).compile()
-    with patch.object(xla, "has_form", lambda *_: True):
-        sums = jax.jit(lambda *args: split(*args)).lower(*args).compile()
-    np.testing.assert_allclose(np.asarray(sums(*args)), np.asarray(products(*args)), rtol=0.02, atol=0.02)
-    taken = np.array([[seconds(form, args) for form in (products, sums)] for _ in range(options.repeats)])
-    of_products, of_sums = np.median(taken, axis=0)
+    """Milliseconds of all forms, medians, and the ratio."""
+    programs, args = program(shape, options.rows, options.context, options.dtype)
+    results = [np.asarray(form(*args)) for form in programs]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=0.02, atol=0.02)
+    taken = np.array([[seconds(form, args) for form in programs] for _ in range(options.repeats)])
+    of_products, of_sums, of_library = np.median(taken, axis=0)
     num_bytes = 2 * LAYERS * shape[1] * shape[2] * jnp.dtype(options.dtype).itemsize * int(args[3].sum())
     return {
         "products_ms": round(1e3 * of_products, 1),
         "sums_ms": round(1e3 * of_sums, 1),
-        "ratio": round(of_products / of_sums, 2),
-        "sums_gb_per_s": round(num_bytes / of_sums / 1e9, 1),
+        "library_ms": round(1e3 * of_library, 1),
+        "ratio": round(min(of_products, of_sums) / of_library, 2),
+        "library_gb_per_s": round(num_bytes / of_library / 1e9, 1),
     }
 
 
@@ -88,6 +110,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
+    if load_library(None) is None:
+        sys.exit("this machine has no such library: it needs Linux, AVX2 and a C compiler")
     found = {}
     for heads, kv_heads, head_dim in SHAPES:
         name = f"{heads} heads, {kv_heads} KV heads of {head_dim}"

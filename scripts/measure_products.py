@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.kernels.packed_product import load_library, pack, packed_product, table_product
+from orca_jax.kernels.native import load_library, pack, packed_product, table_product
 from orca_jax.model.layers import matmul
 
 LAYERS, DEVICES, VOCABULARY = 12, 2, 50432

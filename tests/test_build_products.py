@@ -12,10 +12,10 @@ from orca_jax.build.devices import check_platform
 from orca_jax.build.products import product_library
 from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.kernels import packed_product
-from orca_jax.kernels.packed_product import Library
+from orca_jax.kernels import native
+from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
-from tests.kernels.packed_product.machine import library_of
+from tests.kernels.native.machine import library_of
 
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Sets the library of this machine and the flags of its processor."""
 
     def be(library: Library | None, *flags: str) -> None:
-        monkeypatch.setattr(packed_product, "load_library", lambda directory: library)
+        monkeypatch.setattr(native, "load_library", lambda directory: library)
         monkeypatch.setattr(products, "all_cpu_flags", lambda: flags)
 
     return be

@@ -71,7 +71,7 @@ def test_an_implementation_for_other_devices_is_refused_before_weights(monkeypat
         raise AssertionError("weights are loaded")
 
     monkeypatch.setattr("orca_jax.model.load.load_decoder", refuse)
-    with pytest.raises(ConfigError, match="one of xla, reference on cpu devices, got 'tpu'"):
+    with pytest.raises(ConfigError, match="one of native, xla, reference on cpu devices, got 'tpu'"):
         build_engine(EngineConfig(model="preset:gpt2-tiny", attention_implementation="tpu", progress=False))
 
 

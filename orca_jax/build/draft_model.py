@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orca_jax.build.resolve import PAGE_SIZE, cache_directory, dtype_of, page_layout, page_type, tokenizer_of
+from orca_jax.build.resolve import (
+    PAGE_SIZE,
+    attention_of,
+    cache_directory,
+    dtype_of,
+    page_layout,
+    page_type,
+    tokenizer_of,
+)
 from orca_jax.build.settings import is_toy
 from orca_jax.build.speculation import largest_batch
 from orca_jax.bundled import directory_of, is_gguf, pinned
@@ -113,7 +121,7 @@ def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTime
         num_rows=rows,
         max_model_len=draft.max_model_len,
         cache=cache,
-        attention_implementation=config.attention_implementation,
+        attention_implementation=attention_of(config, placed),
         compile_cache=cache_directory(config.compile_cache),
     )
     executor = start_executor(placed, shapes, times, has_bars=config.progress)

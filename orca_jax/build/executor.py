@@ -14,7 +14,7 @@ from orca_jax.exec.compile import compile_cache
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
-from orca_jax.kernels.packed_product import Library
+from orca_jax.kernels.native import Library
 from orca_jax.model.load import Loading, prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder

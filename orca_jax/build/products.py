@@ -7,7 +7,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.processor import all_cpu_flags
 
 if TYPE_CHECKING:
-    from orca_jax.kernels.packed_product import Library
+    from orca_jax.kernels.native import Library
 
 _MEASURED = "avx512f"  # with these instructions the library was measured to be faster (docs/benchmarks.md)
 _MATRIX_UNIT = "amx_bf16"  # XLA uses it, and a library from a compiler that does not know it does not
@@ -32,7 +32,7 @@ def product_library(
     flags = all_cpu_flags()
     if platform != "cpu" or wanted == "xla" or (wanted == "auto" and _MEASURED not in flags):
         return None
-    from orca_jax.kernels.packed_product import load_library
+    from orca_jax.kernels.native import load_library
 
     reason = _unfit(model, dtype)
     library = None if reason else load_library(directory)

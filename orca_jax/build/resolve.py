@@ -13,6 +13,7 @@ from orca_jax.bundled import is_preset
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
+    AttentionName,
     CacheConfig,
     DType,
     EngineConfig,
@@ -107,7 +108,7 @@ def resolve(
         num_rows=rows,
         max_model_len=max_model_len,
         cache=_cache(config, model, max_model_len, placed, buckets[-1], free),
-        attention_implementation=config.attention_implementation,
+        attention_implementation=attention_of(config, placed),
         compile_cache=cache_directory(config.compile_cache),
         strict_compile=config.strict_compile,
         max_steps=max(config.check_in_intervals or (1,)),
@@ -115,6 +116,15 @@ def resolve(
         lora=_lora(config),
         num_drafts=most_drafts(config),
     )
+
+
+def attention_of(config: EngineConfig, placed: "PlacedModel") -> AttentionName | None:
+    """Return the implementation of attention; None for the default of the devices.
+
+    The default of a CPU is the library of products, which another engine of this process may have loaded.
+    """
+    is_plain = placed.platform == "cpu" and placed.library is None
+    return config.attention_implementation or ("xla" if is_plain else None)
 
 
 def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.kernels.packed_product import Library
+from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.packed import PackedMatrix, ReadTable, packed_matmul, packed_matrix, read_table, table_scores
 from orca_jax.model.quantise import (

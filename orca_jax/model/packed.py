@@ -1,4 +1,4 @@
-"""Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/packed_product`).
+"""Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/native`).
 
 A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. Only the linear
 layers of blocks are packed: not the tables, experts and quantised matrices.
@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.packed_product import (
+from orca_jax.kernels.native import (
     Library,
     can_multiply_table,
     can_pack,
@@ -26,7 +26,7 @@ from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
 
 
 class PackedMatrix(nnx.Param[Any]):
-    """A matrix in the form of `kernels.packed_product.pack`, split over devices as the plain matrix was.
+    """A matrix in the form of `kernels.native.pack`, split over devices as the plain matrix was.
 
     Its metadata are `axes`, the logical axes of blocks of outputs, of inputs, and of the numbers of a block; and
     `layout`.

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.kernels.packed_product import Library
+from orca_jax.kernels.native import Library
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker, Mlp, Norm, Table

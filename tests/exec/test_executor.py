@@ -60,7 +60,7 @@ def make_executor(
 ) -> JaxExecutor:
     decoder, mesh = decoder_on(devices)
     cache = CacheConfig(num_pages=NUM_PAGES, page_size=8, dtype="float32")
-    config = ExecutorConfig("float32", devices, buckets, 4, 64, cache, None, program_cache, strict)
+    config = ExecutorConfig("float32", devices, buckets, 4, 64, cache, "xla", program_cache, strict)
     return JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
 
 

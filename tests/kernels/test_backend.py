@@ -51,7 +51,7 @@ def test_a_device_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    assert {backend.name for backend in BACKENDS} == {"reference", "xla", "tpu", "gpu", "triton", "gather"}
+    assert {backend.name for backend in BACKENDS} == {"reference", "xla", "native", "tpu", "gpu", "triton", "gather"}
     assert named_backend(TABLE, "new") == TABLE[1]
     assert named_backend(TABLE, "fast") is None
 

@@ -9,13 +9,13 @@ from flax import nnx
 
 from orca_jax.build.executor import arrange
 from orca_jax.config import DType, ModelConfig
-from orca_jax.kernels.packed_product import Library
+from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
 from orca_jax.model.packed import PackedMatrix, ReadTable, held_values, plain_shape
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
-from tests.kernels.packed_product.machine import library_of, needs_library
+from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import logits, mesh_of
 
 WIDE = Library(32, 16, 4, has_bfloat16=True)

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -178,9 +178,10 @@ def value_classes(values: dict[str, Any], found: dict[str, set[int]], kept: list
 
 
 class Collector:
-    """Collects value classes of all threads while it is entered."""
+    """Collects value classes of all threads, without those of earlier tests, while it is entered."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Collection[int | None] = ()) -> None:
+        self.others = others
         self.found: dict[str, set[int]] = {}
         self.kept: list[object] = []
 
@@ -197,7 +198,7 @@ class Collector:
         code = frame.f_code
         if not code.co_filename.startswith(str(PACKAGE)) or code.co_name == "<module>":
             return None
-        if event in ("call", "return"):
+        if event in ("call", "return") and threading.get_ident() not in self.others:
             value_classes({**frame.f_locals, "returned": arg}, self.found, self.kept)
         return self._trace
 
@@ -213,13 +214,15 @@ def classes_of_the_host() -> set[str]:
     """Value classes made for a completion of the toy model, in one process."""
     body = json.dumps({"model": "preset:toy", "prompt": "hi", "max_tokens": 3, "ignore_eos": True}).encode()
 
+    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+
     async def complete() -> list[Collector]:
         config = EngineConfig(model="preset:toy", max_num_seqs=4)
         collectors = []
         with build_engine(config) as built:
             async with LocalEngine(built, ServerConfig(config)) as engine:
                 for number in range(3):
-                    with Collector() as collector:
+                    with Collector(others) as collector:
                         answer = await engine.answer(Row(number, str(number), COMPLETIONS, body), f"r{number}")
                     assert answer.status == 200, answer
                     collectors.append(collector)

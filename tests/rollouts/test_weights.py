@@ -21,7 +21,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS, Keys
 from orca_jax.model.trees.memory import flat_tree, nested
-from tests.kernels.packed_product.machine import library_of
+from tests.kernels.native.machine import library_of
 from tests.model.orbax import save
 from tests.model.reference import mesh_of
 

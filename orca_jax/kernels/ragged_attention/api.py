@@ -27,6 +27,7 @@ BACKENDS = (
     Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
     Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
     Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),  # older tensor cores have no bfloat16
+    Backend("native", f"{_HERE}.native", "cpu"),
     Backend("gather", f"{_HERE}.gather", "gpu", is_plain=True),
     Backend("xla", f"{_HERE}.xla", is_plain=True),
     Backend("reference", f"{_HERE}.reference", is_plain=True),

@@ -13,6 +13,7 @@ A block of queries may reach past its request. Its surplus output falls into pad
 it, because requests come in the order of `query_start`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeGuard
 
 import jax
@@ -62,8 +63,13 @@ def ragged_attention_xla(
     scale: float,
     sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
+    increments: Callable[[Float[Array, "B K G D"]], Float[Array, "B K G D"]] | None = None,
 ) -> Float[Array, "T H D"]:
-    """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
+    """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32.
+
+    `increments` returns the attention of the requests with one query, from the scaled queries of all requests and of
+    padding, with zeros for the others; None computes it here.
+    """
     num_tokens, _, head_dim = q.shape
     has_long = num_tokens > _MOST_SHORT * _SHORT_BLOCK  # else short blocks do all, and one loop less is compiled
     block = min(_MAX_QUERY_BLOCK if has_long else _SHORT_BLOCK, num_tokens)
@@ -103,8 +109,10 @@ def ragged_attention_xla(
         begun = num_long * block
         return blocks(row, begun, _ceil_div(query_len[row] - begun, _SHORT_BLOCK), _SHORT_BLOCK, out)
 
-    out = jnp.zeros(grouped.shape, jnp.float32)
-    out = lax.fori_loop(0, num_increments, increment, out)
+    if increments is None:
+        out = lax.fori_loop(0, num_increments, increment, jnp.zeros(grouped.shape, jnp.float32))
+    else:
+        out = increments(grouped)
     if num_tokens > 1:
         out = lax.fori_loop(num_increments, num_requests, chunk, out)
     return out[:num_tokens].reshape(q.shape).astype(q.dtype)

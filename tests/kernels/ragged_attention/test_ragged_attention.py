@@ -4,7 +4,6 @@ Kernels of accelerators have their own test files, which run them in interpreter
 """
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +14,12 @@ from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
 from orca_jax.kernels.ragged_attention import NO_WINDOW, ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
+from tests.kernels.ragged_attention.oracle import INCREMENTS, reference, run
 
 PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
 COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASES] + [
     ("packed", case) for case in PACKED
 ]
-
-
-def run(arrays: Arrays, case: Case, implementation: str) -> np.ndarray:
-    args = jax.tree.map(jnp.asarray, arrays)
-    attend = jax.jit(lambda a: ragged_attention(*a, **case.options, implementation=implementation))
-    return np.asarray(attend(args))
-
-
-@cache
-def reference(case: Case) -> np.ndarray:
-    """The output of the oracle for a case with seed 1, to compare other backends with. It may run slowly."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        return run(make_arrays(case, seed=1), case, "reference").astype(np.float32)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
@@ -84,18 +68,6 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
 
 
-INCREMENTS = [
-    Case("one page, partly filled", ((1, 1), (1, 15)), page_size=16),
-    Case("whole pages and parts of one", ((1, 16), (1, 17), (1, 64)), page_size=16, padding_tokens=2, padding_rows=1),
-    Case("pages of 128, heads of 64", ((1, 200), (1, 129), (1, 128), (1, 3)), 4, 4, 64, 128),
-    Case("two heads of each KV head", ((1, 200), (1, 31)), 6, 3, 64, 32),
-    Case("four small heads of each KV head", ((1, 200), (1, 31)), 8, 2, 8, 32),
-    Case("window within a page", ((1, 5), (1, 64), (1, 70)), page_size=32, sliding_window=6),
-    Case("window over pages, soft cap", ((1, 40), (1, 90)), 4, 2, page_size=16, sliding_window=37, soft_cap=2.0),
-    Case("soft cap", ((1, 40), (1, 90)), 4, 2, page_size=16, soft_cap=2.0),
-    Case("bfloat16", ((1, 40), (1, 33)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16),
-    Case("float16", ((1, 40), (1, 33)), 6, 3, dtype="float16", page_dtype="float16", page_size=16),
-]
 PRODUCTS = [
     Case("pages of 8 tokens", ((1, 40),)),
     Case("channels in no groups of 8", ((1, 40),), head_dim=12, page_size=16),

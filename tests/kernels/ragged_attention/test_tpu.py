@@ -96,7 +96,7 @@ def test_pages_with_partial_registers_are_refused() -> None:
 
 
 def test_it_is_offered_on_tpus_only() -> None:
-    assert implementations("cpu") == ("xla", "reference")
+    assert implementations("cpu") == ("native", "xla", "reference")
     assert "tpu" in implementations("tpu")
 
 

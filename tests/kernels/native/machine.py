@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca_jax.kernels.packed_product import Library, load_library
+from orca_jax.kernels.native import Library, load_library
 
 FOUND = load_library(None)
 needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")

@@ -12,38 +12,29 @@
 // in registers. A word is four bytes of a row: one number in float32, or two neighbours in bfloat16. With AMX, a packed
 // product in bfloat16 has its numbers in registers of 16 rows of 16 words.
 
-#include <immintrin.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "xla/ffi/api/c_api.h"
+#include "ffi.h"
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-#define LANES 16
+#if LANES == 16
 #define ROWS 12       // of x in a tile: 24 sums, two parts of the matrix and a word of x, in 32 registers
 #define TABLE_SIDE 6  // rows of x in a tile of a table: 24 sums
 #define SAME(word) {word, word, word, word, word, word, word, word, word, word, word, word, word, word, word, word}
-#elif defined(__AVX2__) && defined(__FMA__)
-#define LANES 8
+#else
 #define ROWS 6  // 12 sums, in 16 registers
 #define TABLE_SIDE 3
 #define SAME(word) {word, word, word, word, word, word, word, word}
-#else
-#error "no vector instructions that this program knows"
 #endif
 
 #define WIDTH (2 * LANES)
-#define TABLE_ROWS 4
+#define TABLE_ROWS 4  // of which `store_totals` adds up the sums
 #define AHEAD 32           // rows of a block that are fetched before their use
 #define SMALL (256 << 10)  // bytes of a matrix that one thread multiplies alone
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 int orca_jax_width(void) { return WIDTH; }
 
@@ -95,16 +86,6 @@ INLINE void packed_tile(const uint32_t *x, const uint32_t *block, float *out, in
   }
 }
 
-INLINE float total(Vector sums) {
-#if LANES == 16
-  return _mm512_reduce_add_ps((__m512)sums);
-#else
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)sums), _mm256_extractf128_ps((__m256)sums, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-#endif
-}
-
 // `rows` of x by TABLE_ROWS of a table. `rows` and `add` are constants.
 INLINE void table_tile(const uint32_t *x, const uint32_t *table, float *out, int64_t words, int64_t outputs,
                        const int rows, Add add) {
@@ -122,8 +103,7 @@ INLINE void table_tile(const uint32_t *x, const uint32_t *table, float *out, int
       for (int t = 0; t < TABLE_ROWS; t++) sums[r][t] = add(sums[r][t], some, parts[t]);
     }
   }
-  for (int r = 0; r < rows; r++)
-    for (int t = 0; t < TABLE_ROWS; t++) out[r * outputs + t] = total(sums[r][t]);
+  for (int r = 0; r < rows; r++) store_totals(sums[r], out + r * outputs);
 }
 
 // ---- tiles of AMX --------------------------------------------------------------------------------------------------
@@ -343,21 +323,9 @@ static void multiply(XLA_FFI_CallFrame *frame, Product product, int64_t devices)
 
 // ---- calls ---------------------------------------------------------------------------------------------------------
 
-static XLA_FFI_Error *refuse(XLA_FFI_CallFrame *frame, const char *message) {
-  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message,
-                                    XLA_FFI_Error_Code_INVALID_ARGUMENT};
-  return frame->api->XLA_FFI_Error_Create(&args);
-}
-
 // Arguments: x and the matrix. Result: out. Attribute: the number of devices that share the processors.
 static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
-  XLA_FFI_InternalExtension *extension = frame->extension_start;
-  if (extension != NULL && extension->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
-    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-    return NULL;
-  }
+  if (is_query(frame)) return NULL;
   if (frame->args.size != 2 || frame->rets.size != 1 || frame->attrs.size != 1)
     return refuse(frame, "a product has two arguments, a result and an attribute");
   const XLA_FFI_Buffer *x = frame->args.args[0], *matrix = frame->args.args[1], *out = frame->rets.rets[0];

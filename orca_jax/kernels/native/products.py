@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.packed_product.library import PACKED_PRODUCT, TABLE_PRODUCT, Library
+from orca_jax.kernels.native.library import PACKED_PRODUCT, TABLE_PRODUCT, Library
 
 
 def can_pack(library: Library, inputs: int, outputs: int, dtype: jnp.dtype) -> bool:

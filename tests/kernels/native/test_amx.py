@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels import packed_product as api
-from orca_jax.kernels.packed_product import library
-from tests.kernels.packed_product.machine import library_of, needs_library
+from orca_jax.kernels import native as api
+from orca_jax.kernels.native import library
+from tests.kernels.native.machine import library_of, needs_library
 
 SOURCE = Path(library.__file__).with_name("product.c")
 EMULATED = Path(__file__).with_name("emulated_amx.h")
@@ -39,7 +39,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """Products by emulated instructions; the width of a block."""
     width = library_of("bfloat16").width
     register(tmp_path_factory.getbasetemp() / "amx.so")
-    monkeypatch.setattr("orca_jax.kernels.packed_product.api.PACKED_PRODUCT", TARGET)
+    monkeypatch.setattr("orca_jax.kernels.native.products.PACKED_PRODUCT", TARGET)
     return width
 
 

@@ -1,7 +1,8 @@
-"""The library of `product.c`: compiled by the C compiler of this machine, once for each processor, and registered.
+"""The library of the C files here: compiled by the C compiler of this machine, once for each processor, and registered.
 
 XLA's own products on a CPU arrange the matrix anew in each launch, and no form of plain XLA reads a matrix once at the
-memory's speed (docs/benchmarks.md, "Packed products"). Without a compiler, products are those of XLA.
+memory's speed (docs/benchmarks.md, "Packed products"). Attention of increments by XLA is many small operations for each
+page. Without a compiler, XLA does both.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 PACKED_PRODUCT = "orca_jax_packed_product"
 TABLE_PRODUCT = "orca_jax_table_product"
+INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
@@ -38,6 +40,8 @@ class Library(NamedTuple):
     table_rows: int  # in a block of a table
     has_bfloat16: bool
     has_amx: bool = False  # for packed matrices in bfloat16
+    most_channels: int = 256  # of a head, for increments
+    most_tokens: int = 1024  # of a page, likewise
 
 
 _registered: list[Library] = []  # one at most
@@ -64,34 +68,41 @@ def load_library(directory: str | None) -> Library | None:
         return None
 
 
+def loaded_library() -> Library | None:
+    """The library of this process; None before `load_library`, or if this machine has none."""
+    return _registered[0] if _registered else None
+
+
 def _register(library: ctypes.CDLL) -> Library:
     """Make the products known to XLA, which takes each name once."""
-    for name in (PACKED_PRODUCT, TABLE_PRODUCT):
+    for name in (PACKED_PRODUCT, TABLE_PRODUCT, INCREMENTS):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library[name]), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
-    return Library(*sizes, bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx()))
+    types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
+    return Library(*sizes, *types, library.orca_jax_most_channels(), library.orca_jax_most_tokens())
 
 
 def _open(compiler: str, directory: str | None) -> ctypes.CDLL:
     """The library, kept in the directory if this can be written."""
-    source = Path(__file__).with_name("product.c")
     if directory is not None:
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(_compiled(source, compiler, Path(directory))))
+            return ctypes.CDLL(str(_compiled(compiler, Path(directory))))
     with tempfile.TemporaryDirectory() as folder:
-        return ctypes.CDLL(str(_compiled(source, compiler, Path(folder))))  # it stays open when its file is removed
+        return ctypes.CDLL(str(_compiled(compiler, Path(folder))))  # it stays open when its file is removed
 
 
-def _compiled(source: Path, compiler: str, folder: Path) -> Path:
+def _compiled(compiler: str, folder: Path) -> Path:
     """The path of the library for this processor and this version of JAX."""
-    facts = source.read_bytes(), compiler, _OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
-    path = folder / f"products-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so"
+    files = sorted(Path(__file__).parent.glob("*.[ch]"))
+    facts = [file.read_bytes() for file in files], compiler, _OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
+    path = folder / f"native-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
         made = Path(beside) / path.name
-        command = [compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", str(source), "-o", str(made)]
+        sources = [str(file) for file in files if file.suffix == ".c"]
+        command = [compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", *sources, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
         made.replace(path)
     return path

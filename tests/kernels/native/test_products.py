@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_jax.kernels import packed_product as api
-from orca_jax.kernels.packed_product import Library, library, load_library
-from tests.kernels.packed_product.machine import FOUND, library_of, needs_library
+from orca_jax.kernels import native as api
+from orca_jax.kernels.native import Library, library, load_library
+from tests.kernels.native.machine import FOUND, library_of, needs_library
 
 DTYPES = ["float32", "bfloat16"]
 

@@ -1,0 +1,25 @@
+"""Products and attention of increments on CPUs: a small C library, called by XLA."""
+
+from orca_jax.kernels.native.increments import attend_increments
+from orca_jax.kernels.native.library import Library, load_library, loaded_library
+from orca_jax.kernels.native.products import (
+    can_multiply_table,
+    can_pack,
+    inputs_each,
+    pack,
+    packed_product,
+    table_product,
+)
+
+__all__ = [
+    "Library",
+    "attend_increments",
+    "can_multiply_table",
+    "can_pack",
+    "inputs_each",
+    "load_library",
+    "loaded_library",
+    "pack",
+    "packed_product",
+    "table_product",
+]

@@ -1,0 +1,120 @@
+"""Attention with increments by the library in C, against the oracle."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.kernels.kv_pages import HeadMajorPages
+from orca_jax.kernels.native import library
+from orca_jax.kernels.ragged_attention import NO_WINDOW, native, ragged_attention
+from orca_jax.kernels.ragged_attention.api import choose_backend
+from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
+from tests.kernels.native.machine import library_of, needs_library
+from tests.kernels.ragged_attention.oracle import INCREMENTS, reference, run
+
+PAGES = 16  # tokens: the smallest page of the library on every processor
+FITTED = [replace(case, page_size=max(case.page_size, PAGES)) for case in (*CASES, *INCREMENTS)]
+READ = [case for case in FITTED if case.page_dtype in ("float32", "bfloat16")]
+OTHERS = [
+    *(
+        Case(f"{heads} heads of each KV head", ((1, 200), (1, 31), (2, 7)), 2 * heads, 2, 64, 32)
+        for heads in range(3, 7)
+    ),
+    Case("a window between pages", ((1, 64), (1, 65), (1, 80)), 4, 2, page_size=16, sliding_window=16),
+    Case(
+        "large bfloat16 pages", ((1, 300), (1, 128), (1, 127)), 4, 2, 128, 128, dtype="bfloat16", page_dtype="bfloat16"
+    ),
+    Case("pages of 1024 tokens", ((1, 1500), (1, 1024), (1, 5)), 4, 2, 8, 1024),
+]
+
+
+@needs_library
+@pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
+def test_native_equals_the_reference(case: Case) -> None:
+    arrays = make_arrays(case, seed=1)
+    used = int(arrays.query_len.sum())
+    found = run(arrays, case, "native").astype(np.float32)
+    np.testing.assert_allclose(found[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    assert np.isfinite(found).all(), "padding must stay finite, since it flows through the other layers"
+
+
+@needs_library
+def test_scores_of_every_size() -> None:
+    """A softmax over large and small scores: the largest one may come first or last."""
+    case = Case("steep", ((1, 100), (1, 100)), 4, 4, 64, 32)
+    arrays = make_arrays(case, seed=1)
+    steep = arrays._replace(q=40 * arrays.q)
+    found = run(steep, case, "native")
+    np.testing.assert_allclose(found, run(steep, case, "reference"), rtol=1e-4, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["sliding window", "window within a page"])
+def test_layers_with_several_windows_share_a_program(name: str) -> None:
+    case = next(case for case in READ if case.name == name)
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
+    options = {"scale": 0.25, "implementation": "native"}
+    attend = jax.jit(lambda a, window: ragged_attention(*a, sliding_window=window, **options))
+    used = int(arrays.query_len.sum())
+    for window, same in ((6, case), (NO_WINDOW, replace(case, sliding_window=None))):
+        found = np.asarray(attend(arrays, jnp.int32(window)))
+        np.testing.assert_allclose(found[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_increment_does_not_depend_on_other_requests(dtype: str) -> None:
+    """All bits are equal, so a schedule cannot change a token."""
+    together = Case("together", ((1, 9), (1, 100), (1, 64), (6, 20)), 6, 3, 64, 32, dtype=dtype, page_dtype=dtype)  # type: ignore[arg-type]
+    arrays = make_arrays(together)
+    merged = run(arrays, together, "native")
+    for row in range(3):
+        start, ones = arrays.query_start[row], slice(row, row + 1)
+        lengths = arrays.page_table[ones], np.zeros(1, np.int32), arrays.query_len[ones], arrays.context_len[ones]
+        alone = run(Arrays(arrays.q[start : start + 1], arrays.pages, *lengths), together, "native")
+        np.testing.assert_array_equal(alone[0], merged[start])
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case("pages of 4 tokens", ((1, 1),), page_size=4), "pages of a multiple of"),
+        (Case("pages of 2048 tokens", ((1, 1),), page_size=2048), "up to 1024"),
+        (Case("wide heads", ((1, 1),), head_dim=512, page_size=16), "heads of up to 256 channels"),
+        (Case("int8", ((1, 1),), page_size=16, page_dtype="int8"), "in float32 or bfloat16"),
+        (Case("float16", ((1, 1),), page_size=16, dtype="float16", page_dtype="float16"), "in float32 or bfloat16"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
+)
+def test_other_pages_are_refused(case: Case, reason: str) -> None:
+    """Then XLA computes the increments too."""
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case))
+    assert reason in str(native.refusal(arrays.q, arrays.pages))
+    assert choose_backend(jax.devices()[0], arrays.q, arrays.pages).name == "xla"
+    packed = jax.tree.map(jnp.asarray, make_arrays(CASES[0], layout="packed"))
+    assert "head-major" in str(native.refusal(packed.q, packed.pages))
+
+
+def test_a_process_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_registered", [])
+    arrays = jax.tree.map(jnp.asarray, make_arrays(INCREMENTS[0]))
+    assert "has not loaded" in str(native.refusal(arrays.q, arrays.pages))
+    assert choose_backend(jax.devices()[0], arrays.q, arrays.pages).name == "xla"
+
+
+@needs_library
+def test_shapes_that_do_not_fit_are_refused_by_the_library() -> None:
+    pages = HeadMajorPages(jnp.ones((1, 2, 8, 20)), jnp.ones((1, 2, 8, 20)))
+    one = jnp.ones(1, jnp.int32)
+    assert (
+        native.refusal(jnp.ones((1, 2, 8)), pages)
+        == f"'native' reads pages of a multiple of {library_of().lanes} tokens, up to 1024"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="increments do not fit"):
+        native.attend(
+            jnp.ones((1, 2, 8)), pages, jnp.zeros((1, 1), jnp.int32), 0 * one, one, one, scale=1.0
+        ).block_until_ready()
