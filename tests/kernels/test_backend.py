@@ -61,7 +61,7 @@ def test_functions_of_a_module(backend: Backend) -> None:
     module = backend.load()
     assert callable(module.refusal)
     assert callable(module.attend)
-    assert hasattr(module, "prepare") == hasattr(module, "write_and_attend")
+    assert hasattr(module, "write_and_attend") or not hasattr(module, "prepare")
 
 
 def test_a_table_imports_no_kernel() -> None:

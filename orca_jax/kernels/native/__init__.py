@@ -1,6 +1,6 @@
-"""Products and attention of increments on CPUs: a small C library, called by XLA."""
+"""Products, new tokens and attention of increments on CPUs: a small C library, called by XLA."""
 
-from orca_jax.kernels.native.increments import attend_increments
+from orca_jax.kernels.native.increments import attend_increments, write_and_attend_increments
 from orca_jax.kernels.native.library import Library, load_library, loaded_library
 from orca_jax.kernels.native.products import (
     can_multiply_table,
@@ -22,4 +22,5 @@ __all__ = [
     "pack",
     "packed_product",
     "table_product",
+    "write_and_attend_increments",
 ]

@@ -1,7 +1,9 @@
 // Attention of increments on CPUs, as a custom call of XLA: one query for each request, over the pages of its context.
+// If there are new keys and values, the call also writes those of all requests.
 //
 //     keys, values   [N, K, D, S] in float32 or bfloat16: the S tokens of a channel are neighbours
 //     queries, out   [T, K, M, D] in float32: the M query heads of each KV head
+//     new keys, values   [B, K, D] in float32
 //
 // Each page is read once for up to MOST_HEADS query heads, and the next one is fetched meanwhile. A score is a sum over
 // channels in their order. A value has a sum for each lane, of every LANES-th token; they are added up at the end.
@@ -23,9 +25,9 @@ int orca_jax_most_channels(void) { return MOST_CHANNELS; }
 int orca_jax_most_tokens(void) { return MOST_TOKENS; }
 
 typedef struct {
-  const float *queries;
-  const char *keys, *values;
-  const int32_t *page_table, *query_start, *context_len;
+  const float *queries, *new_keys, *new_values;  // the new ones are NULL if there are none
+  char *keys, *values;
+  const int32_t *page_table, *query_start, *query_len, *context_len;
   float *out;
   int64_t kv_heads, heads, channels, page_size, pages_per_row;
   int64_t window;
@@ -166,12 +168,60 @@ INLINE void weigh(Work *work, int64_t seen, int64_t start, int64_t begin, int64_
   }
 }
 
-// ---- one request ---------------------------------------------------------------------------------------------------
+// ---- new tokens ----------------------------------------------------------------------------------------------------
 
-INLINE const char *page_of(const Call *call, const char *pool, int64_t row, int64_t index, int64_t head) {
+INLINE char *page_of(const Call *call, char *pool, int64_t row, int64_t index, int64_t head) {
   const int64_t page = call->page_table[row * call->pages_per_row + index];
   return pool + bytes_of((page * call->kv_heads + head) * call->channels * call->page_size, call->is_bfloat16);
 }
+
+INLINE void store(char *to, Vector numbers, const int count, const int is_bfloat16) {
+  const Halves halves = to_bfloat16(numbers);
+  for (int i = 0; i < count; i++) {
+    if (is_bfloat16)
+      ((uint16_t *)to)[i] = halves[i];
+    else
+      ((float *)to)[i] = numbers[i];
+  }
+}
+
+// The channels of `count` new tokens, from `slot` of a page on. `count` is a constant.
+INLINE void put(const Call *call, char *page, int64_t slot, const float *tokens, int64_t token, int64_t head,
+                const int count, const int is_bfloat16) {
+  const int64_t stride = call->kv_heads * call->channels;
+  const float *from = tokens + token * stride + head * call->channels;
+  for (int64_t d = 0; d < call->channels; d++) {
+    Vector numbers = {0};
+    for (int i = 0; i < count; i++) numbers[i] = from[i * stride + d];
+    store(page + bytes_of(d * call->page_size + slot, is_bfloat16), numbers, count, is_bfloat16);
+  }
+}
+
+INLINE void put_chunk(const Call *call, char *pool, const float *tokens, int64_t row, int64_t head,
+                      const int is_bfloat16) {
+  const int64_t size = call->page_size, end = call->context_len[row], first = end - call->query_len[row];
+  for (int64_t position = first; position < end;) {
+    const int64_t token = call->query_start[row] + position - first, slot = position % size;
+    char *page = page_of(call, pool, row, position / size, head);
+    if (slot % LANES == 0 && end - position >= LANES) {
+      put(call, page, slot, tokens, token, head, LANES, is_bfloat16);
+      position += LANES;
+    } else {
+      put(call, page, slot, tokens, token, head, 1, is_bfloat16);
+      position++;
+    }
+  }
+}
+
+INLINE void put_chunks(const Call *call, int64_t num_rows, const int is_bfloat16) {
+  for (int64_t row = 0; row < num_rows; row++)
+    for (int64_t head = 0; call->query_len[row] > 1 && head < call->kv_heads; head++) {
+      put_chunk(call, call->keys, call->new_keys, row, head, is_bfloat16);
+      put_chunk(call, call->values, call->new_values, row, head, is_bfloat16);
+    }
+}
+
+// ---- one request ---------------------------------------------------------------------------------------------------
 
 // Query heads `first` to `first + heads` of a KV head.
 INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t first, const int heads, const int is_bfloat16) {
@@ -184,16 +234,20 @@ INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t first, c
   const int64_t size = call->page_size, stride = bytes_of(size, is_bfloat16), end = call->context_len[row];
   const int64_t begin = end > call->window ? end - call->window : 0;
   const int64_t place = ((call->query_start[row] * call->kv_heads + head) * call->heads + first) * call->channels;
-  const char *keys = page_of(call, call->keys, row, begin / size, head), *of_next_head = keys + stride * call->channels;
+  const int is_written = call->new_keys != NULL && first == 0;
+  char *keys = page_of(call, call->keys, row, begin / size, head), *of_next_head = keys + stride * call->channels;
 
   for (int64_t index = begin / size; index * size < end; index++) {
     const int64_t start = index * size, seen = end - start < size ? end - start : size, left = end - start - seen;
-    const char *values = page_of(call, call->values, row, index, head);
+    char *values = page_of(call, call->values, row, index, head);
+    const int has_new = is_written && left == 0;  // its memory is fetched already
+    if (has_new) put(call, keys, seen - 1, call->new_keys, call->query_start[row], head, 1, is_bfloat16);
     read_keys(&work, call->queries + place, keys, values, seen, heads, is_bfloat16);
     weigh(&work, seen, start, begin, end, call->soft_cap, lane, heads);
     keys = left > 0 ? page_of(call, call->keys, row, index + 1, head) : of_next_head;
     const int64_t next = left > 0 ? left : head + 1 < call->kv_heads ? end - begin / size * size : 0;
     const Ahead ahead = {keys, stride, bytes_of(next < size ? next : size, is_bfloat16)};
+    if (has_new) put(call, values, seen - 1, call->new_values, call->query_start[row], head, 1, is_bfloat16);
     read_values(&work, values, seen, ahead, lane, heads, is_bfloat16);
   }
   for (int h = 0; h < heads; h++) {
@@ -215,15 +269,20 @@ FORM(4)
 // ---- calls ---------------------------------------------------------------------------------------------------------
 
 // Arguments: queries, keys, values, the page table [R, P], the first query and the context of each request [R], the
-// number of requests that have one query, which come first, and the window. Attribute: the soft cap. Result: out, which
-// is 0 for all other queries.
+// number of requests that have one query, which come first, and the window; then, if there are new tokens, the number
+// of each request [R], their keys and their values. Attribute: the soft cap. Results: out, which is 0 for all other
+// queries; and with new tokens the keys and values, in the memory of the arguments.
 XLA_FFI_Error *orca_jax_increments(XLA_FFI_CallFrame *frame) {
   static void (*const forms[])(const Call *, int64_t, int64_t, int64_t) = {attend_1, attend_2, attend_3, attend_4};
   if (is_query(frame)) return NULL;
-  if (frame->args.size != 8 || frame->rets.size != 1 || frame->attrs.size != 1)
-    return refuse(frame, "increments have eight arguments, a result and an attribute");
+  const int has_new = frame->args.size == 11;
+  if (!(has_new || frame->args.size == 8) || frame->rets.size != (has_new ? 3 : 1) || frame->attrs.size != 1)
+    return refuse(frame, "increments have 8 arguments and a result, or 11 and 3, and an attribute");
   const XLA_FFI_Buffer *const *given = (const XLA_FFI_Buffer *const *)frame->args.args;
-  const XLA_FFI_Buffer *queries = given[0], *keys = given[1], *out = frame->rets.rets[0];
+  const XLA_FFI_Buffer *const *results = (const XLA_FFI_Buffer *const *)frame->rets.rets;
+  const XLA_FFI_Buffer *queries = given[0], *keys = given[1], *out = results[0];
+  if (has_new && (results[1]->data != keys->data || results[2]->data != given[2]->data))
+    return refuse(frame, "the pages of increments are not written in place");
   const Call call = {
       .queries = queries->data,
       .keys = keys->data,
@@ -231,6 +290,9 @@ XLA_FFI_Error *orca_jax_increments(XLA_FFI_CallFrame *frame) {
       .page_table = given[3]->data,
       .query_start = given[4]->data,
       .context_len = given[5]->data,
+      .query_len = has_new ? given[8]->data : NULL,
+      .new_keys = has_new ? given[9]->data : NULL,
+      .new_values = has_new ? given[10]->data : NULL,
       .out = out->data,
       .kv_heads = keys->dims[1],
       .heads = queries->dims[2],
@@ -242,10 +304,12 @@ XLA_FFI_Error *orca_jax_increments(XLA_FFI_CallFrame *frame) {
       .is_bfloat16 = keys->dtype == XLA_FFI_DataType_BF16,
   };
   const int fits = queries->dims[1] == call.kv_heads && queries->dims[3] == call.channels &&
-                   call.channels <= MOST_CHANNELS && call.page_size <= MOST_TOKENS && call.page_size % LANES == 0;
+                   call.channels <= MOST_CHANNELS && call.page_size <= MOST_TOKENS && call.page_size % LANES == 0 &&
+                   (!has_new || (given[9]->dims[1] == call.kv_heads && given[9]->dims[2] == call.channels));
   if (!fits) return refuse(frame, "the shapes of increments do not fit");
   memset(call.out, 0, sizeof(float) * queries->dims[0] * call.kv_heads * call.heads * call.channels);
   const int32_t count = *(const int32_t *)given[6]->data;
+  if (has_new) call.is_bfloat16 ? put_chunks(&call, given[3]->dims[0], 1) : put_chunks(&call, given[3]->dims[0], 0);
   for (int64_t row = 0; row < count; row++)
     for (int64_t head = 0; head < call.kv_heads; head++)
       for (int64_t first = 0; first < call.heads; first += MOST_HEADS) {

@@ -1,4 +1,4 @@
-"""Attention of increments on CPUs by the library (`increments.c`)."""
+"""New tokens and attention of increments on CPUs by the library (`increments.c`)."""
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,50 @@ def attend_increments(
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
     """
     call = jax.ffi.ffi_call(INCREMENTS, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
-    arrays = (array.astype(jnp.int32) for array in (page_table, query_start, context_len, count, window))
-    out: jax.Array = call(queries.astype(jnp.float32), keys, values, *arrays, soft_cap=np.float32(soft_cap or 0))
+    rows = _integers(page_table, query_start, context_len, count, window)
+    out: jax.Array = call(queries.astype(jnp.float32), keys, values, *rows, soft_cap=np.float32(soft_cap or 0))
     return out
+
+
+def write_and_attend_increments(
+    queries: Float[Array, "T K M D"],
+    keys: Float[Array, "N K D S"],
+    values: Float[Array, "N K D S"],
+    new_keys: Float[Array, "B K D"],
+    new_values: Float[Array, "B K D"],
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    count: Int[Array, ""],
+    *,
+    window: Int[Array, ""],
+    soft_cap: float | None,
+) -> tuple[Float[Array, "T K M D"], Float[Array, "N K D S"], Float[Array, "N K D S"]]:
+    """Write the new tokens of all requests to their pages, and attend the increments.
+
+    A token of an increment is written when its page is read.
+
+    Args:
+        queries: as for `attend_increments`, and so are the other arguments.
+        keys: written in place, as all that is donated.
+        values: likewise.
+        new_keys: of all requests, flattened like the queries.
+        new_values: likewise.
+        query_len: number of new tokens; 0 for rows without a request.
+
+    Returns:
+        The attention, and the pages.
+    """
+    shapes = tuple(jax.ShapeDtypeStruct(pages.shape, pages.dtype) for pages in (keys, values))
+    call = jax.ffi.ffi_call(
+        INCREMENTS, (jax.ShapeDtypeStruct(queries.shape, jnp.float32), *shapes), input_output_aliases={1: 1, 2: 2}
+    )
+    rows = _integers(page_table, query_start, context_len, count, window, query_len)
+    new = (tokens.astype(jnp.float32) for tokens in (new_keys, new_values))
+    out, keys, values = call(queries.astype(jnp.float32), keys, values, *rows, *new, soft_cap=np.float32(soft_cap or 0))
+    return out, keys, values
+
+
+def _integers(*arrays: Array) -> list[Array]:
+    return [array.astype(jnp.int32) for array in arrays]

@@ -15,6 +15,7 @@
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 INLINE float total(Vector sums) {
@@ -54,6 +55,13 @@ INLINE Vector from_bfloat16(const void *numbers) {
 #else
   return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)numbers)), 16);
 #endif
+}
+
+// Numbers in bfloat16: the nearest ones, and of two the even one.
+INLINE Halves to_bfloat16(Vector numbers) {
+  const Words bits = (Words)numbers, nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const Words is_number = (Words)(numbers == numbers);
+  return __builtin_convertvector((nearest & is_number) | ((bits >> 16 | 0x40) & ~is_number), Halves);
 }
 
 INLINE Vector larger(Vector a, Vector b) {

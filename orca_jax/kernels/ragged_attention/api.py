@@ -6,7 +6,8 @@
     refusal_of_device(d)  optional: likewise for a device, for instance because of its driver
     attend(...)           the arguments of `ragged_attention` without `implementation`
 
-and, if layers share more than the arrays of the requests or new tokens are written during attention, both of
+If it writes new tokens during attention, it has `write_and_attend`. If layers then share more than the arrays of the
+requests, it also has `prepare`; else `prepared` is these arrays:
 
     prepare(q, pages, page_table, query_start, query_len, context_len)          once per iteration
     write_and_attend(q, k, v, pages, prepared, first_page, *, scale, sliding_window, soft_cap)    in each layer

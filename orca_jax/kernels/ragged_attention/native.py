@@ -1,15 +1,12 @@
-"""Ragged attention on CPUs by the library of `kernels/native`: its increments, and chunks in plain XLA (`xla.py`)."""
-
-from functools import partial
-from typing import Any
+"""Ragged attention on CPUs by the library of `kernels/native`: new tokens and increments. Chunks are XLA's."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages
-from orca_jax.kernels.native import attend_increments, loaded_library
-from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
+from orca_jax.kernels.native import attend_increments, loaded_library, write_and_attend_increments
+from orca_jax.kernels.ragged_attention.xla import attention_of_blocks, grouped_queries, with_chunks
 
 _NO_WINDOW = 2**30
 
@@ -41,18 +38,53 @@ def attend(
     soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for pages that `refusal` accepts."""
-    window = jnp.asarray(_NO_WINDOW if sliding_window is None else sliding_window)
-    increments = partial(
-        attend_increments,
-        keys=pages.k,
-        values=pages.v,
-        page_table=page_table,
-        query_start=query_start,
-        context_len=context_len,
-        count=jnp.sum(query_len == 1),
-        window=window,
+    queries, rows = grouped_queries(q, pages, scale), (page_table, query_start, query_len, context_len)
+    increments = attend_increments(
+        queries,
+        pages.k,
+        pages.v,
+        page_table,
+        query_start,
+        context_len,
+        jnp.sum(query_len == 1),
+        window=_window(sliding_window),
         soft_cap=soft_cap,
     )
-    rows = page_table, query_start, query_len, context_len
-    scores: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
-    return ragged_attention_xla(q, pages, *rows, **scores, increments=increments)
+    attend = attention_of_blocks(queries, pages, *rows, sliding_window, soft_cap)
+    return with_chunks(q, query_len, attend, increments)
+
+
+def write_and_attend(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    pages: HeadMajorPages,
+    prepared: tuple[Array, ...],
+    first_page: Int[Array, ""],
+    *,
+    scale: float,
+    sliding_window: int | Int[Array, ""] | None = None,
+    soft_cap: float | None = None,
+) -> tuple[Float[Array, "T H D"], HeadMajorPages]:
+    """The work of one layer; see `api.write_and_attend`. The library writes the tokens of increments as it reads."""
+    page_table, query_start, query_len, context_len = prepared
+    rows = page_table + first_page, query_start, query_len, context_len
+    queries = grouped_queries(q, pages, scale)
+    increments, keys, values = write_and_attend_increments(
+        queries,
+        pages.k,
+        pages.v,
+        k,
+        v,
+        *rows,
+        jnp.sum(query_len == 1),
+        window=_window(sliding_window),
+        soft_cap=soft_cap,
+    )
+    pages = HeadMajorPages(keys, values)
+    attend = attention_of_blocks(queries, pages, *rows, sliding_window, soft_cap)
+    return with_chunks(q, query_len, attend, increments), pages
+
+
+def _window(sliding_window: int | Int[Array, ""] | None) -> Int[Array, ""]:
+    return jnp.asarray(_NO_WINDOW if sliding_window is None else sliding_window)

@@ -63,39 +63,71 @@ def ragged_attention_xla(
     scale: float,
     sliding_window: int | Int[Array, ""] | None = None,
     soft_cap: float | None = None,
-    increments: Callable[[Float[Array, "B K G D"]], Float[Array, "B K G D"]] | None = None,
 ) -> Float[Array, "T H D"]:
-    """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32.
-
-    `increments` returns the attention of the requests with one query, from the scaled queries of all requests and of
-    padding, with zeros for the others; None computes it here.
-    """
-    num_tokens, _, head_dim = q.shape
-    has_long = num_tokens > _MOST_SHORT * _SHORT_BLOCK  # else short blocks do all, and one loop less is compiled
-    block = min(_MAX_QUERY_BLOCK if has_long else _SHORT_BLOCK, num_tokens)
-    most_rest = _MOST_SHORT * _SHORT_BLOCK if has_long else 0  # queries after the long blocks
-    num_increments = jnp.sum(query_len == 1)
-    num_requests = jnp.sum(query_len > 0)
-
-    # A block may start at the last query and reach `block - 1` further.
-    scaled = (q.astype(jnp.float32) * scale).astype(_product_type(pages))
-    grouped = scaled.reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
-    grouped = jnp.pad(grouped, ((0, block - 1), (0, 0), (0, 0), (0, 0)))
-
-    def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
-        """Compute queries `offset : offset + size` of request `row`, and write them to `out`."""
-        start = query_start[row] + offset
-        queries = lax.dynamic_slice_in_dim(grouped, start, size)  # [size, K, G, D]
-        first = context_len[row] - query_len[row] + offset  # position of the first query
-        result = _attend_block(queries, pages, page_table[row], first, context_len[row], sliding_window, soft_cap)
-        return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
+    """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
+    queries = grouped_queries(q, pages, scale)
+    rows = page_table, query_start, query_len, context_len
+    attend = attention_of_blocks(queries, pages, *rows, sliding_window, soft_cap)
 
     def increment(row: jax.Array, out: jax.Array) -> jax.Array:
-        if has_form(pages, grouped.shape[2], head_dim):
-            query = lax.dynamic_index_in_dim(grouped, query_start[row], keepdims=False).astype(jnp.float32)
+        if has_form(pages, queries.shape[2], queries.shape[3]):
+            query = lax.dynamic_index_in_dim(queries, query_start[row], keepdims=False).astype(jnp.float32)
             result = attend_increment(query, pages, page_table[row], context_len[row], sliding_window, soft_cap)
             return lax.dynamic_update_index_in_dim(out, result, query_start[row], axis=0)
         return attend(row, jnp.zeros_like(row), 1, out)
+
+    out = lax.fori_loop(0, jnp.sum(query_len == 1), increment, jnp.zeros(queries.shape, jnp.float32))
+    return with_chunks(q, query_len, attend, out)
+
+
+def grouped_queries(q: Float[Array, "T H D"], pages: KVPages, scale: float) -> Float[Array, "B K G D"]:
+    """The scaled queries of each KV head, in the type of products, with padding: a block may start at the last one."""
+    num_tokens, _, head_dim = q.shape
+    scaled = (q.astype(jnp.float32) * scale).astype(_product_type(pages))
+    grouped = scaled.reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
+    return jnp.pad(grouped, ((0, _largest_block(num_tokens) - 1), (0, 0), (0, 0), (0, 0)))
+
+
+type AttendBlock = Callable[[jax.Array, jax.Array, int, jax.Array], jax.Array]
+"""`(row, offset, size, out) -> out`: computes queries `offset : offset + size` of request `row`, and writes them."""
+
+
+def attention_of_blocks(
+    queries: Float[Array, "B K G D"],
+    pages: KVPages,
+    page_table: Int[Array, "R P"],
+    query_start: Int[Array, " R"],
+    query_len: Int[Array, " R"],
+    context_len: Int[Array, " R"],
+    sliding_window: int | Int[Array, ""] | None,
+    soft_cap: float | None,
+) -> AttendBlock:
+    """The attention of some queries of one request, from `grouped_queries` and the arguments of `ragged_attention`."""
+
+    def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
+        start = query_start[row] + offset
+        block = lax.dynamic_slice_in_dim(queries, start, size)  # [size, K, G, D]
+        first = context_len[row] - query_len[row] + offset  # position of the first query
+        result = _attend_block(block, pages, page_table[row], first, context_len[row], sliding_window, soft_cap)
+        return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
+
+    return attend
+
+
+def with_chunks(
+    q: Float[Array, "T H D"], query_len: Int[Array, " R"], attend: AttendBlock, increments: Float[Array, "B K G D"]
+) -> Float[Array, "T H D"]:
+    """The attention of all requests.
+
+    Args:
+        q: its shape and type are those of the result.
+        query_len: number of queries of each request.
+        attend: from `attention_of_blocks`.
+        increments: the attention of the requests with one query. All other values are finite.
+    """
+    num_tokens = q.shape[0]
+    block = _largest_block(num_tokens)
+    most_rest = _MOST_SHORT * _SHORT_BLOCK if _has_long(num_tokens) else 0  # queries after the long blocks
 
     def blocks(row: jax.Array, begun: jax.Array, count: jax.Array, size: int, out: jax.Array) -> jax.Array:
         """Compute `count` blocks of `size` queries of request `row`, from its query `begun` on."""
@@ -104,18 +136,24 @@ def ragged_attention_xla(
     def chunk(row: jax.Array, out: jax.Array) -> jax.Array:
         num_long = _ceil_div(jnp.maximum(query_len[row] - most_rest, 0), block)
         out = blocks(row, jnp.zeros_like(row), num_long, block, out)
-        if not has_long:
+        if not _has_long(num_tokens):
             return out
         begun = num_long * block
         return blocks(row, begun, _ceil_div(query_len[row] - begun, _SHORT_BLOCK), _SHORT_BLOCK, out)
 
-    if increments is None:
-        out = lax.fori_loop(0, num_increments, increment, jnp.zeros(grouped.shape, jnp.float32))
-    else:
-        out = increments(grouped)
+    out = increments
     if num_tokens > 1:
-        out = lax.fori_loop(num_increments, num_requests, chunk, out)
+        out = lax.fori_loop(jnp.sum(query_len == 1), jnp.sum(query_len > 0), chunk, out)
     return out[:num_tokens].reshape(q.shape).astype(q.dtype)
+
+
+def _has_long(num_tokens: int) -> bool:
+    """True if there are long blocks; else short ones do all, and one loop less is compiled."""
+    return num_tokens > _MOST_SHORT * _SHORT_BLOCK
+
+
+def _largest_block(num_tokens: int) -> int:
+    return min(_MAX_QUERY_BLOCK if _has_long(num_tokens) else _SHORT_BLOCK, num_tokens)
 
 
 def _attend_block(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from orca_jax.kernels.kv_pages import HeadMajorPages
+from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.native import library
 from orca_jax.kernels.ragged_attention import NO_WINDOW, native, ragged_attention
 from orca_jax.kernels.ragged_attention.api import choose_backend
@@ -39,6 +40,42 @@ def test_native_equals_the_reference(case: Case) -> None:
     found = run(arrays, case, "native").astype(np.float32)
     np.testing.assert_allclose(found[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(found).all(), "padding must stay finite, since it flows through the other layers"
+
+
+@needs_library
+@pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
+def test_new_tokens_are_written(case: Case) -> None:
+    """Outputs and pages are those of a write by XLA and then attention; all other slots keep their bits."""
+    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
+    draw = np.random.default_rng(3)
+    new = [jnp.asarray(draw.standard_normal((q.shape[0], *pages.k.shape[1:3])), jnp.float32) for _ in range(2)]
+    # Of a layer whose pages begin at the third.
+    prepared = rows[0] - 2, *rows[1:]
+    write = jax.jit(lambda *arrays: native.write_and_attend(*arrays, **case.options), donate_argnums=3)
+    expected = write_kv(pages, *new, *rows, implementation="blocks")
+    wanted = np.asarray(native.attend(q, expected, *rows, **case.options), np.float32)
+    found, written = write(q, *new, pages, prepared, jnp.int32(2))
+    np.testing.assert_array_equal(np.asarray(found, np.float32), wanted)
+    for ours, theirs in zip(written[:2], expected[:2], strict=True):
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
+
+
+@needs_library
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_bfloat16_is_rounded_as_by_xla(tokens: int) -> None:
+    """Halfway between two numbers, infinite, and not a number: alone, and in a chunk."""
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00001, 0x80000000])
+    new = jnp.asarray(np.resize(bits.astype(np.uint32).view(np.float32), (tokens, 1, 8)))
+    pages = HeadMajorPages(*(jnp.zeros((2, 1, 8, 32), jnp.bfloat16) for _ in range(2)))
+    rows = jnp.array([[0, 1]]), jnp.zeros(1, jnp.int32), jnp.array([tokens]), jnp.array([tokens])
+    _, written = jax.jit(native.write_and_attend, static_argnames="scale", donate_argnums=3)(
+        jnp.zeros((tokens, 1, 8)), new, -new, pages, rows, jnp.int32(0), scale=1.0
+    )
+    for part, sign in zip(written[:2], (1, -1), strict=True):
+        stored = np.asarray(part).transpose(0, 3, 1, 2).reshape(64, 1, 8)[:tokens]
+        expected = np.asarray((sign * new).astype(jnp.bfloat16))
+        same = stored.view(np.uint16) == expected.view(np.uint16)
+        assert (same | (np.isnan(stored) & np.isnan(expected))).all()
 
 
 @needs_library
