@@ -112,7 +112,7 @@ def place_model(
     for index, span in enumerate(spans(weights.config, num_stages)):
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
         shapes = weights.shapes(mesh, span)
-        arrange(devices[0].platform, shapes)
+        arrange(devices[0].platform, shapes, library)
         if library is not None:
             shapes.pack(library, len(devices))
         stages.append(PlacedStage(mesh, shapes))
@@ -158,14 +158,17 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
         return StageModel(None, stage.mesh)
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
-    decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, partial(arrange, placed.platform))
+    form = partial(arrange, placed.platform, library=placed.library)
+    decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if placed.library is not None:
         decoder.pack(placed.library, len(placed.devices))
     return StageModel(decoder, stage.mesh)
 
 
-def arrange(platform: str, decoder: Decoder) -> None:
-    """Change the layers of a decoder to the form that suits the platform."""
-    # On CPUs and GPUs a scan over layers copies the weights of every layer, on TPUs only those of experts.
-    if platform != "tpu" or decoder.config.experts is not None:
-        decoder.unstack(switched=platform == "cpu")
+def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> None:
+    """Change the layers of a decoder to the form that suits the platform. With a library `Decoder.pack` comes next."""
+    # On CPUs and GPUs a scan over layers copies the weights of every layer, on TPUs only those of experts. The library
+    # reads packed matrices in their stack.
+    if (platform == "tpu" and decoder.config.experts is None) or (library is not None and decoder.can_pack(library)):
+        return
+    decoder.unstack(switched=platform == "cpu")

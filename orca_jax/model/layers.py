@@ -18,7 +18,15 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
-from orca_jax.model.packed import PackedMatrix, ReadTable, packed_matmul, packed_matrix, read_table, table_scores
+from orca_jax.model.packed import (
+    PackedMatrix,
+    ReadTable,
+    has_packed_form,
+    packed_matmul,
+    packed_matrix,
+    read_table,
+    table_scores,
+)
 from orca_jax.model.quantise import (
     QuantisedExperts,
     QuantisedMatrix,
@@ -193,6 +201,10 @@ class Linear(nnx.Module):
         """Replace the matrix by its packed form, if it is plain and has one; see `packed_matrix`."""
         if isinstance(self.kernel, nnx.Param):
             self.kernel = packed_matrix(self.kernel, library, num_devices)
+
+    def has_packed_form(self, library: Library) -> bool:
+        """True if `pack` replaces the matrix."""
+        return type(self.kernel) is nnx.Param and has_packed_form(self.kernel, library)
 
     def take_outputs(self, columns: np.ndarray) -> None:
         """Replace the outputs by those of `columns`, which may repeat."""

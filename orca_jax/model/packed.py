@@ -9,14 +9,18 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native import (
     Library,
+    Packed,
     can_multiply_table,
     can_pack,
+    in_stack,
     inputs_each,
     pack,
     packed_product,
@@ -28,8 +32,8 @@ from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
 class PackedMatrix(nnx.Param[Any]):
     """A matrix in the form of `kernels.native.pack`, split over devices as the plain matrix was.
 
-    Its metadata are `axes`, the logical axes of blocks of outputs, of inputs, and of the numbers of a block; and
-    `layout`.
+    Its metadata are `axes`, the logical axes of layers if it is a stack, of blocks of outputs, of inputs, and of the
+    numbers of a block; and `layout`. In a layer of a stack, the value is a `kernels.native.Packed`.
     """
 
 
@@ -37,7 +41,7 @@ class PackedLayout(NamedTuple):
     """The place of a packed matrix on its devices."""
 
     mesh: Mesh
-    axes: tuple[str, str]  # logical axes of the plain matrix: inputs and outputs
+    axes: tuple[str, ...]  # logical axes of the plain matrix: layers if it is a stack, inputs and outputs
     width: int  # columns of a block
     num_devices: int  # that share the processors of this machine
 
@@ -49,24 +53,44 @@ class PackedLayout(NamedTuple):
     @property
     def sharding(self) -> NamedSharding:
         """The sharding of the packed matrix."""
-        inputs, outputs = self.axes
-        return NamedSharding(self.mesh, partition_spec((outputs, inputs, "columns")))
+        return NamedSharding(self.mesh, partition_spec(self.packed_axes))
+
+    @property
+    def packed_axes(self) -> tuple[str, ...]:
+        """The logical axes of the packed matrix."""
+        *stack, inputs, outputs = self.axes
+        return (*stack, outputs, inputs, "columns")
+
+
+def has_packed_form(plain: nnx.Param[Any], library: Library) -> bool:
+    """True if a matrix, or each of a stack, has a packed form; see `packed_matrix`."""
+    value = plain.get_value()
+    *_, inputs, outputs = _layout_of(plain, library, 1).plain_sharding.shard_shape(value.shape)
+    return can_pack(library, inputs, outputs, value.dtype)
 
 
 def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
-    """The packed form of a matrix, or `plain` itself if its shape or type has none.
+    """The packed form of a matrix or of a stack, or `plain` itself if its shape or type has none.
 
     Args:
-        plain: an array or a sharded shape [I, O], with logical axes.
+        plain: an array or a sharded shape [I, O] or [L, I, O], with logical axes.
         library: of the product.
         num_devices: that share the processors of this machine.
     """
-    value, layout = plain.get_value(), _layout_of(plain, library, num_devices)
-    inputs, outputs = layout.plain_sharding.shard_shape(value.shape)
-    if not can_pack(library, inputs, outputs, value.dtype):
+    if not has_packed_form(plain, library):
         return plain
+    value, layout = plain.get_value(), _layout_of(plain, library, num_devices)
     values = _packed_shape(value, layout) if isinstance(value, jax.ShapeDtypeStruct) else _packed(value, layout)
-    return PackedMatrix(values, axes=(*layout.axes[::-1], "columns"), layout=layout)
+    return PackedMatrix(values, axes=layout.packed_axes, layout=layout)
+
+
+def layer_of(variable: nnx.Variable[Any], index: Int[Array, ""]) -> nnx.Variable[Any]:
+    """The parameter of one layer. A packed matrix stays in its stack, which the library reads; others are copied."""
+    stack = variable.get_value()
+    is_packed = isinstance(variable, PackedMatrix)
+    return variable.replace(
+        Packed(stack, index) if is_packed else jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
+    )
 
 
 class ReadTable(nnx.Param[Any]):
@@ -102,8 +126,8 @@ def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
     if not isinstance(variable, PackedMatrix):
         return value
     layout: PackedLayout = variable.get_metadata("layout")
-    blocks, rows, _ = value.shape
-    shape = rows * inputs_each(value.dtype), blocks * layout.width
+    *stack, blocks, rows, _ = value.shape
+    shape = *stack, rows * inputs_each(value.dtype), blocks * layout.width
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
 
 
@@ -115,20 +139,22 @@ def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
 def packed_matmul(x: Float[Array, "T I"], matrix: PackedMatrix) -> Float[Array, "T O"]:
     """`x` times a packed matrix, with float32 sums."""
     layout: PackedLayout = matrix.get_metadata("layout")
-    inputs, outputs = layout.axes
+    *layers, inputs, outputs = layout.axes
+    packed = in_stack(matrix.get_value())
+    spec = PartitionSpec(None, *layout.sharding.spec[len(layers) :])
 
-    def on_shard(x: Float[Array, "T I"], part: Float[Array, "N J W"]) -> Float[Array, "T O"]:
-        out = packed_product(x, part, layout.num_devices)
+    def on_shard(x: Float[Array, "T I"], stack: Float[Array, "L N J W"], layer: Int[Array, ""]) -> Float[Array, "T O"]:
+        out = packed_product(x, Packed(stack, layer), layout.num_devices)
         return out if MESH_AXES[inputs] is None else jax.lax.psum(out, TENSOR_AXIS)
 
     split = jax.shard_map(
         on_shard,
         mesh=layout.mesh,
-        in_specs=(PartitionSpec(None, MESH_AXES[inputs]), layout.sharding.spec),
+        in_specs=(PartitionSpec(None, MESH_AXES[inputs]), spec, PartitionSpec()),
         out_specs=PartitionSpec(None, MESH_AXES[outputs]),
         check_vma=False,  # the sum over devices is done by hand
     )
-    out: jax.Array = split(x, matrix[...])
+    out: jax.Array = split(x, packed.stack, packed.layer)
     return out
 
 
@@ -136,15 +162,30 @@ def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> Pac
     return PackedLayout(plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
 
 
-def _packed_shape(plain: jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:
+def _packed_shape(plain: Array | jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:
     shape = jax.eval_shape(partial(pack, width=layout.width), plain)
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=layout.sharding)
 
 
-def _packed(plain: Float[Array, "I O"], layout: PackedLayout) -> Float[Array, "N J W"]:
-    return _packing(layout.width, layout.sharding)(plain)
+def _packed(plain: Float[Array, "*L I O"], layout: PackedLayout) -> Float[Array, "*L N J W"]:
+    if plain.ndim == 2:
+        return _packing(layout.width, layout.sharding)(plain)
+    shape = _packed_shape(plain, layout)
+    stack = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
+    for layer in range(plain.shape[0]):  # one by one: the temporary memory is that of a layer
+        stack = _putting(layout.width)(stack, plain, np.int32(layer))
+    return stack
 
 
 @cache
 def _packing(width: int, sharding: NamedSharding) -> Callable[[Array], Array]:
     return jax.jit(partial(pack, width=width), out_shardings=sharding)
+
+
+@cache
+def _putting(width: int) -> Callable[[Array, Array, np.int32], Array]:
+    def put(stack: Float[Array, "L N J W"], plain: Float[Array, "L I O"], layer: Int[Array, ""]) -> Array:
+        matrix = jax.lax.dynamic_index_in_dim(plain, layer, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(stack, pack(matrix, width), layer, axis=0)
+
+    return jax.jit(put, donate_argnums=0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,9 @@ from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import Library
 from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
 from orca_jax.model.experts import Experts
-from orca_jax.model.layers import Maker, Mlp, Norm, Table
+from orca_jax.model.layers import Linear, Maker, Mlp, Norm, Table
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
+from orca_jax.model.packed import layer_of
 from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.sharding import tensor_parallel_size
@@ -58,6 +59,15 @@ class Block(nnx.Module):
         """The part before attention: queries, keys and values of every token."""
         inputs = x if self.residual == "post_norm" else self.attention_norm(x)
         return self.attention.project(inputs, rotation, adapters)
+
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """The linear layers. Those of experts are not among them: they have products of their own."""
+        attention, mlp = self.attention, self.mlp
+        layers = [attention.query, attention.key, attention.value, attention.out]
+        if isinstance(mlp, Mlp):
+            layers += filter(None, [mlp.gate, mlp.up, mlp.down])
+        return layers
 
     def finish(
         self,
@@ -116,7 +126,9 @@ _RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[[Array], Array]
 """The part of a block after attention, by `ModelConfig.residual`."""
 
 
-type RotationOf = Callable[[int | Int[Array, ""]], Rotation | None]
+type Index = int | Int[Array, ""]
+
+type RotationOf = Callable[[Index], Rotation | None]
 """The rotation of a layer, by its index in the stage."""
 
 
@@ -167,7 +179,7 @@ class Decoder(nnx.Module):
         self.positions = nnx.data(learned)
         self.embedding_scale = float(np.float32(config.embedding_scale).astype(dtype))
         self.blocks: Block | nnx.List[Block] = Block(make.stacked(span), config)
-        self.is_switched = False
+        self.is_switched = self.is_packed = False
         self.final_norm = nnx.data(Norm(make, config) if span.is_last else None)
         self.head = nnx.data(None if tied else table(vocab_rows, "vocab", used, is_read=span.is_last))
 
@@ -188,8 +200,8 @@ class Decoder(nnx.Module):
             attend: attention of one layer, by its index in the stage; defines the meaning of `cache`.
             cache: any tree of arrays. It is a flat carry of the scan over layers, never sliced by layer, because
                 only then does XLA update it in place.
-            keep: tokens to return hidden vectors of, T at most; None for all. If layers are unstacked, the part of the
-                last layer after attention skips the other tokens: only the last token of a prompt is sampled from.
+            keep: tokens to return hidden vectors of, T at most; None for all. Unless layers are scanned, the last one
+                skips the others after its attention: only the last token of a prompt is sampled from.
             adapters: additions to linear layers, by token; None for none.
 
         Returns:
@@ -198,11 +210,14 @@ class Decoder(nnx.Module):
         x = self._embed(inputs, positions) if self.is_first else inputs
         ropes = [kind.rope for kind in self.of_stage.layer_kinds if kind.rope is not None]
         rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if ropes else _no_rotation
-        if isinstance(self.blocks, Block):
+        if isinstance(self.blocks, Block) and self.is_packed:
+            layers = _packed_layers(self.blocks, self.num_layers)
+            x, cache = _loop(layers, x, rotation_of, attend, cache, keep, adapters)
+        elif isinstance(self.blocks, Block):
             x, cache = self._scan(self.blocks, x, rotation_of, attend, cache, adapters)
             x = x if keep is None else x[keep]
         elif self.is_switched:
-            x, cache = _switch(list(self.blocks), x, rotation_of, attend, cache, keep, adapters)
+            x, cache = _loop(_switched_layers(self.blocks), x, rotation_of, attend, cache, keep, adapters)
         else:
             last = len(self.blocks) - 1
             for index, block in enumerate(self.blocks):
@@ -263,16 +278,23 @@ class Decoder(nnx.Module):
                 layer.append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
         self.blocks = nnx.List([nnx.merge(structure, nnx.from_flat_state(layer)) for layer in layers])
 
+    def can_pack(self, library: Library) -> bool:
+        """True if the layers are stacked, and all their matrices have a packed form."""
+        if not isinstance(self.blocks, Block) or not isinstance(self.blocks.mlp, Mlp):
+            return False
+        return all(layer.has_packed_form(library) for layer in self.blocks.linear_layers)
+
     def pack(self, library: Library, num_devices: int) -> None:
-        """Pack the matrices of unstacked layers, or their shapes; see `packed_matrix` and `read_table`."""
-        assert not isinstance(self.blocks, Block), "the layers are stacked"
+        """Pack the matrices of all layers, or their shapes; see `packed_matrix` and `read_table`.
+
+        Stacked layers are then run in a loop with one compiled body. They must be unstacked unless `can_pack`.
+        """
         if self.span.is_last:
             self.unembedding.pack(library, num_devices)
-        for block in self.blocks:
-            layers = [block.attention.query, block.attention.key, block.attention.value, block.attention.out]
-            if isinstance(block.mlp, Mlp):  # experts are partitioned by hand, with products of their own
-                layers += filter(None, [block.mlp.gate, block.mlp.up, block.mlp.down])
-            for layer in layers:
+        self.is_packed = isinstance(self.blocks, Block)
+        assert not self.is_packed or self.can_pack(library), "some stacked matrices have no packed form"
+        for block in [self.blocks] if isinstance(self.blocks, Block) else self.blocks:
+            for layer in block.linear_layers:
                 layer.pack(library, num_devices)
 
     @property
@@ -287,7 +309,7 @@ class Decoder(nnx.Module):
         return self.unembedding.scores(hidden)
 
 
-def _no_rotation(layer: int | Int[Array, ""]) -> None:
+def _no_rotation(layer: Index) -> None:
     """The rotation of layers with learned positions."""
 
 
@@ -300,8 +322,52 @@ def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array 
     return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=sharding)
 
 
-def _switch[Cache](
-    blocks: Sequence[Block],
+type Between = Callable[[Index, Array, Projections, Array], tuple[Array, Projections]]
+"""The parts after the attention of a layer and before that of the next one."""
+
+
+class _LoopOfLayers(NamedTuple):
+    """The layers of a loop, and a call that runs a function on the current one."""
+
+    number: int
+    block_of: Callable[[Index], Block]
+    call: Callable[[Between, Int[Array, ""], Array, Projections, Array], tuple[Array, Projections]]
+    """Calls the function with the arguments after it. The index of the last layer is an integer."""
+
+
+def _switched_layers(blocks: Sequence[Block]) -> _LoopOfLayers:
+    """Layers with weights of their own, which a switch selects.
+
+    XLA compiles each layer of an unrolled program anew, and most of this is attention with its loops. In this form 12
+    layers compile in a quarter of the time. The results are the same bits, in the same time, on a CPU: there a branch
+    costs nothing and copies no weights. A GPU would wait for its host at each branch.
+    """
+
+    def call(between: Between, index: Int[Array, ""], *args: Any) -> tuple[Array, Projections]:
+        branches = [partial(between, each) for each in range(len(blocks))]
+        return jax.lax.switch(index, branches, *args)
+
+    return _LoopOfLayers(len(blocks), lambda index: blocks[index], call)  # type: ignore[index]
+
+
+def _packed_layers(stack: Block, number: int) -> _LoopOfLayers:
+    """Layers with packed matrices in stacks. All but the last share one compiled body."""
+    structure, state = nnx.split(stack)
+    parameters = nnx.to_flat_state(state)
+
+    def block_of(index: Index) -> Block:
+        of_layer = [(path, layer_of(variable, jnp.int32(index))) for path, variable in parameters]
+        return nnx.merge(structure, nnx.from_flat_state(of_layer))
+
+    def call(between: Between, index: Int[Array, ""], *args: Any) -> tuple[Array, Projections]:
+        branches = partial(between, index), partial(between, number - 1)
+        return jax.lax.cond(index < number - 1, *branches, *args)
+
+    return _LoopOfLayers(number, block_of, call)
+
+
+def _loop[Cache](
+    layers: _LoopOfLayers,
     x: Float[Array, "T E"],
     rotation_of: RotationOf,
     attend: Attend[Cache],
@@ -309,35 +375,26 @@ def _switch[Cache](
     keep: Int[Array, "B"] | None,
     adapters: Adapters | None,
 ) -> tuple[Float[Array, "B E"], Cache]:
-    """Run all layers in a loop with one compiled attention. A switch selects the other parts of each layer.
+    """Run all layers in a loop with one compiled attention."""
+    last = layers.number - 1
 
-    XLA compiles each layer of an unrolled program anew, and most of this is attention with its loops. In this form 12
-    layers compile in a quarter of the time. The results are the same bits, in the same time, on a CPU: there a branch
-    costs nothing and copies no weights. A GPU would wait for its host at each branch.
-    """
-    last = len(blocks) - 1
-    added = [None if adapters is None else adapters.of_layer(index) for index in range(len(blocks))]
+    def added(index: Index) -> LayerAdapters | None:
+        return None if adapters is None else adapters.of_layer(index)
 
-    def between(index: int) -> Callable[[Array, Projections, Array], tuple[Array, Projections]]:
-        """The parts after the attention of layer `index` and before that of the next one."""
-
-        def run(
-            x: Float[Array, "T E"], heads: Projections, out: Float[Array, "T H D"]
-        ) -> tuple[Float[Array, "T E"], Projections]:
-            if index < last:
-                x = blocks[index].finish(x, out, adapters=added[index])
-                return x, blocks[index + 1].project(x, rotation_of(index + 1), added[index + 1])
-            kept = blocks[last].finish(x, out, keep, added[last])
+    def between(
+        index: Index, x: Float[Array, "T E"], heads: Projections, out: Float[Array, "T H D"]
+    ) -> tuple[Float[Array, "T E"], Projections]:
+        if isinstance(index, int) and index == last:
+            kept = layers.block_of(last).finish(x, out, keep, added(last))
             return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), heads
-
-        return run
-
-    branches = [between(index) for index in range(len(blocks))]
+        x = layers.block_of(index).finish(x, out, adapters=added(index))
+        return x, layers.block_of(index + 1).project(x, rotation_of(index + 1), added(index + 1))
 
     def layer(index: Int[Array, ""], carry: tuple[Array, Projections, Cache]) -> tuple[Array, Projections, Cache]:
         x, heads, cache = carry
         out, cache = attend(index, *heads, cache)
-        return *jax.lax.switch(index, branches, x, heads, out), cache
+        return *layers.call(between, index, x, heads, out), cache
 
-    x, _, cache = jax.lax.fori_loop(0, len(blocks), layer, (x, blocks[0].project(x, rotation_of(0), added[0]), cache))
+    heads = layers.block_of(0).project(x, rotation_of(0), added(0))
+    x, _, cache = jax.lax.fori_loop(0, layers.number, layer, (x, heads, cache))
     return x if keep is None else x[: keep.shape[0]], cache

@@ -1,8 +1,10 @@
 """Packed decoders: their logits, their shapes, and the parameters that have no packed form."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -16,7 +18,7 @@ from orca_jax.model.packed import PackedMatrix, ReadTable, held_values, plain_sh
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
 from tests.kernels.native.machine import library_of, needs_library
-from tests.model.reference import logits, mesh_of
+from tests.model.reference import dense_attention, logits, mesh_of
 
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 IDS = np.arange(3, 40)
@@ -31,16 +33,17 @@ def shapes(devices: int, library: Library = WIDE) -> nnx.State:
     """The shapes of a packed decoder."""
     mesh = mesh_of(devices)
     decoder: Decoder = nnx.merge(*abstract_decoder(model(), "float32", mesh))
-    arrange("cpu", decoder)
+    arrange("cpu", decoder, library)
     decoder.pack(library, devices)
     return nnx.state(decoder)
 
 
 def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
     decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
-    arrange("cpu", decoder)
-    if is_packed:
-        decoder.pack(library_of(dtype), devices)
+    library = library_of(dtype) if is_packed else None
+    arrange("cpu", decoder, library)
+    if library is not None:
+        decoder.pack(library, devices)
     return decoder
 
 
@@ -58,6 +61,27 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("keep", [None, (5,), (0, 3, 3)])
+def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...] | None) -> None:
+    """A loop whose body reads the stack, and a switch between layers with matrices of their own."""
+    config, ids = replace(model(), num_layers=num_layers), jnp.arange(8, dtype=jnp.int32)
+    kept = None if keep is None else jnp.array(keep, jnp.int32)
+
+    def hidden(library: Library | None) -> np.ndarray:
+        decoder = random_decoder(config, dtype="float32", mesh=mesh_of(2))
+        arrange("cpu", decoder, library)
+        decoder.pack(library_of(), 2)
+        assert (decoder.is_packed, decoder.is_switched) == (library is not None, library is None)
+        run = jax.jit(lambda decoder: decoder(ids, ids, dense_attention(config), 0, kept)[0])
+        return np.asarray(run(decoder))
+
+    stacked = hidden(library_of())
+    assert stacked.shape[0] == (8 if keep is None else len(keep))
+    np.testing.assert_array_equal(stacked, hidden(None))
+
+
+@needs_library
 @pytest.mark.parametrize("devices", [1, 2])
 def test_values_have_the_announced_shapes(devices: int) -> None:
     """Programs are compiled from shapes, while the values are read."""
@@ -70,8 +94,8 @@ def test_values_have_the_announced_shapes(devices: int) -> None:
 
 @needs_library
 def test_new_values_take_the_form_of_the_old_ones() -> None:
-    plain, packed = (nnx.state(random("float32", 2, is_packed=is_packed)) for is_packed in (False, True))
-    read, held = flat_parameters(plain), flat_parameters(packed)
+    plain = random_decoder(model(), dtype="float32", mesh=mesh_of(2))
+    read, held = (flat_parameters(nnx.state(each)) for each in (plain, random("float32", 2, is_packed=True)))
     for keys, variable in nnx.to_flat_state(shapes(2, library_of())):
         value = read[path_of(keys)]
         shape = plain_shape(variable)
@@ -81,9 +105,9 @@ def test_new_values_take_the_form_of_the_old_ones() -> None:
 
 
 def test_shapes_without_a_packed_form_stay_plain() -> None:
-    """Blocks of 32 columns for each of two devices: the width of 64 has one, the matrices of one device have two."""
+    """Blocks of 32 columns for each of two devices: the width of 64 has one. With blocks of 64 some have none."""
     kernels = {path: each for path, each in flat_parameters(shapes(2)).items() if path.endswith("kernel")}
-    assert {each.shape[1:] for each in kernels.values()} == {(64, 32), (256, 32)}
+    assert {each.shape[2:] for each in kernels.values()} == {(64, 32), (256, 32)}, "stacks of all layers"
     broad = {path: each for path, each in flat_parameters(shapes(2, WIDE._replace(width=64))).items()}
     assert broad["blocks.0.attention.query.kernel"].shape == (64, 64), "each device has 32 columns"
     assert broad["blocks.0.attention.out.kernel"].shape == (1, 64, 64)

@@ -107,7 +107,7 @@ def test_packed_matrices_are_replaced() -> None:
     placed = place_model(source, read_model_config(source), dtype="float32", seed=5, **options)
     plain = placed.weights.load(placed.mesh)
     (found,) = updated(placed, plain)
-    arrange("cpu", plain)
+    arrange("cpu", plain, library)
     plain.pack(library, len(devices))
     for one, other in zip(flatten_module(plain)[1], found, strict=True):
         assert one.shape == other.shape and one.sharding.is_equivalent_to(other.sharding, one.ndim)

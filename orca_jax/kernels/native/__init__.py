@@ -3,8 +3,10 @@
 from orca_jax.kernels.native.increments import attend_increments, write_and_attend_increments
 from orca_jax.kernels.native.library import Library, load_library, loaded_library
 from orca_jax.kernels.native.products import (
+    Packed,
     can_multiply_table,
     can_pack,
+    in_stack,
     inputs_each,
     pack,
     packed_product,
@@ -13,9 +15,11 @@ from orca_jax.kernels.native.products import (
 
 __all__ = [
     "Library",
+    "Packed",
     "attend_increments",
     "can_multiply_table",
     "can_pack",
+    "in_stack",
     "inputs_each",
     "load_library",
     "loaded_library",

@@ -6,6 +6,8 @@
 //     float32    [O / WIDTH, I, WIDTH]
 //     bfloat16   [O / WIDTH, I / 2, WIDTH, 2]: inputs 2i and 2i + 1 of a column are neighbours
 //
+// A stack [L, ...] of packed matrices is an argument with the index of the one that is read.
+//
 // A table product is out [R, O] = x [R, I] @ table [O, I].T, with the rows of the table one after the other.
 //
 // Both are computed by tiles: some rows of x, and a block of columns or some rows of the table. The sums of a tile stay
@@ -323,17 +325,20 @@ static void multiply(XLA_FFI_CallFrame *frame, Product product, int64_t devices)
 
 // ---- calls ---------------------------------------------------------------------------------------------------------
 
-// Arguments: x and the matrix. Result: out. Attribute: the number of devices that share the processors.
+// Arguments: x and a table; or x, a stack of packed matrices, and the index of one. Result: out. Attribute: the number
+// of devices that share the processors.
 static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
   if (is_query(frame)) return NULL;
-  if (frame->args.size != 2 || frame->rets.size != 1 || frame->attrs.size != 1)
-    return refuse(frame, "a product has two arguments, a result and an attribute");
+  if (frame->args.size != (is_table ? 2 : 3) || frame->rets.size != 1 || frame->attrs.size != 1)
+    return refuse(frame, "a product has two or three arguments, a result and an attribute");
   const XLA_FFI_Buffer *x = frame->args.args[0], *matrix = frame->args.args[1], *out = frame->rets.rets[0];
   const int64_t devices = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[0])->value;
   const int is_float32 = x->dtype == XLA_FFI_DataType_F32;
+  if (!is_table && matrix->rank != 4) return refuse(frame, "the packed matrices of a product are not a stack");
   if (matrix->dtype != x->dtype) return refuse(frame, "the types of a product differ");
   if (!is_float32 && !orca_jax_has_bfloat16()) return refuse(frame, "this processor does not multiply bfloat16");
-  const Product product = {
+  const int64_t *dims = matrix->dims + (is_table ? 0 : 1);  // of a single matrix
+  Product product = {
       .x = x->data,
       .matrix = matrix->data,
       .out = out->data,
@@ -343,11 +348,15 @@ static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
       .is_table = is_table,
       .is_float32 = is_float32,
   };
-  const int64_t size = is_table ? TABLE_ROWS : WIDTH, blocks = is_table ? matrix->dims[0] / size : matrix->dims[0];
-  const int fits = is_table ? matrix->dims[1] == x->dims[1] && product.words % LANES == 0
-                            : matrix->dims[1] == product.words;
+  const int64_t size = is_table ? TABLE_ROWS : WIDTH, blocks = is_table ? dims[0] / size : dims[0];
+  const int fits = is_table ? dims[1] == x->dims[1] && product.words % LANES == 0 : dims[1] == product.words;
   if (!fits || blocks * size != product.outputs || devices < 1)
     return refuse(frame, "the shapes of a product do not fit");
+  if (!is_table) {
+    const int32_t index = *(const int32_t *)((const XLA_FFI_Buffer *)frame->args.args[2])->data;
+    if (index < 0 || index >= matrix->dims[0]) return refuse(frame, "a stack of packed matrices has no such index");
+    product.matrix += index * blocks * WIDTH * product.words;
+  }
   multiply(frame, product, devices);
   return NULL;
 }

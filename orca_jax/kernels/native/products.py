@@ -1,9 +1,11 @@
 """Products for CPUs: the form of a packed matrix, and the products of the library (`product.c`)."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native.library import PACKED_PRODUCT, TABLE_PRODUCT, Library
 
@@ -19,8 +21,8 @@ def can_multiply_table(library: Library, rows: int, inputs: int, dtype: jnp.dtyp
     return _has_type(library, dtype) and inputs % words == 0 and rows % library.table_rows == 0
 
 
-def pack(matrix: Float[Array, "I O"], width: int) -> Float[Array, "N J W"]:
-    """Arrange a matrix in blocks of columns.
+def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]:
+    """Arrange a matrix, or each of a stack, in blocks of columns.
 
     Args:
         matrix: in float32 or bfloat16.
@@ -30,22 +32,37 @@ def pack(matrix: Float[Array, "I O"], width: int) -> Float[Array, "N J W"]:
         float32 `[O / width, I, width]`, or bfloat16 `[O / width, I / 2, 2 * width]`: inputs 2i and 2i + 1 of a column
         are neighbours.
     """
-    inputs, outputs = matrix.shape
+    *stack, inputs, outputs = matrix.shape
     each = inputs_each(matrix.dtype)
-    blocks = matrix.reshape(inputs // each, each, outputs // width, width).transpose(2, 0, 3, 1)
-    return blocks.reshape(outputs // width, inputs // each, width * each)
+    parts = matrix.reshape(-1, inputs // each, each, outputs // width, width).transpose(0, 3, 1, 4, 2)
+    return parts.reshape(*stack, outputs // width, inputs // each, width * each)
 
 
-def packed_product(x: Float[Array, "T I"], packed: Float[Array, "N J W"], devices: int = 1) -> Float[Array, "T O"]:
+class Packed(NamedTuple):
+    """One matrix of a stack from `pack`. The library reads it in place."""
+
+    stack: Float[Array, "L N J W"]
+    layer: Int[Array, ""]
+
+
+def in_stack(packed: Float[Array, "N J W"] | Packed) -> Packed:
+    """The matrix in its stack; one alone is a stack of one."""
+    return packed if isinstance(packed, Packed) else Packed(packed[None], jnp.int32(0))
+
+
+def packed_product(
+    x: Float[Array, "T I"], packed: Float[Array, "N J W"] | Packed, devices: int = 1
+) -> Float[Array, "T O"]:
     """`x @ matrix` on one device, with float32 sums. A row's result does not depend on the other rows.
 
     Args:
         x: converted to the type of the matrix.
-        packed: the matrix, from `pack`.
+        packed: the matrix, from `pack`, or one of a stack.
         devices: those that share the processors of this machine.
     """
-    blocks, _, size = packed.shape
-    return _call(PACKED_PRODUCT, x, packed, blocks * size // inputs_each(packed.dtype), devices)
+    stack, layer = in_stack(packed)
+    _, blocks, _, size = stack.shape
+    return _call(PACKED_PRODUCT, x, stack, blocks * size // inputs_each(stack.dtype), devices, layer.astype(jnp.int32))
 
 
 def table_product(x: Float[Array, "T I"], table: Float[Array, "O I"], devices: int = 1) -> Float[Array, "T O"]:
@@ -61,9 +78,9 @@ def inputs_each(dtype: jnp.dtype) -> int:
     return 2 if dtype == jnp.bfloat16 else 1
 
 
-def _call(target: str, x: Array, matrix: Array, outputs: int, devices: int) -> Array:
+def _call(target: str, x: Array, matrix: Array, outputs: int, devices: int, *layer: Array) -> Array:
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32))
-    out: jax.Array = call(x.astype(matrix.dtype), matrix, devices=np.int64(devices))
+    out: jax.Array = call(x.astype(matrix.dtype), matrix, *layer, devices=np.int64(devices))
     return out
 
 

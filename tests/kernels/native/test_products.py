@@ -61,6 +61,21 @@ def test_a_product_with_a_packed_matrix(rows: int, dtype: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
+    width, x = library_of(dtype).width, numbers((5, 38), "float32", 1)
+    matrices = [numbers((38, 2 * width), dtype, seed) for seed in range(3)]
+    stack = api.pack(jnp.stack(matrices), width)
+    multiply = jax.jit(lambda layer: api.packed_product(x, api.Packed(stack, layer)))
+    for layer, matrix in enumerate(matrices):
+        np.testing.assert_array_equal(stack[layer], api.pack(matrix, width))
+        np.testing.assert_array_equal(multiply(layer), api.packed_product(x, api.pack(matrix, width)))
+    for layer in (-1, 3):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no such index"):
+            multiply(layer).block_until_ready()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [*range(1, 8), 13])
 def test_a_product_with_a_table(rows: int, dtype: str) -> None:
     inputs = 3 * library_of(dtype).lanes * api.inputs_each(jnp.dtype(dtype))
