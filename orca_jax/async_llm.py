@@ -16,7 +16,15 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready, Rejected, Submit
-from orca_jax.llm.arguments import PromptInput, check_same_adapter, check_version, encoded, engine_settings
+from orca_jax.llm.arguments import (
+    PlainPrompt,
+    PromptInput,
+    check_same_adapter,
+    check_version,
+    encoded,
+    engine_settings,
+    plain_prompt,
+)
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.new_weights import save_tree
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
@@ -107,7 +115,7 @@ class AsyncLLM:
         Closing the iterator aborts the request.
 
         Args:
-            prompt: a text or token ids.
+            prompt: a text, token ids, or a dict as in vLLM.
             sampling_params: None for the defaults.
             priority: a lower one runs sooner. It needs `scheduling_policy="priority"`.
             lora_request: an adapter. It needs `enable_lora=True`; the first use of its name loads it.
@@ -117,7 +125,7 @@ class AsyncLLM:
             EngineError: the engine has ended, or does not respond.
         """
         params = sampling_params or SamplingParams()
-        async for output in self._outputs(prompt, params, priority, True, lora_request):
+        async for output in self._outputs(plain_prompt(prompt), params, priority, True, lora_request):
             yield output
 
     async def chat(
@@ -174,7 +182,7 @@ class AsyncLLM:
 
     async def _outputs(
         self,
-        prompt: PromptInput,
+        prompt: PlainPrompt,
         params: SamplingParams,
         priority: int,
         add_special_tokens: bool,
@@ -255,7 +263,7 @@ class AsyncLLM:
 
 
 def _checked(
-    texts: _Texts, prompt: PromptInput, params: SamplingParams, add_special_tokens: bool
+    texts: _Texts, prompt: PlainPrompt, params: SamplingParams, add_special_tokens: bool
 ) -> tuple[list[int], SamplingParams]:
     """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
     if isinstance(prompt, str):

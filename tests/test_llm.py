@@ -90,6 +90,17 @@ def test_one_prompt_alone_none_at_all_and_defaults(llm: LLM) -> None:
     assert len(llm.generate("x", SamplingParams(ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids) == 16
 
 
+def test_prompts_as_dicts(llm: LLM) -> None:
+    ids = tuple(b"dict")
+    prompts = [{"prompt": "dict"}, {"prompt_token_ids": list(ids)}, {"prompt_token_ids": ids}, "dict"]
+    outputs = llm.generate(prompts, params_of(5), use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["dict", None, None, "dict"]
+    assert {output.prompt_token_ids for output in outputs} == {ids}
+    assert {output.outputs[0].token_ids for output in outputs} == {oracle("dict", params_of(5))}
+    assert "".join(llm.stream_text(prompts[0], params_of(5))) == outputs[0].outputs[0].text
+    assert len(llm.generate(prompts[1], params_of(1), use_tqdm=False)) == len(llm.embed(prompts[0])) == 1
+
+
 def test_stream_yields_in_the_order_of_finishing(llm: LLM) -> None:
     each = [params_of(n) for n in (40, 3, 20)]
     outputs = list(llm.stream(["slow", "fast", "middle"], each))
@@ -124,6 +135,10 @@ def test_interleaved_calls_keep_their_outputs(llm: LLM) -> None:
         (["fine", None], None, "prompts[1]"),
         (["fine", b"bytes"], None, "prompts[1]"),
         ([[1], 2, "fine"], None, "prompts[1]"),
+        (["fine", {"text": "x"}], None, "prompts[1]"),
+        (["fine", {"prompt": [1]}], None, "prompts[1]"),
+        (["fine", {"prompt": "x", "multi_modal_data": {}}], None, "prompts[1]"),
+        ({}, None, "prompts[0]"),
         (["fine", "half \ud800"], None, "prompts[1]"),
         (["fine", "x" * 5000], None, "prompts[1]"),
         (["fine", "fine"], [params_of(1), params_of(4096)], "prompts[1]"),

@@ -15,7 +15,11 @@ from orca_jax.text.bad_words import engine_params
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.tokenizer import Tokenizer, check_characters
 
-PromptInput = str | Sequence[int]
+PlainPrompt = str | Sequence[int]
+"""A text or token ids."""
+
+PromptInput = PlainPrompt | Mapping[str, Any]
+"""A prompt as in vLLM: plain, or a mapping with "prompt" or "prompt_token_ids"."""
 
 
 def check_version(version: int | None) -> None:
@@ -26,11 +30,11 @@ def check_version(version: int | None) -> None:
 
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """Return a list of prompts; one alone counts as a list of one. Raises RequestError."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise RequestError(
-            f"prompts must be a string, a list of token ids, or a list of these, not {type(prompts).__name__}"
+            f"prompts must be a string, a list of token ids, a dict, or a list of these, not {type(prompts).__name__}"
         )
     if prompts and all(isinstance(part, int) for part in prompts):
         return [cast(Sequence[int], prompts)]
@@ -49,10 +53,22 @@ def urgencies(priority: Sequence[int] | None, count: int, *, has_priorities: boo
     return [Urgency(one) for one in priority]
 
 
-def check_prompt_type(prompt: object) -> None:
-    """Check that a prompt is a text or a list. Raises RequestError."""
-    if not isinstance(prompt, str | list | tuple):
-        raise RequestError(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}", "prompt")
+def plain_prompt(prompt: object) -> PlainPrompt:
+    """Return the text or the ids of a `PromptInput`. Raises RequestError; `param` is "prompt"."""
+    if not isinstance(prompt, str | list | tuple | Mapping):
+        message = f"a prompt must be a string, a list of token ids or a dict, not {type(prompt).__name__}"
+        raise RequestError(message, "prompt")
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for name, types in _FIELDS.items():
+        if list(prompt) == [name] and isinstance(prompt[name], types):
+            return cast(PlainPrompt, prompt[name])
+    form = '{"prompt": <string>} or {"prompt_token_ids": <list of integers>}'
+    keys = ", ".join(map(repr, prompt)) or "none"
+    raise RequestError(f"a prompt that is a dict must be {form}; the keys of this one are {keys}", "prompt")
+
+
+_FIELDS = {"prompt": str, "prompt_token_ids": list | tuple}
 
 
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
@@ -116,7 +132,7 @@ def engine_settings(of: str, model: str, settings: Mapping[str, Any]) -> EngineC
 
 
 def encoded(
-    prompt: PromptInput, params: SamplingParams, tokenizer: Tokenizer, add_special_tokens: bool
+    prompt: PlainPrompt, params: SamplingParams, tokenizer: Tokenizer, add_special_tokens: bool
 ) -> tuple[list[int], SamplingParams]:
     """Return the ids of a prompt, and the parameters for the engine. Raises RequestError."""
     ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
@@ -133,7 +149,7 @@ def naming(index: int) -> Iterator[None]:
 
 
 def encode_prompt(
-    prompt: PromptInput,
+    prompt: PlainPrompt,
     params: SamplingParams,
     tokenizer: Tokenizer,
     max_model_len: int,
@@ -141,7 +157,6 @@ def encode_prompt(
     has_special_tokens: bool,
 ) -> tuple[list[int], SamplingParams]:
     """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
-    check_prompt_type(prompt)
     convert = partial(encoded, prompt, params, tokenizer, not has_special_tokens)
     if isinstance(prompt, str):
         check_characters(prompt, max_model_len, tokenizer)

@@ -11,6 +11,7 @@ from orca_jax.engine import Engine
 from orca_jax.errors import EngineError, RequestError
 from orca_jax.llm.arguments import (
     Loras,
+    PlainPrompt,
     PromptInput,
     as_list,
     check_pooling,
@@ -19,6 +20,7 @@ from orca_jax.llm.arguments import (
     engine_settings,
     naming,
     one_for_each,
+    plain_prompt,
     urgencies,
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
@@ -82,7 +84,7 @@ class LLM:
         """Run all prompts, and return their outputs in the order of the prompts.
 
         Args:
-            prompts: strings or lists of token ids, also mixed; a single prompt counts as a list of one.
+            prompts: strings, lists of token ids, or dicts as in vLLM, also mixed; one alone counts as a list of one.
             sampling_params: one for all prompts, one for each prompt, or None for the defaults.
             use_tqdm: show a progress bar on standard error.
             priority: one number for each prompt; a lower one runs sooner. It needs `scheduling_policy="priority"`.
@@ -222,12 +224,7 @@ class LLM:
         if params is not None and params.n > 1:
             raise RequestError(f"n must be 1 for a stream of text, got {params.n}; use generate", param="n")
         call, (request_id,) = self._add([prompt], params, None, has_special_tokens)
-        return text_pieces(
-            call,
-            self._open[request_id],
-            self._turn,
-            lambda: self._abandon([request_id] if request_id in self._open else []),
-        )
+        return text_pieces(call, self._open[request_id], self._turn, lambda: self._abandon([request_id]))
 
     def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
         """Replace the weights without compiling anything, and return their version, which outputs carry.
@@ -292,8 +289,9 @@ class LLM:
         call = OfflineCall(weight_version=self.engine.weight_version)
         ids: list[str] = []
         try:
-            for index, prompt in enumerate(prompts):
+            for index, given in enumerate(prompts):
                 with naming(index):
+                    prompt = plain_prompt(given)
                     sizes = self.tokenizer, self.max_model_len
                     encoded = encode_prompt(prompt, params[index], *sizes, self._threads, has_special_tokens)
                     of = params[index], encoded, urgency[index], adapters[index]
@@ -306,7 +304,7 @@ class LLM:
     def _add_one(
         self,
         call: OfflineCall,
-        prompt: PromptInput,
+        prompt: PlainPrompt,
         params: SamplingParams,
         encoded: tuple[list[int], SamplingParams],
         urgency: Urgency,

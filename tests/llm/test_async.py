@@ -40,6 +40,9 @@ def test_tasks_share_the_engine() -> None:
             outputs = await all_of(*(llm.generate(text, greedy) for text in texts))
             assert [output.outputs[0].token_ids for output in outputs] == [oracle(text, greedy) for text in texts]
             assert [output.prompt for output in outputs] == texts
+            forms = {"prompt": "bb"}, {"prompt_token_ids": list(b"bb")}
+            same = await all_of(*(llm.generate(form, greedy) for form in forms))
+            assert {output.outputs[0].token_ids for output in same} == {outputs[1].outputs[0].token_ids}
 
             pair = SamplingParams(max_tokens=12, n=2, seed=5, logprobs=0)
             (output,) = await all_of(llm.generate(list(b"abc"), pair))
@@ -71,6 +74,8 @@ def test_a_closed_stream_is_aborted_and_errors_disturb_nothing() -> None:
                 for prompt, fields, param in (
                     ([1, 999], {}, "prompt"),
                     (["x"], {}, "prompt"),
+                    (5, {}, "prompt"),
+                    ({"text": "x"}, {}, "prompt"),
                     ("a", {"stop_token_ids": [999]}, "stop_token_ids"),
                     ("a", {"bad_words": [""]}, "bad_words"),
                 ):
