@@ -45,19 +45,26 @@ def _multi_step_key(self: Programs, bucket: int, state: Any) -> Hashable:
 class _Remembered(jax.stages.Lowered):
     """A lowered program with the one method that compilation needs. An equal program is not compiled again."""
 
-    __slots__ = ("_key", "_lowered")
+    __slots__ = ("_key", "_lowered", "_program")
 
     def __init__(self, key: Hashable, lower: Lower) -> None:
         self._key = key
-        self._lowered = None if key in _compiled else lower()
+        self._program = _compiled.get(key)
+        self._lowered = lower() if self._program is None else None
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None, **_: object) -> jax.stages.Compiled:
-        if self._lowered is not None:
-            _compiled[self._key] = compile_one(self._lowered, compiler_options or {})
-        return _compiled[self._key]
+        if self._lowered is not None and self._program is None:
+            self._program = _compiled[self._key] = compile_one(self._lowered, compiler_options or {})
+            if len(_compiled) > MOST_COMPILED:
+                del _compiled[next(iter(_compiled))]
+        assert self._program is not None, "it was compiled before"
+        return self._program
 
 
-_compiled: dict[Hashable, jax.stages.Compiled] = {}  # of this process
+_compiled: dict[Hashable, jax.stages.Compiled] = {}  # of this process, the oldest first
+
+MOST_COMPILED = 200
+"""A program takes about 170 memory maps on a CPU, and Linux allows 65,530 for a process. XLA aborts at the limit."""
 
 
 def remembering() -> dict[str, Lower]:

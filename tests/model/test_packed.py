@@ -26,7 +26,7 @@ IDS = np.arange(3, 40)
 
 @cache
 def model() -> ModelConfig:
-    return read_model_config("preset:gpt2-tiny")
+    return replace(read_model_config("preset:gpt2-tiny"), num_layers=2)
 
 
 def shapes(devices: int, library: Library = WIDE) -> nnx.State:
@@ -61,8 +61,7 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("keep", [None, (5,), (0, 3, 3)])
+@pytest.mark.parametrize(("num_layers", "keep"), [(1, (5,)), (2, None), (2, (0, 3, 3))])
 def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...] | None) -> None:
     """A loop whose body reads the stack, and a switch between layers with matrices of their own."""
     config, ids = replace(model(), num_layers=num_layers), jnp.arange(8, dtype=jnp.int32)

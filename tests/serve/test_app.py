@@ -246,7 +246,6 @@ def test_an_ended_call_leaves_no_objects_for_the_garbage_collector(end: str, str
             await one(stage)
         return own_objects() - before
 
-    gc.collect()
     gc.freeze()  # objects of other tests need not be visited
     gc.disable()
     try:
