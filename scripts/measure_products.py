@@ -1,13 +1,15 @@
 """Measures the products of GPT-2's layers and unembedding on this CPU: XLA against the library in C.
 
-    python scripts/measure_products.py [--dtype bfloat16] [--rows 8 32 128 512] [--repeats 15]
+    python scripts/measure_products.py [--dtype bfloat16] [--rows 8 32 128 512] [--repeats 15] [--avx2]
 
 Runs both in alternation on a device for each of two processors, and prints the median milliseconds of each, with the
-sums over devices and the activations between the products. The last line is JSON.
+sums over devices and the activations between the products. `--avx2` stands for a processor without AVX-512: both use
+AVX2 alone. The last line is JSON.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orca_jax.kernels.native import library as native_library
 from orca_jax.kernels.native import load_library, pack, packed_product, table_product
 from orca_jax.model.layers import matmul
 
@@ -101,13 +104,22 @@ def measure(weights: Weights, rows: int, repeats: int) -> dict[str, float]:
     return found
 
 
+def use_avx2() -> None:
+    """Let XLA and the library use AVX2 alone. Call it before the first use of a device."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_max_isa=AVX2"
+    native_library._OPTIONS = (*native_library._OPTIONS, "-march=x86-64-v3")  # the last option counts
+
+
 def main() -> None:
     """Measure all numbers of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32, 64, 128, 512])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--avx2", action="store_true")
     options = parser.parse_args()
+    if options.avx2:
+        use_avx2()
     library = load_library(None)
     if library is None or (options.dtype == "bfloat16" and not library.has_bfloat16):
         sys.exit("this machine has no such library: it needs Linux, AVX2 (bfloat16: AVX512-BF16) and a C compiler")

@@ -32,10 +32,14 @@ def model() -> ModelConfig:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Sets the library of this machine and the flags of its processor."""
+    """Sets the library of this machine, the flags of its processor, and the result of a trial."""
 
-    def be(library: Library | None, *flags: str) -> None:
+    def refuse(*_: object) -> bool:
+        raise AssertionError("a trial where none is needed")
+
+    def be(library: Library | None, *flags: str, is_faster: bool | None = None) -> None:
         monkeypatch.setattr(native, "load_library", lambda directory: library)
+        monkeypatch.setattr(native, "is_faster", refuse if is_faster is None else lambda *_: is_faster)
         monkeypatch.setattr(products, "all_cpu_flags", lambda: flags)
 
     return be
@@ -52,16 +56,21 @@ def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: 
     assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is WIDE
     assert chosen(model, "xla") is None and chosen(model, platform="tpu") is None
     machine(WIDE, AVX512, AMX)
-    assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is None, "XLA multiplies bfloat16 by AMX"
-    assert chosen(model, "native", "bfloat16") is WIDE
-    machine(MATRIX, AVX512, AMX)
-    assert chosen(model) is MATRIX and chosen(model, dtype="bfloat16") is MATRIX
+    assert chosen(model) is WIDE and chosen(model, "native", "bfloat16") is WIDE
     machine(NARROW, AVX512)
     assert chosen(model) is NARROW and chosen(model, dtype="bfloat16") is None
-    machine(NARROW)
-    assert chosen(model) is None and chosen(model, "native") is NARROW, "not measured with AVX2 alone"
     machine(None, AVX512)
     assert chosen(model) is None
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_a_trial_decides_where_nothing_was_measured(model: ModelConfig, machine: Machine, is_faster: bool) -> None:
+    machine(MATRIX, AVX512, AMX, is_faster=is_faster)
+    assert chosen(model, dtype="bfloat16") is (MATRIX if is_faster else None)
+    machine(NARROW, is_faster=is_faster)
+    assert chosen(model) is (NARROW if is_faster else None)
+    machine(NARROW)
+    assert chosen(model, "native") is NARROW and chosen(model, "xla") is None and chosen(model, platform="gpu") is None
 
 
 def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, machine: Machine) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from orca_jax.kernels.native import Library
 
 _MEASURED = "avx512f"  # with these instructions the library was measured to be faster (docs/benchmarks.md)
-_MATRIX_UNIT = "amx_bf16"  # XLA uses it, and a library from a compiler that does not know it does not
+_MATRIX_UNIT = "amx_bf16"  # with it, neither the library nor XLA was measured in bfloat16
 
 
 def product_library(
@@ -19,28 +19,35 @@ def product_library(
     """Return the library of products with packed matrices; None for products of XLA.
 
     Args:
-        config: the settings. "auto" takes the library where it is known to be faster.
+        config: the settings. "auto" takes the library where it is known to be faster, or found to be by a trial.
         model: experts, quantised weights and decoders from outside this package have products of XLA.
         dtype: of the weights.
         platform: of the devices.
-        directory: of compiled programs; it keeps the library too.
+        directory: of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:
         ConfigError: the library is wanted and cannot be used; `param` is "cpu_products".
     """
     wanted = config.cpu_products
-    flags = all_cpu_flags()
-    if platform != "cpu" or wanted == "xla" or (wanted == "auto" and _MEASURED not in flags):
+    if platform != "cpu" or wanted == "xla":
         return None
-    from orca_jax.kernels.native import load_library
+    from orca_jax.kernels.native import is_faster, load_library
 
     reason = _unfit(model, dtype)
     library = None if reason else load_library(directory)
     reason = reason or _lack(library, dtype)
     if reason and wanted == "native":
         raise ConfigError(f"cpu_products native {reason}", param="cpu_products")
-    lacks_unit = library is not None and dtype == "bfloat16" and _MATRIX_UNIT in flags and not library.has_amx
-    return None if reason or (wanted == "auto" and lacks_unit) else library
+    if reason or library is None:
+        return None
+    if wanted == "auto" and not _is_measured(dtype) and not is_faster(library, dtype, directory):
+        return None
+    return library
+
+
+def _is_measured(dtype: DType) -> bool:
+    flags = all_cpu_flags()
+    return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
 
 
 def _unfit(model: ModelConfig, dtype: DType) -> str:

@@ -54,7 +54,7 @@ HELP: Mapping[str, str] = {
     "strict_compile": "raise an error on a compilation after start-up, instead of counting it",
     "attention_implementation": "attention kernel; default: the best one for the device",
     "cpu_products": "on a CPU: matrix products and attention of XLA, or of a library (native), which the C compiler of "
-    "this machine makes at the first start; auto: native where it is faster (docs/benchmarks.md)",
+    "this machine makes at the first start; auto: native where it is faster (docs/kernels.md)",
     "kernel_self_test": "on accelerators: compare the attention kernels with plain XLA at start, and replace those "
     "that fail",
     "trace_file": "append a timeline of arrivals, iterations and ends to this file, without text or token ids; "

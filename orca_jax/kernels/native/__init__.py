@@ -12,6 +12,7 @@ from orca_jax.kernels.native.products import (
     packed_product,
     table_product,
 )
+from orca_jax.kernels.native.trial import is_faster
 
 __all__ = [
     "Library",
@@ -21,6 +22,7 @@ __all__ = [
     "can_pack",
     "in_stack",
     "inputs_each",
+    "is_faster",
     "load_library",
     "loaded_library",
     "pack",

@@ -27,7 +27,7 @@ PACKED_PRODUCT = "orca_jax_packed_product"
 TABLE_PRODUCT = "orca_jax_table_product"
 INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
-_OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+_OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
 _COMPILE_SECONDS = 60.0
 
@@ -42,6 +42,7 @@ class Library(NamedTuple):
     has_amx: bool = False  # for packed matrices in bfloat16
     most_channels: int = 256  # of a head, for increments
     most_tokens: int = 1024  # of a page, likewise
+    name: str = "native"  # differs with its code, its compiler and the processor
 
 
 _registered: list[Library] = []  # one at most
@@ -79,7 +80,8 @@ def _register(library: ctypes.CDLL) -> Library:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library[name]), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
     types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
-    return Library(*sizes, *types, library.orca_jax_most_channels(), library.orca_jax_most_tokens())
+    most = library.orca_jax_most_channels(), library.orca_jax_most_tokens()
+    return Library(*sizes, *types, *most, Path(library._name).stem)
 
 
 def _open(compiler: str, directory: str | None) -> ctypes.CDLL:

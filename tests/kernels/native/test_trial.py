@@ -1,0 +1,61 @@
+"""The trial of the library against XLA, and its result on disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orca_jax.kernels.native import trial
+from orca_jax.kernels.native.trial import ROWS, is_faster
+from tests.kernels.native.machine import library_of
+
+RATIOS = {"float32": [2.0, 0.6], "bfloat16": [2.0, 0.4]}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_products_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = library_of(dtype)
+    for name, size in {"_INPUTS": 64, "_OUTPUTS": 2 * library.width, "_MATRICES": 2, "_REPEATS": 2}.items():
+        monkeypatch.setattr(trial, name, size)
+    ratios = trial.measured(library, dtype)
+    assert len(ratios) == len(ROWS) and all(ratio > 0 for ratio in ratios)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types of all trials; each one finds the numbers of its type."""
+    made: list[str] = []
+
+    def measured(library: object, dtype: str) -> list[float]:
+        made.append(dtype)
+        return RATIOS[dtype]
+
+    monkeypatch.setattr(trial, "measured", measured)
+    return made
+
+
+def test_the_result_is_kept(trials: list[str], tmp_path: Path) -> None:
+    library, folder = library_of(), str(tmp_path)
+    for _ in range(2):
+        assert is_faster(library, "float32", folder) and not is_faster(library, "bfloat16", folder)
+    assert trials == ["float32", "bfloat16"]
+    file = tmp_path / f"{library.name}-float32.json"
+    assert json.loads(file.read_text(encoding="utf-8")) == {"8": 2.0, "256": 0.6}
+    assert is_faster(library._replace(name="other"), "float32", folder)
+    assert trials[2:] == ["float32"], "another library or processor"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"8": 1}', '{"8": [], "256": 1}', "\xff"])
+def test_a_damaged_result_is_measured_again(trials: list[str], tmp_path: Path, text: str) -> None:
+    file = tmp_path / f"{library_of().name}-bfloat16.json"
+    file.write_bytes(text.encode("latin-1"))
+    assert not is_faster(library_of(), "bfloat16", str(tmp_path))
+    assert not is_faster(library_of(), "bfloat16", str(tmp_path))
+    assert trials == ["bfloat16"] and len(json.loads(file.read_text(encoding="utf-8"))) == 2
+
+
+def test_a_result_that_cannot_be_kept_is_measured_at_each_start(trials: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for directory in (None, str(tmp_path / "file" / "folder")):
+        assert is_faster(library_of(), "float32", directory)
+    assert trials == ["float32"] * 2
