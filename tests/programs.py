@@ -64,7 +64,7 @@ class _Remembered(jax.stages.Lowered):
 _compiled: dict[Hashable, jax.stages.Compiled] = {}  # of this process, the oldest first
 
 MOST_COMPILED = 200
-"""A program takes about 170 memory maps on a CPU, and Linux allows 65,530 for a process. XLA aborts at the limit."""
+"""A program takes 200 to 250 memory maps on a CPU, and Linux allows 65,530 for a process. XLA aborts at the limit."""
 
 
 def remembering() -> dict[str, Lower]:
