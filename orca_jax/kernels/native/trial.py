@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -33,7 +33,7 @@ def is_faster(library: Library, dtype: str, directory: str | None) -> bool:
     Args:
         library: of this machine.
         dtype: of the matrices.
-        directory: keeps the result, so that later starts on this machine agree; None measures at each start.
+        directory: keeps the result, so that later starts on this machine agree; None measures once in a process.
     """
     file = None if directory is None else Path(directory) / f"{library.name}-{dtype}.json"
     ratios = _kept(file) if file is not None else None
@@ -48,7 +48,8 @@ def is_faster(library: Library, dtype: str, directory: str | None) -> bool:
     return chosen
 
 
-def measured(library: Library, dtype: str) -> list[float]:
+@cache
+def measured(library: Library, dtype: str) -> Sequence[float]:
     """The time of XLA's products over that of the library's, for each number of rows."""
     plain = [jnp.full((_INPUTS, _OUTPUTS), 0.01 * index, dtype) for index in range(_MATRICES)]
     packed = [jax.jit(pack, static_argnums=1)(matrix, library.width) for matrix in plain]
@@ -80,7 +81,7 @@ def _program(multiply: _Product, x: Float[Array, "T I"], matrices: Sequence[Arra
     return call
 
 
-def _kept(file: Path) -> list[float] | None:
+def _kept(file: Path) -> Sequence[float] | None:
     """The ratios of an earlier start; None if there are none for these rows."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads(file.read_text(encoding="utf-8"))

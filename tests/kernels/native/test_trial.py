@@ -17,7 +17,7 @@ def test_both_products_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch)
     library = library_of(dtype)
     for name, size in {"_INPUTS": 64, "_OUTPUTS": 2 * library.width, "_MATRICES": 2, "_REPEATS": 2}.items():
         monkeypatch.setattr(trial, name, size)
-    ratios = trial.measured(library, dtype)
+    ratios = trial.measured.__wrapped__(library, dtype)  # not kept for this process
     assert len(ratios) == len(ROWS) and all(ratio > 0 for ratio in ratios)
 
 
