@@ -88,7 +88,8 @@ def _online(results: Mapping[str, Any]) -> Iterable[str]:
     limits = ", ".join(results["config"]["goodput"])
     yield (
         "\n## Online\n\nServers under the same open-loop client: all requests at once (burst), or Poisson arrivals at "
-        f"parts of our server's rate in the burst. Good requests are within {limits} (milliseconds).\n\n"
+        f"parts of our server's rate in the burst. Good requests are within {limits} (milliseconds). There is a "
+        "ratio if both were measured together.\n\n"
     )
     latency, throughput = latency_ratios(results), ratios(results)
     rows = []
@@ -100,8 +101,9 @@ def _online(results: Mapping[str, Any]) -> Iterable[str]:
             kind = "throughput" if load == "burst" else "latency"
             shown = "" if ratio is None else f"**{ratio:.2f}** ({kind})"
             rate = "" if one["request_rate"] is None else f", {one['request_rate']:g} requests/s"
-            rows.append([*_cells(name), f"{load}{rate}", *_numbers(one, _ONLINE), shown])
-    titles = ["server", "type", "mode", "threads", "load", *(title for _, title, _ in _ONLINE), "ours to theirs"]
+            rows.append([*_cells(name), f"{load}{rate}", *_numbers(one, _ONLINE), shown, _stamp(loads)])
+    figures = [title for _, title, _ in _ONLINE]
+    titles = ["server", "type", "mode", "threads", "load", *figures, "ours to theirs", "measured"]
     yield _table(titles, rows)
 
 

@@ -81,12 +81,14 @@ def latency_ratios(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _beside_ours(results: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
-    """The peer, the load, our figures and the peer's figures, wherever both were measured."""
+    """The peer, the load, our figures and the peer's figures, wherever both were measured on a day at a commit."""
     online = results["online"]
     found: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
     for name, loads in online.items():
         peer, dtype, _, threads = name.split("/")
         own = online.get(f"{OWN}/{dtype}/chunked/{threads}", {})
+        if any(own.get(stamp) != loads.get(stamp) for stamp in ("date", "commit")):
+            continue  # another version of ours, or another state of the machine
         found += [
             (name, load, own[load], figures)
             for load, figures in loads.items()

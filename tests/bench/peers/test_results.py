@@ -9,7 +9,7 @@ import tokenizers
 
 from orca_jax.bench.peers.page import page
 from orca_jax.bench.peers.registry import PEERS
-from orca_jax.bench.peers.results import add, new_results, without_places
+from orca_jax.bench.peers.results import add, latency_ratios, new_results, ratios, without_places
 from orca_jax.bench.peers.served import medians
 from orca_jax.bench.peers.tokenizer import write_tokenizer
 from tests.project.source import ROOT
@@ -46,6 +46,19 @@ def test_a_measured_peer_is_available_again() -> None:
     add(results, {"settings": {"vllm/float32/eager/2": {"ratio": 1.0}}}, 2)
     assert results["unavailable"] == {"vllm (server)": "no port", "easydel": "no"}
     assert results["settings"]["vllm/float32/eager/2"]["num_requests"] == 2
+
+
+def test_servers_that_were_measured_apart_have_no_ratio() -> None:
+    results = new_results(None)
+    for name, value in {"vllm/float32/compiled/2": 4.0, "orca-jax/float32/chunked/2": 5.0}.items():
+        figures = {"output_throughput": value, "median_normalized_latency_ms": value}
+        add(results, {"online": {name: {"burst": figures}}}, 2)
+    together = {"vllm/float32/compiled/2/online": 1.25}, {"vllm/float32/compiled/2/burst": 1.25}
+    assert (ratios(results), latency_ratios(results)) == together
+    for stamp in ("date", "commit"):
+        own = results["online"]["orca-jax/float32/chunked/2"] | {stamp: "earlier"}
+        apart = results | {"online": results["online"] | {"orca-jax/float32/chunked/2": own}}
+        assert ratios(apart) == latency_ratios(apart) == {}
 
 
 def test_medians_of_visits_by_hand() -> None:
