@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.build import engine, products
+from orca_jax.build import engine, products, trial
 from orca_jax.build.devices import check_platform
 from orca_jax.build.products import product_library
 from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     def be(library: Library | None, *flags: str, is_faster: bool | None = None) -> None:
         monkeypatch.setattr(native, "load_library", lambda directory: library)
-        monkeypatch.setattr(native, "is_faster", refuse if is_faster is None else lambda *_: is_faster)
+        monkeypatch.setattr(trial, "is_faster", refuse if is_faster is None else lambda *_: is_faster)
         monkeypatch.setattr(products, "all_cpu_flags", lambda: flags)
 
     return be

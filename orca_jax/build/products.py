@@ -31,7 +31,7 @@ def product_library(
     wanted = config.cpu_products
     if platform != "cpu" or wanted == "xla":
         return None
-    from orca_jax.kernels.native import is_faster, load_library
+    from orca_jax.kernels.native import load_library
 
     reason = _unfit(model, dtype)
     library = None if reason else load_library(directory)
@@ -40,9 +40,11 @@ def product_library(
         raise ConfigError(f"cpu_products native {reason}", param="cpu_products")
     if reason or library is None:
         return None
-    if wanted == "auto" and not _is_measured(dtype) and not is_faster(library, dtype, directory):
-        return None
-    return library
+    if wanted == "native" or _is_measured(dtype):
+        return library
+    from orca_jax.build.trial import is_faster
+
+    return library if is_faster(library, dtype, directory) else None
 
 
 def _is_measured(dtype: DType) -> bool:

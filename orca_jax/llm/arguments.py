@@ -19,7 +19,9 @@ PlainPrompt = str | Sequence[int]
 """A text or token ids."""
 
 PromptInput = PlainPrompt | Mapping[str, Any]
-"""A prompt as in vLLM: plain, or a mapping with "prompt" or "prompt_token_ids"."""
+"""A prompt as in vLLM: plain, or a mapping with one of `_FIELDS`."""
+
+_FIELDS = {"prompt": str, "prompt_token_ids": list | tuple}
 
 
 def check_version(version: int | None) -> None:
@@ -66,9 +68,6 @@ def plain_prompt(prompt: object) -> PlainPrompt:
     form = '{"prompt": <string>} or {"prompt_token_ids": <list of integers>}'
     keys = ", ".join(map(repr, prompt)) or "none"
     raise RequestError(f"a prompt that is a dict must be {form}; the keys of this one are {keys}", "prompt")
-
-
-_FIELDS = {"prompt": str, "prompt_token_ids": list | tuple}
 
 
 def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

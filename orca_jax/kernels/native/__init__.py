@@ -12,7 +12,6 @@ from orca_jax.kernels.native.products import (
     packed_product,
     table_product,
 )
-from orca_jax.kernels.native.trial import is_faster
 
 __all__ = [
     "Library",
@@ -22,7 +21,6 @@ __all__ = [
     "can_pack",
     "in_stack",
     "inputs_each",
-    "is_faster",
     "load_library",
     "loaded_library",
     "pack",

@@ -1,4 +1,4 @@
-"""A trial of the library against XLA, for processors on which docs/benchmarks.md has no measurement."""
+"""A trial of the library's products against XLA's, for processors on which docs/benchmarks.md has no measurement."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.native.library import Library
-from orca_jax.kernels.native.products import pack, packed_product
+from orca_jax.kernels.native import Library, pack, packed_product
+from orca_jax.model.layers import matmul
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ def is_faster(library: Library, dtype: str, directory: str | None) -> bool:
         if file is not None:
             _keep(file, ratios)
     chosen = math.prod(ratios) >= 1
-    times = " and ".join(f"{ratio:.2f} times with {rows} rows" for rows, ratio in zip(ROWS, ratios, strict=True))
+    times = " and ".join(f"{ratio:.2f} with {rows} rows" for rows, ratio in zip(ROWS, ratios, strict=True))
     name = "the library" if chosen else "XLA"
-    logger.info("products in %s are those of %s: XLA's took %s of the library's", dtype, name, times)
+    logger.info("products in %s by %s; the time of XLA over that of the library: %s", dtype, name, times)
     return chosen
 
 
@@ -53,12 +53,10 @@ def measured(library: Library, dtype: str) -> Sequence[float]:
     """The time of XLA's products over that of the library's, for each number of rows."""
     plain = [jnp.full((_INPUTS, _OUTPUTS), 0.01 * index, dtype) for index in range(_MATRICES)]
     packed = [jax.jit(pack, static_argnums=1)(matrix, library.width) for matrix in plain]
-    precision = jax.lax.Precision.HIGHEST if dtype == "float32" else None
-    xla = partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32)
     ratios = []
     for rows in ROWS:
         x = jnp.full((rows, _INPUTS), 0.01, dtype)
-        runs = [_program(xla, x, plain), _program(packed_product, x, packed)]
+        runs = [_program(matmul, x, plain), _program(packed_product, x, packed)]
         taken: list[list[float]] = [[], []]
         for _ in range(_REPEATS):
             for run, seconds in zip(runs, taken, strict=True):
@@ -90,7 +88,7 @@ def _kept(file: Path) -> Sequence[float] | None:
 
 
 def _keep(file: Path, ratios: Sequence[float]) -> None:
-    text = json.dumps({str(rows): round(ratio, 3) for rows, ratio in zip(ROWS, ratios, strict=True)})
+    text = json.dumps(dict(zip(map(str, ROWS), ratios, strict=True)))
     with contextlib.suppress(OSError):  # a directory that cannot be written
         part = file.with_suffix(".part")
         part.write_text(text, encoding="utf-8")
