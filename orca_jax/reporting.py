@@ -49,6 +49,15 @@ def name_tails(figures: Mapping[str, Any], count: int, gaps: int) -> dict[str, A
     return {few.get(name, name): value for name, value in figures.items()}
 
 
+def rounded(value: Any) -> Any:
+    """Return the same value with floats of five digits."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
     """Print a title and a line per figure, with aligned columns."""
     print(title)

@@ -39,9 +39,7 @@ COMMANDS = {
     "lora": Benchmark("lora.command", "cost of adapters in one batch", "lora.flags"),
     "offline": Benchmark("offline", "throughput and latency of a workload in this process"),
     "online": Benchmark("online.command", "streaming clients against any server: arrivals at a rate or from a trace"),
-    "paper": Benchmark(
-        "paper.command", "the paper's evaluation on simulated devices: Figures 8, 9, 10 and 11", folders=("plot",)
-    ),
+    "paper": Benchmark("paper.command", "names the place of the simulated evaluation: python -m lab reproduce"),
     "paper_real": Benchmark("real.command", "the paper's Figures 9, 10 and 11 on a real engine"),
     "peers": Benchmark("peers.command", "throughput and latency beside other engines on the same requests"),
     "predict": Benchmark("simulated.predict", "predict a recorded run from another one, and print the errors"),

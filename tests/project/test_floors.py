@@ -282,3 +282,8 @@ def test_importing_does_not_load_jax(part: str) -> None:
     program = f"import sys\nimport {', '.join(modules)}\nprint(*sorted({set(JAX_FAMILY)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@each(FILES)
+def test_the_package_never_imports_the_lab(file: SourceFile) -> None:
+    assert not [line for line, module in imports(file) if module.split(".")[0] in ("lab", "scripts", "tests")]

@@ -10,11 +10,20 @@ import pytest
 
 from tests.project.source import ROOT, SourceFile, each, python_files
 
-FILES = python_files("orca_jax", "scripts")
+FILES = python_files("orca_jax", "scripts", "lab")
 PACKAGE_FILES = python_files("orca_jax")
 TEXT_FILES = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "*.toml", "docs/**/*.md", "scripts/**/*", "orca_jax/**/*.py", "tests/**/*.py", ".ci/*")
+    for pattern in (
+        "*.md",
+        "*.toml",
+        "docs/**/*.md",
+        "scripts/**/*",
+        "lab/**/*",
+        "orca_jax/**/*.py",
+        "tests/**/*.py",
+        ".ci/*",
+    )
     for path in ROOT.glob(pattern)
     if path.is_file() and "__pycache__" not in path.parts
 )

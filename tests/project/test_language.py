@@ -29,7 +29,7 @@ OPENING = re.compile(r"(What|Who|Whose|How|Where|Which|From|Whether)\b")
 IS_NO = re.compile(r"(?<!there )\b(is|are) no (?!longer\b|(more|fewer|less|larger|smaller|later) than\b)[a-z]", re.I)
 
 PACKAGE = python_files("orca_jax")
-SCRIPTS = python_files("scripts")
+SCRIPTS = python_files("scripts", "lab")
 
 
 def docstrings(file: SourceFile) -> Iterator[Finding]:

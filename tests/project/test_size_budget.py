@@ -13,7 +13,7 @@ MAX_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 P90_FUNCTION = 30
 
-FILES = python_files("orca_jax", "scripts")
+FILES = python_files("orca_jax", "scripts", "lab")
 
 
 def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

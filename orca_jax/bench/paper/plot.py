@@ -1,17 +1,16 @@
-"""Draws the simulated figures, with digitised points behind them when given."""
+"""Draws the figures of the paper, with digitised points behind them when given."""
 
 from collections.abc import Mapping, Sequence
 
-from orca_jax.bench.paper.curves import Digitised, Point
-from orca_jax.bench.paper.pipeline import Busy
+from orca_jax.bench.paper.curves import Point
 from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
-from orca_jax.timeline.palette import REQUESTS, curve_styles
+from orca_jax.timeline.palette import curve_styles
 
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 
 
 def plot_curves(
-    path: str, title: str, curves: Curves, digitised: Digitised, limits: tuple[float, float] | None = (25, 2500)
+    path: str, title: str, curves: Curves, digitised: Curves, limits: tuple[float, float] | None = (25, 2500)
 ) -> None:
     """Draw a panel per model or workload: median normalised latency over throughput, both as in Figure 10.
 
@@ -64,30 +63,4 @@ def plot_batches(
     panels[0].set_ylabel("time of a batch, ms")
     if len({tuple(engines) for engines in figures.values()}) == 1:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    save_plot(figure, path)
-
-
-def plot_stages(path: str, systems: Mapping[str, Sequence[Busy]]) -> None:
-    """Draw a panel per system, as in Figure 8: a line for each stage, a box for each batch on it.
-
-    Raises:
-        ConfigError: as in `plot_curves`.
-    """
-    figure = new_figure(8.0, 2.1 * len(systems))
-    panels = figure.subplots(len(systems), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, (title, boxes) in zip(panels, systems.items(), strict=True):
-        for box in boxes:
-            color = REQUESTS[min(box.requests) // 2 % len(REQUESTS)]
-            width = box.end - box.start
-            axes.barh(box.stage, width, left=box.start, height=0.9, color=color, alpha=0.95 if box.is_initiation
-                      else 0.55, edgecolor="white", linewidth=0.4)  # fmt: skip
-            if box.is_initiation:
-                letters = "\n".join(chr(ord("A") + number) for number in box.requests)
-                axes.text(
-                    box.start + width / 2, box.stage, letters, ha="center", va="center", fontsize=7, color="white"
-                )
-        stages = 1 + max(box.stage for box in boxes)
-        axes.set(title=title, yticks=range(stages), yticklabels=[f"stage {each + 1}" for each in range(stages)])
-        axes.invert_yaxis()
-    panels[-1].set_xlabel("seconds; dark, with the letters of the requests: prefill (initiation); pale: increments")
     save_plot(figure, path)

@@ -4,12 +4,10 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from orca_jax.bench.feed import advance, feed
-from orca_jax.bench.paper.systems import Place, System, build
+from orca_jax.bench.feed import feed
 from orca_jax.engine import Engine
 from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
@@ -81,22 +79,6 @@ class RunResult:
                 found[f"p50_{name}_ms"] = 1e3 * percentile(values, 50)
                 found[f"p99_{name}_ms"] = 1e3 * percentile(values, 99)
         return found
-
-
-def simulate(
-    system: System, place: Place, requests: Sequence[Lengths], arrivals: Sequence[float], *, has_gaps: bool = False
-) -> RunResult:
-    """Serve all requests, and measure those after the warm-up.
-
-    Raises:
-        ConfigError: the model or the system does not fit into the memory.
-    """
-    lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
-    engine, executor, clock = vars(build(system, place, lengths)).values()
-    drive = Drive(engine, clock, partial(advance, clock), executor.wait_until)
-    prompt = [1] * max([request.num_prompt for request in requests])
-    prompts = [prompt[: request.num_prompt] for request in requests]
-    return serve(drive, requests, prompts, arrivals, has_gaps=has_gaps)
 
 
 class Drive(NamedTuple):

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from orca_jax.bench.paper.command import rounded
 from orca_jax.bench.paper.plot import plot_batches, plot_curves
 from orca_jax.bench.paper.runs import WARM_UP
 from orca_jax.bench.paper.systems import System, parse_system
@@ -25,7 +24,7 @@ from orca_jax.bench.real.opening import open_laboratory, surroundings
 from orca_jax.bench.real.page import FILES, check_docs, file_of, label_of, read_results, write_page, write_result
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import need_matplotlib, print_table
+from orca_jax.reporting import need_matplotlib, print_table, rounded
 
 MINUTES = 12.0
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orca_jax.bench.paper.command import rounded
 from orca_jax.bench.paper.runs import Lengths, RunResult, paper_lengths
 from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.bench.real.curves import arrivals_at, steady_throughput
@@ -25,7 +24,7 @@ from orca_jax.bench.real.page import HELD_OUT, SHOWN, check_docs, write_page, wr
 from orca_jax.bench.simulated.prediction import launch_overhead, predicted_run, scaled_cost, skewed_lengths
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import print_table
+from orca_jax.reporting import print_table, rounded
 from orca_jax.sim.cost import FeatureCost
 from orca_jax.timeline.read import Timeline
 

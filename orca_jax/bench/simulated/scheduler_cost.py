@@ -8,9 +8,9 @@ from typing import Any
 
 from orca_jax.bench.feed import advance, feed
 from orca_jax.bench.paper.runs import paper_lengths, poisson
-from orca_jax.bench.paper.systems import Place
 from orca_jax.build.settings import ORDERINGS
 from orca_jax.engine import Engine
+from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.reporting import print_table
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -20,10 +20,12 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.sim.gpt import MODELS, Efficiency
 
 MAX_BS = 32
 TOKEN_BUDGET = 512
 MODEL = "101B"  # of one stage
+EFFICIENCY = Efficiency(memory=0.49, compute=0.40)
 RATE = 5.0
 """Requests per second: three fourths of the saturation, as for most servers."""
 GOAL_US = 8.0
@@ -64,7 +66,7 @@ def measure(rate: float, scheduler: KnownScheduler, num_requests: int) -> dict[s
     requests, arrivals = paper_lengths(num_requests, 0), poisson(rate, num_requests, 0)
     clock = VirtualClock()
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
-    executor = SimExecutor(Place(MODEL).cost, clock, lengths)
+    executor = SimExecutor(MODELS[MODEL].cost(ACCELERATORS["a100-40"], EFFICIENCY), clock, lengths)
     rows = MAX_BS * scheduler.n_workers
     pages = rows * 42  # of 16 tokens: enough for all rows
     n_slots = pages * 16 - rows * 15 if scheduler.traits.has_reservations else None

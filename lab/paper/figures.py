@@ -2,15 +2,15 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_jax.bench.paper.curves import Digitised, Point, distance, throughput_at
-from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson, simulate
-from orca_jax.bench.paper.systems import Place, System, parse_system
+from lab.paper.effort import Effort
+from lab.paper.places import Place, simulate
+from lab.paper.points import Digitised, distance
+from orca_jax.bench.paper.curves import Point, throughput_at
+from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson
+from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.errors import ConfigError
 
 PANELS = ("101B", "175B", "341B")
@@ -35,26 +35,6 @@ FIGURE_9B = {
     ("ft", 128): (1000, 1050, 1120, 1200),
 }
 """Milliseconds of a batch of 1, 2, 4, ... requests, read off the paper's Figure 9b: engine, prompt tokens; +-5 %."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """The size of the runs."""
-
-    requests: int = 2000  # at each rate under ORCA; FasterTransformer serves a fourth of them
-    seed: int = 0
-    processes: int = 1
-
-    def of(self, system: System) -> int:
-        """Requests at each rate. A batch that waits for its longest member takes many iterations for each of them."""
-        return self.requests if system.kind != "ft" or system.max_bs == 1 else max(20, self.requests // 4)
-
-    def map(self, function: Callable[..., Any], *columns: Iterable[Any]) -> list[Any]:
-        """Map over processes."""
-        if self.processes == 1:
-            return list(map(function, *columns))
-        with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:  # a fork copies locks of threads
-            return list(pool.map(function, *columns))
 
 
 def curve(system: System, place: Place, requests: Sequence[Lengths], seed: int) -> list[Point]:

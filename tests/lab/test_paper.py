@@ -1,18 +1,20 @@
 """The paper's evaluation: systems, runs by hand, distances of curves, and a small pass of the command."""
 
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from lab.paper.effort import Effort
+from lab.paper.figures import micro
+from lab.paper.pipeline import figure_8, stage_times
+from lab.paper.places import FT_FACTOR, Place, simulate
+from lab.paper.points import distance, read_digitised
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.paper.curves import Point, distance, read_digitised, throughput_at
-from orca_jax.bench.paper.figures import Effort, micro
-from orca_jax.bench.paper.pipeline import figure_8, stage_times
-from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson, simulate
-from orca_jax.bench.paper.systems import FT_FACTOR, Place, System, parse_system
+from orca_jax.bench.paper.curves import Point, throughput_at
+from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson
+from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.errors import ConfigError
 
 POINTS = """# read off a figure
@@ -128,28 +130,9 @@ def test_effort_follows_the_work() -> None:
     assert [effort.of(parse_system(name)) for name in ("orca(32)", "ft(1,1)", "ft(8,8)")] == [400, 400, 100]
 
 
-def test_a_small_figure_10(digitised: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["paper", "fig10", "--models", "175B", "--systems", "orca(8)", "ft(1,1)", "ft(32,8)", "--requests", "20"]
-    assert main([*command, "--digitised", digitised, "--processes", "1", "--plot", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(found["mean_abs_log_error"]) == ["175B"] and found["mean_abs_log_error"]["175B"] < 0.5
-    assert found["headline_ratio"] > 10
-    assert found["out_of_memory"] == {"175B": ["ft(32,8)"]}
-    assert [len(found["curves"]["175B"][name]) for name in ("orca(8)", "ft(1,1)")] == [14, 14]
-    assert "orca(8)" in (tmp_path / "paper-fig10.svg").read_text()
-
-
-def test_figure_9_is_close_to_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "fig9", "--plot", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["9b"]["max_abs_log_error"] < 0.12
-    assert (tmp_path / "paper-fig9.svg").stat().st_size < 200_000
-
-
-@pytest.mark.parametrize("flags", [["--requests", "3"], ["--plot", "/nowhere"], ["--systems", "quick(1)"]])
-def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "fig10", *flags]) == 2
-    assert "error:" in capsys.readouterr().err
+def test_the_old_command_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "fig10", "--digitised", "points.csv"]) == 2
+    assert "python -m lab reproduce fig10" in capsys.readouterr().err
 
 
 def test_batches_on_the_stages_of_figure_8() -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from orca_jax.bench.paper.figures import Effort
-from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, simulate
-from orca_jax.bench.paper.systems import Place, System, build
+from lab.paper.effort import Effort
+from lab.paper.places import Place, build, simulate
+from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths
+from orca_jax.bench.paper.systems import System
 from orca_jax.observer import Observer
 from orca_jax.request import SamplingParams
 from orca_jax.sched.pool import RequestPool

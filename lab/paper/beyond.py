@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca_jax.bench.paper.figures import Effort, saturation
-from orca_jax.bench.paper.runs import Lengths, paper_lengths, poisson, simulate
-from orca_jax.bench.paper.systems import Place, parse_system
+from lab.paper.effort import Effort
+from lab.paper.figures import saturation
+from lab.paper.places import Place, simulate
+from orca_jax.bench.paper.runs import Lengths, paper_lengths, poisson
+from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.workload.files import read_azure
 from orca_jax.reporting import print_table
 from orca_jax.sim.gpt import LONGEST

@@ -1,0 +1,1 @@
+"""Measurements around the package: the reproduction of the paper's evaluation. It is not in the wheel."""

@@ -1,0 +1,1 @@
+"""Schedulers for comparison only: no server has them."""

@@ -1,0 +1,63 @@
+"""Reproduce the paper's Figures 8 to 11 and Table 1 by simulation, and judge each value.
+
+A row has our value, the paper's, the error, and a verdict: PASS, FAIL, or INPUT if an assumption decides the value. The
+exit status is 1 if a verdict differs from the expected one, in either direction.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.paper.effort import Effort
+from lab.reproduce import fig8
+from lab.reproduce.rows import EXPECTED, Row, changed, print_rows, read_expected
+from orca_jax.reporting import rounded, write_file
+
+FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {"fig8": fig8.reproduce}
+RESULTS = Path(__file__).parents[1] / "results"
+QUICK, FULL = Effort(requests=400), Effort(requests=2000)
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.add_argument("figure", choices=(*FIGURES, "all"), help="figure or table of the paper")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK.requests} requests for each point, not 2000")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write the results, and the verdicts as the expected ones, into lab/"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the figures; print their rows. Return 1 if a verdict differs from the expected one."""
+    form = "quick" if args.quick else "full"
+    effort = Effort((QUICK if args.quick else FULL).requests, processes=args.processes)
+    expected, failures = read_expected(), list[str]()
+    for name in FIGURES if args.figure == "all" else (args.figure,):
+        start = time.monotonic()
+        found, rows = FIGURES[name](effort)
+        print_rows(f"{name}, {form}, {time.monotonic() - start:.0f} s", rows)
+        if args.record:
+            record(name, form, found, rows)
+        else:
+            failures += changed(rows, form, expected)
+    if failures:
+        print("verdicts that changed:\n  " + "\n  ".join(failures))
+    return int(bool(failures))
+
+
+def record(name: str, form: str, found: Mapping[str, Any], rows: list[Row]) -> None:
+    """Write the results of a figure, and its verdicts as the expected ones."""
+    line = rounded({**found, "rows": {row.name: row.as_json() for row in rows}})
+    RESULTS.mkdir(exist_ok=True)
+    write_file(RESULTS / f"{name}-{form}.json", (json.dumps(line, indent=1) + "\n").encode())
+    expected = read_expected()
+    kept = {key: verdict for key, verdict in expected.get(form, {}).items() if not key.startswith(f"{name}.")}
+    expected[form] = dict(sorted((kept | {row.name: row.verdict for row in rows}).items()))
+    write_file(EXPECTED, (json.dumps(expected, indent=1) + "\n").encode())
