@@ -103,7 +103,7 @@ def _check_python(words: list[str]) -> None:
             assert all((ROOT / path).exists() for path in paths if path.startswith("tests/"))
         case ["-m", "venv" | "pip", *_] | ["-c", _]:
             pass
-        case ["-m", module, *rest] if module.startswith("orca_jax"):
+        case ["-m", module, *rest] if module.startswith("orca_jax") or module == "lab":
             parse(module, rest)
         case ["-m", module, *rest]:
             path = ROOT / module.replace(".", "/")
@@ -128,7 +128,7 @@ def known_flags() -> frozenset[str]:
     from orca_jax.deploy.ray_serve import RayConfig
 
     found = {flag_of(field.name) for field in dataclasses.fields(RayConfig)}
-    for script in (ROOT / "scripts").rglob("*.py"):
+    for script in [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:
         found |= set(re.findall(r'"(--[a-z-]+)"', script.read_text(encoding="utf-8")))
     waiting = [whole_parser()]
     while waiting:
