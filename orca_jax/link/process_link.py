@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 
 from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
+from orca_jax.link.watch import StarvedThreads
 from orca_jax.link.wire import Failed, FrameReader, FromEngine, Message, Ready, Start, decode_from_engine, encode
 from orca_jax.server_config import ServerConfig
 
@@ -28,13 +29,13 @@ class EngineLink(asyncio.Protocol):
     Attributes:
         ready: resolves when the engine serves; fails with EngineDeadError if it ends before.
         ended: set when the socket is closed: no message will come any more.
-        unheard: seconds of silence. The supervisor counts them; any byte resets them to 0.
+        num_heard: count of reads with bytes from the engine; it stands still while the engine is silent.
     """
 
     def __init__(self, take: Callable[[FromEngine], None], begun: float | None = None) -> None:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
-        self.unheard = 0.0
+        self.num_heard = 0
         self._take = take
         self._begun = begun
         self._frames = FrameReader()
@@ -42,6 +43,7 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: asyncio.Task[None] | None = None
+        self._threads: StarvedThreads | None = None
 
     async def start(self, config: ServerConfig) -> None:
         """Start the process and send it the configuration of the engine."""
@@ -55,6 +57,7 @@ class EngineLink(asyncio.Protocol):
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # only the front end handles Ctrl-C in a terminal
             )
+        self._threads = StarvedThreads(self._process.pid)
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         self.send(Start(config.engine, begun, config.kv_events, config.cluster))
@@ -63,6 +66,10 @@ class EngineLink(asyncio.Protocol):
         """Send a message; discard it if the engine has ended."""
         if self._transport is not None and not self.ended.is_set():
             self._transport.write(encode(message))
+
+    def starved_seconds(self) -> dict[str, float]:
+        """Total seconds during which each thread of the engine was ready and had no processor; empty if not known."""
+        return {} if self._threads is None else self._threads.seconds()
 
     def kill(self, reason: str) -> None:
         """End the process now, even if it is stopped. `exit_reason` will return `reason`."""
@@ -105,7 +112,7 @@ class EngineLink(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's classes have other bases
 
     def data_received(self, data: bytes) -> None:
-        self.unheard = 0.0
+        self.num_heard += 1
         try:
             for payload in self._frames.feed(data):
                 message = decode_from_engine(payload)

@@ -10,7 +10,7 @@ from typing import NoReturn
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
-from orca_jax.link.watch import STEP_FLOOR
+from orca_jax.link.watch import STEP_FLOOR, ProgressWatch
 from orca_jax.link.wire import FromEngine, Heartbeat, Phase, Ready
 from orca_jax.server_config import ServerConfig
 
@@ -48,7 +48,8 @@ class HangDetector:
         """The reason to count the engine as hung; None if it is well.
 
         Args:
-            silence: time since the last byte from the engine.
+            silence: time since the last byte from the engine, without the time that a thread of it had to wait for a
+                processor.
             passed: time since the last call of this method.
         """
         config = self._config
@@ -140,14 +141,13 @@ class Supervisor:
             await link.close()
 
     async def _watch(self, link: EngineLink, detector: HangDetector) -> None:
-        last = time.monotonic()
+        silence, last = ProgressWatch(time.monotonic, link.starved_seconds), time.monotonic()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            # If this process was stopped or starved itself, heartbeats may be waiting unread.
+            # This process may have been stopped or starved itself.
             passed, last = min(now - last, 2 * TICK_SECONDS), now
-            link.unheard += passed
-            reason = detector.verdict(link.unheard, passed)
+            reason = detector.verdict(silence.look(link.num_heard), passed)
             if reason is not None and not link.ended.is_set():
                 self._client.lose("hung")
                 link.kill(reason)

@@ -20,8 +20,8 @@ _COMPILER = "/jax/_src/compiler.py"
 class ProgressWatch:
     """Measures the time for which a counter has stood still.
 
-    A busy machine is not a hang. If a thread of this process was ready to run and had no processor, this time does not
-    count. Neither does the time of a process that was stopped.
+    A busy machine is not a hang. If a thread of the process was ready to run and had no processor, this time does not
+    count. Neither does the time during which this process, which looks, was stopped.
 
     Args:
         clock: seconds, monotonic.
@@ -34,7 +34,7 @@ class ProgressWatch:
         starved: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self._clock = clock
-        self._starved = starved or starved_seconds
+        self._starved = starved or StarvedThreads("self").seconds
         self._last = clock()
         self._progress: int | None = None
         self._still = 0.0
@@ -47,7 +47,7 @@ class ProgressWatch:
         if progress is None or progress != self._progress:
             self._progress, self._still, self._before = progress, 0.0, None
             return 0.0
-        if self._still >= QUIET_SECONDS:
+        if self._still + passed >= QUIET_SECONDS:
             before, self._before = self._before, self._starved()
             if before is not None:
                 passed -= max((total - before.get(name, total) for name, total in self._before.items()), default=0.0)
@@ -55,16 +55,38 @@ class ProgressWatch:
         return self._still
 
 
-def starved_seconds() -> dict[str, float]:
-    """Seconds during which each thread of this process was ready and had no processor; empty if not known (Linux)."""
-    found = {}
-    for path in glob("/proc/self/task/*/schedstat"):
-        try:
-            with open(path, encoding="ascii") as file:
-                found[path] = int(file.read().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
-            continue
-    return found
+class StarvedThreads:
+    """Reads for how long each thread of a process was ready to run and had no processor (Linux).
+
+    The kernel adds a wait to its counter when the wait ends. A wait that goes on shows in the thread's state: it is
+    ready, and its counters stand still. So the process has to be asked again and again.
+
+    Args:
+        pid: the process: a number, or "self".
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, pid: int | str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pattern = f"/proc/{pid}/task/*/schedstat"
+        self._clock = clock
+        self._ready: dict[str, tuple[str, float]] = {}  # of ready threads: the counters, and the first look with them
+
+    def seconds(self) -> dict[str, float]:
+        """Total seconds of each thread since its begin; empty if not known."""
+        found, ready, now = {}, {}, self._clock()
+        for path in glob(self._pattern):
+            try:
+                counters = Path(path).read_text("ascii")
+                found[path] = int(counters.split()[1]) / 1e9
+                if Path(path).with_name("stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "R":
+                    continue
+            except (OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
+                continue
+            before, since = self._ready.get(path, (counters, now))
+            ready[path] = counters, since if before == counters else now
+            found[path] += now - ready[path][1]
+        self._ready = ready
+        return found
 
 
 def step_limit(expected: float) -> float:

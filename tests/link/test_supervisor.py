@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,44 @@ def test_the_ready_message_ends_the_limits_of_loading() -> None:
     detector = HangDetector(CONFIG)
     detector.serves()
     assert detector.verdict(3.1, 0) is not None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("share", "ends"), [(0.95, None), (0.0, 3.5), (None, 3.5)])
+async def test_silence_counts_only_while_the_engine_could_run(
+    share: float | None, ends: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A serving engine is silent for 10 s. A thread of it waits for a processor for a share of them, if known.
+
+    The limit is 3 s; a look every 0.25 s finds the last message up to one look late, and the end too.
+    """
+    clock, killed = [0.0], list[float]()
+
+    class Link(EngineLink):
+        def starved_seconds(self) -> dict[str, float]:
+            return {} if share is None else {"heartbeat": share * clock[0], "other": 0.1 * clock[0]}
+
+        def kill(self, reason: str) -> None:
+            assert "no heartbeat for 3 s" in reason
+            killed.append(clock[0])
+
+    async def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        if clock[0] > 10:
+            raise asyncio.CancelledError
+
+    client = EngineClient(CONFIG)
+    link, detector, boss = Link(client.take), HangDetector(CONFIG), Supervisor(CONFIG, client, lambda _: sleep(0))
+    detector.serves()
+    link.data_received(encode(Heartbeat("serving", 0)))
+    monkeypatch.setattr("orca_jax.link.supervisor.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("orca_jax.link.supervisor.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    if ends is None:
+        with pytest.raises(asyncio.CancelledError):
+            await boss._watch(link, detector)
+    else:
+        await boss._watch(link, detector)
+    assert killed == ([] if ends is None else [ends])
 
 
 def link_that(*answers: Any) -> type[EngineLink]:

@@ -1,11 +1,14 @@
 """Progress of an engine's thread: a hang is found wherever it is, and a busy machine is none."""
 
 import contextlib
+import itertools
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.supervisor import HangDetector
-from orca_jax.link.watch import LONGEST_BEAT, STEP_FLOOR, ProgressWatch, place_of, starved_seconds, step_limit
+from orca_jax.link.watch import LONGEST_BEAT, STEP_FLOOR, ProgressWatch, StarvedThreads, place_of, step_limit
 from orca_jax.link.wire import Message, Submit, Updates
 from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
@@ -40,7 +43,7 @@ def test_a_stopped_process_is_not_to_blame() -> None:
     assert looks(watch, clock, 1, 1, pause=1000) == [0, LONGEST_BEAT]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 10.0), (0.5, 5.75), (1.0, 1.5), (2.0, 1.5)])
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 10.0), (0.5, 5.5), (1.0, 1.0), (2.0, 1.0)])
 def test_time_without_a_processor_does_not_count(share: float, expected: float) -> None:
     """One thread is ready and does not run for a share of the time; threads that end or begin count as well fed."""
     clock, ended = [0.0], {"ended": 7.0}
@@ -55,9 +58,28 @@ def test_time_without_a_processor_does_not_count(share: float, expected: float) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
-def test_the_system_counts_starvation_of_each_thread() -> None:
-    before = starved_seconds()
-    assert len(before) >= threading.active_count() and all(seconds >= 0 for seconds in before.values())
+@pytest.mark.parametrize("pid", ["self", os.getpid()])
+def test_the_system_counts_starvation_of_each_thread(pid: int | str) -> None:
+    found = StarvedThreads(pid).seconds()
+    assert len(found) >= threading.active_count() and all(seconds >= 0 for seconds in found.values())
+    assert StarvedThreads(2**30).seconds() == {}, "there is no such process, or no /proc"
+
+
+def test_a_wait_counts_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's counter, 5 s, stands still during a wait of 3 s, and has it afterwards."""
+    path, clock = tmp_path / "schedstat", [0.0]
+    monkeypatch.setattr("orca_jax.link.watch.glob", lambda _: [str(path)])
+    threads = StarvedThreads(1, lambda: clock[0])
+
+    def seconds(counters: str, state: str) -> float:
+        path.write_text(counters)
+        path.with_name("stat").write_text(f"7 (a) R (b) {state} 1 2 3")
+        clock[0] += 1.0
+        return threads.seconds()[str(path)]
+
+    before, after = "70 5000000000 1", "80 8100000000 2"
+    looks = [(before, "S"), *[(before, "R")] * 4, (after, "R"), (after, "S"), (after, "R")]
+    assert list(itertools.starmap(seconds, looks)) == [5, 5, 6, 7, 8, 8.1, 8.1, 8.1]
 
 
 @pytest.mark.parametrize(("expected", "limit"), [(0, STEP_FLOOR), (0.2, STEP_FLOOR), (0.5, 15), (4, 120)])
