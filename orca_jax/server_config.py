@@ -79,6 +79,12 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = _flag(
         (), "access", "origins of web pages that may call the server (CORS); default: none"
     )
+    allowed_hosts: tuple[str, ...] = _flag(
+        (),
+        "access",
+        "host names by which clients call the server, checked in Host and Origin; a server without keys on a loopback "
+        "address always checks, and allows IP addresses, localhost and --host",
+    )
     lora_dir: str | None = _flag(
         None,
         "access",
@@ -93,6 +99,9 @@ class ServerConfig:
 
     max_num_queued_reqs: int = _flag(
         1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
+    )
+    max_calls_per_key: int | None = _flag(
+        None, "limits", "largest number of open calls of an API key; all callers of a server without keys count as one"
     )
     max_num_queued_tokens: int = _flag(4_000_000, "limits", "largest number of prompt tokens in the queue")
     overload_status: Literal[429, 503] = _flag(503, "limits", "HTTP status of a request refused by a full queue")

@@ -222,6 +222,7 @@ def test_more_shards_than_cores_are_warned_about(
 SERVER_REFUSED = {
     "host": "--uds x --host 127.0.0.1",
     "port": "--uds x --port 8000",
+    "allowed_hosts": "--uds x --allowed-hosts a",
     "ssl_keyfile": "--ssl-certfile x",
     "ssl_certfile": "--ssl-keyfile x",
     "ssl_ca_certs": "--ssl-ca-certs x",
@@ -332,7 +333,7 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
     """A new field must be put into one of the tables, or into these lists of fields that every run reads."""
     model = {"served_model_name", "chat_template", "generation_config", "tool_call_parser", "max_logprobs"}
     access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins", "playground"}
-    queue = {"max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "max_body_bytes"}
+    queue = {"max_num_queued_reqs", "max_num_queued_tokens", "max_calls_per_key", "overload_status", "max_body_bytes"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
     others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}
     always = model | access | queue | {f"{name}_timeout" for name in times} | others

@@ -106,7 +106,9 @@ def app(args: Mapping[str, Any]) -> "Application":
     """
     words = {"true": True, "false": False}  # the command line of `serve run` has strings only
     values = {name: words.get(value, value) if isinstance(value, str) else value for name, value in args.items()}
-    return application(*read_settings([], values))
+    config, settings = read_settings([], values)
+    # The address is not known here. Behind that of all interfaces, clients use names that only the operator knows.
+    return application(dataclasses.replace(config, host="0.0.0.0"), settings)
 
 
 def read_settings(

@@ -75,6 +75,7 @@ METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
     **dict.fromkeys(("compile_cache", "download_dir", "generation_config", "lora_dir"), "DIR"),
     **dict.fromkeys(("root_path", "tokenizer", "uds"), "PATH"),
+    "allowed_hosts": "NAME",
     "allowed_origins": "ORIGIN",
     "api_key": "KEY",
     "body": "JSON",

@@ -29,7 +29,6 @@ POLICY = (
 )
 HEADERS = {
     "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",

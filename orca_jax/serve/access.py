@@ -1,19 +1,22 @@
-"""Access control: API keys on every route but a few, and the origins of web pages."""
+"""Access control: API keys on every route but a few, the names of the server, and the origins of web pages."""
 
 import hmac
 import logging
 import os
 import re
 import secrets
+import socket
 import stat
+from collections import Counter
 from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.errors import ConfigError, reason_of
-from orca_jax.openai.errors import ApiError
+from orca_jax.openai.errors import RETRY_SECONDS, ApiError
 from orca_jax.serve.events import WEIGHT_VERSION
 from orca_jax.serve.handlers import IGNORED_FIELDS
 from orca_jax.server_config import ServerConfig
@@ -23,6 +26,8 @@ KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's and of Azure's clients
 OPEN_METHODS = frozenset({"GET", "HEAD"})
 _KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
 _KEY = re.compile(r"[!-~]+")  # characters that a header carries unchanged
+_HOST = re.compile(r"(?P<name>\[[^\[\]/@]+\]|[^\[\]/@:]+)(?::\d*)?")  # of the header Host: a name, maybe with a port
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST.pattern}", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +106,79 @@ class Access:
         return hmac.digest(self._secret, key, "sha256")
 
 
+class HostCheck:
+    """ASGI middleware against DNS rebinding: refuses calls to other names of this machine than `names`.
+
+    A web page whose name is changed to the address of this machine is of the same origin as the server for the browser.
+    It could call a server without keys and read the answers. The browser still sends the name in `Host` and `Origin`.
+
+    IP addresses and `localhost` are always allowed, since no DNS server decides about them. Case, ports and a dot at
+    the end do not count. A call without `Host` (HTTP/1.0) passes, since browsers always send one.
+
+    Args:
+        app: the application behind it.
+        names: host names, allowed in `Host` and `Origin`.
+        origins: allowed values of `Origin` with any host; `*` allows all.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str], origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._names = {_plain(name) for name in (*names, "localhost")}
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        for key, value in scope["headers"]:
+            text = value.decode("latin-1").strip()
+            match key.lower():
+                case b"host" if not self._allows(_HOST, text):
+                    remedy = "add its host name to --allowed-hosts"
+                case b"origin" if not (self._origins & {"*", text} or self._allows(_ORIGIN, text)):
+                    remedy = "add its host name to --allowed-hosts, or the whole origin to --allowed-origins"
+                case _:
+                    continue
+            name = key.decode("latin-1").title()
+            message = f"this server allows no calls with the {name} {text[:200]!r}; call it by IP address, or {remedy}"
+            return ApiError(403, message, code="host_not_allowed")
+        return None
+
+    def _allows(self, pattern: re.Pattern[str], text: str) -> bool:
+        found = pattern.fullmatch(text)
+        if found is None:
+            return False
+        name = _plain(found["name"])
+        return name in self._names or _is_address(name)
+
+
+class CallLimit:
+    """ASGI middleware around the routes that cost work: refuses calls of a key that has `most` open ones.
+
+    All `CallLimit`s of a server count in one `Counter`. A server without keys has one caller: an address stands for
+    many callers behind a proxy, and one caller may have many addresses.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, num_open: Counter[str | None]) -> None:
+        self._app = app
+        self._most = most
+        self._num_open = num_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = scope["state"]["caller"]
+        if self._num_open[caller] >= self._most:
+            message = f"this key has {self._most} open calls, the most that --max-calls-per-key allows; try again later"
+            headers = {"retry-after": str(RETRY_SECONDS)}
+            await ApiError(429, message, code="too_many_calls", headers=headers).response()(scope, receive, send)
+            return
+        self._num_open[caller] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_open[caller] -= 1
+
+
 def read_keys(config: ServerConfig) -> tuple[str, ...]:
     """The keys of `--api-key` and `--api-key-file`; empty if neither was given.
 
@@ -136,6 +214,38 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_credentials=config.allow_credentials,
         expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS, WEIGHT_VERSION),
     )
+
+
+def with_host_check(app: ASGIApp, config: ServerConfig, *, has_keys: bool) -> ASGIApp:
+    """Check the names in `Host` and `Origin` if the server is on a loopback address and has no keys.
+
+    `--allowed-hosts` turns the check on for every server on a port. A Unix socket cannot be reached by a web page. On
+    other addresses clients use names that the server does not know, such as those of services in a cluster.
+    """
+    if config.uds is not None or not (config.allowed_hosts or (not has_keys and _is_on_loopback(config.host))):
+        return app
+    return HostCheck(app, (config.host, *config.allowed_hosts), config.allowed_origins)
+
+
+def _is_on_loopback(host: str) -> bool:
+    """True if a server with `--host host` listens on a loopback address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:  # a replica may run on another machine than the listener
+        return False
+    return ip_address(found[0][4][0]).is_loopback
+
+
+def _plain(name: str) -> str:
+    return name.strip("[]").lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse(message: str) -> ApiError:

@@ -1,5 +1,6 @@
 """The ASGI application: routes, middleware, and error answers in OpenAI's format."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -16,7 +17,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
-from orca_jax.serve.access import OPEN_PATHS, Access, read_keys, with_cors
+from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, read_keys, with_cors, with_host_check
 from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
 from orca_jax.serve.events import Silence
@@ -40,13 +41,8 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *observer.routes(),
             *admin_routes(service, config),
             openapi_route(service, has_keys=bool(keys)),
-            *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
-            *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+            *_limited(_work_routes(service, config), config.max_calls_per_key),
             *adapter_routes(service),
-            _post(EMBEDDINGS, partial(embed, service)),
-            _post("/tokenize", partial(tokenize, service)),
-            _post("/detokenize", partial(detokenize, service)),
-            *(playground_routes(service, read_json_body) if config.has_playground else ()),
         ],
         exception_handlers={
             ApiError: _on_api_error,
@@ -60,7 +56,30 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     routed = WithoutLastSlash(app)
     opened = OPEN_PATHS | page_paths() if config.has_playground else OPEN_PATHS
     guarded = Access(routed, keys, opened, {ADMIN_PATH}) if keys else routed
-    return RequestContext(with_cors(guarded, config), observer)
+    return RequestContext(with_host_check(with_cors(guarded, config), config, has_keys=bool(keys)), observer)
+
+
+def _work_routes(service: Service, config: ServerConfig) -> list[Route]:
+    """The routes with work for the engine or the tokenizer, and the playground."""
+    return [
+        *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
+        *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+        _post(EMBEDDINGS, partial(embed, service)),
+        _post("/tokenize", partial(tokenize, service)),
+        _post("/detokenize", partial(detokenize, service)),
+        *(playground_routes(service, read_json_body) if config.has_playground else ()),
+    ]
+
+
+def _limited(routes: list[Route], most: int | None) -> list[Route]:
+    """The routes, with a common limit of the open POST calls of a key."""
+    if most is None:
+        return routes
+    num_open: Counter[str | None] = Counter()
+    for route in routes:
+        if route.methods is not None and "POST" in route.methods:
+            route.app = CallLimit(route.app, most, num_open)
+    return routes
 
 
 def _post(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:

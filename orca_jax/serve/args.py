@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from orca_jax.server_config import ServerConfig, endpoint_fault
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
 _MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file")
 _OF_HOSTS = ("node_rank", "master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS)
+_HOST_NAME = re.compile(r"[\w.-]*\w\.?", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
 
 _FIELDS = [field for field in dataclasses.fields(ServerConfig) if field.name != "engine"]
@@ -59,7 +61,7 @@ def check(config: ServerConfig) -> None:
     """Check values and their combinations. Raises ConfigError; its `param` names the flag."""
     for name in ("host", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "chat_template", "generation_config"):
         _require(getattr(config, name) != "", name, "must not be empty")
-    for name in ("served_model_name", "api_key", "allowed_origins"):
+    for name in ("served_model_name", "api_key", "allowed_origins", "allowed_hosts"):
         _require(all(getattr(config, name)), name, "must not be empty")
     _check_address(config)
     _check_numbers(config)
@@ -83,6 +85,10 @@ def _check_address(config: ServerConfig) -> None:
         for name in ("host", "port"):
             is_default = getattr(config, name) == _default(name)
             _require(is_default, name, "cannot be combined with --uds; use one of them")
+        _require(not config.allowed_hosts, "allowed_hosts", "has no effect with --uds, where no name is checked")
+    for name in config.allowed_hosts:
+        holds = _HOST_NAME.fullmatch(name) is not None
+        _require(holds, "allowed_hosts", f"must be names such as llm.example, without scheme and port; got {name!r}")
     has_key, has_certificate = config.ssl_keyfile is not None, config.ssl_certfile is not None
     _require(has_certificate or not has_key, "ssl_certfile", "is missing; --ssl-keyfile needs its certificate")
     _require(
@@ -131,6 +137,8 @@ def _check_numbers(config: ServerConfig) -> None:
     for name, least in (("max_num_queued_reqs", 0), ("max_num_queued_tokens", 1), ("max_body_bytes", 1)):
         value = getattr(config, name)
         _require(value >= least, name, f"must be at least {least}, got {value}")
+    most = config.max_calls_per_key
+    _require(most is None or most >= 1, "max_calls_per_key", f"must be at least 1, got {most}")
     holds = 0 <= config.max_logprobs <= MAX_LOGPROBS
     _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.max_logprobs}")
 

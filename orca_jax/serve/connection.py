@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 from uvicorn.server import ServerState
 
 from orca_jax.openai.errors import NO_RETRY, ApiError
+from orca_jax.serve.request_context import NO_SNIFFING
 
 MAX_HEADER_BYTES = 64 * 2**10
 IDLE_DRAIN_SECONDS = 0.5  # at the server's end, for idle clients to read the bytes already written
@@ -187,7 +188,7 @@ class Connection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             body = error.encode()
             extra = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-            headers = [*self.server_state.default_headers]
+            headers = [*self.server_state.default_headers, NO_SNIFFING]
             headers += [(name.encode(), value.encode()) for name, value in {**error.headers, **extra}.items()]
             start = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):

@@ -40,11 +40,12 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
 _ERRORS: Mapping[int, str] = {
     400: "A field is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
+    403: "The server is called by a name that is not one of its --allowed-hosts.",
     404: "The model does not exist.",
     408: "The request took longer than its timeout allows.",
     413: "The body is too large.",
     415: "The body is not application/json, or is compressed.",
-    429: "The queue is full, on a server with --overload-status 429.",
+    429: "The key has as many open calls as --max-calls-per-key allows, or the queue is full (--overload-status 429).",
     500: "The generation failed.",
     503: "The model is loading, the queue is full, or the engine has ended.",
 }
@@ -52,8 +53,8 @@ _EVENTS = (
     " With `stream`, events with a chunk as `data`: a Completion, or a ChatChunk for chats. The last event is `[DONE]` "
     "or an ErrorEnvelope."
 )
-_OF_BODIES = (400, 404, 413, 415)
-_OF_ENGINE = (408, 429, 500)
+_OF_BODIES = (400, 404, 413, 415, 429)
+_OF_ENGINE = (408, 500)
 
 
 def openapi_route(service: Service, *, has_keys: bool) -> Route:
@@ -180,7 +181,7 @@ def _link(paths: Document, start: str, method: str, target: str, values: Documen
 
 
 def _operation(summary: str, answer: str, errors: Sequence[int], has_keys: bool) -> Document:
-    codes = sorted({*errors, *([401] if has_keys else [])})
+    codes = sorted({*errors, 401 if has_keys else 403})
     return {
         "summary": summary,
         "responses": {

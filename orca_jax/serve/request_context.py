@@ -14,6 +14,7 @@ from orca_jax.telemetry.observer import ServerObserver
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 NO_ROUTE = "none"  # for calls refused before the router or unknown to it
 PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # called every few seconds
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # browsers take answers as the type that they have
 HUNG_UP = 499  # nginx's status for a client that hung up before the answer
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -86,11 +87,11 @@ class _HttpExchange:
             self._count()
 
     async def send(self, message: Message) -> None:
-        """Send a message of the answer, with the request id among the headers."""
+        """Send a message of the answer, with the headers that all answers have: the request id and `NO_SNIFFING`."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             kept = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
-            message["headers"] = [*kept, self._id]
+            message["headers"] = [*kept, self._id, NO_SNIFFING]
         await self._send(message)
 
     def _count(self) -> None:

@@ -70,7 +70,7 @@ def test_with_a_client_that_never_reads() -> None:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect((server.http.base_url.host, server.http.base_url.port))
         body = b'{"model": "preset:toy", "prompt": "x", "max_tokens": 8000, "ignore_eos": true, "stream": true}'
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         deaf.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         wait_until(lambda: server.health().json()["running"] == 1)
         server.process.terminate()

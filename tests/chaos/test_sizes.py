@@ -121,12 +121,12 @@ def test_very_many_headers(server: Server, watch: Watch) -> None:
 
 
 NO_HTTP = [
-    b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
     b"\x16\x03\x01\x02\x00" * 50,
-    b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\nhost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\nhost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\nhost: x\r\n\r\nzz\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+    b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\nhost: localhost\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\nhost: localhost\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\nhost: localhost\r\n\r\nzz\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n",
 ]
 
 

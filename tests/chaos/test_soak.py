@@ -115,7 +115,9 @@ class Caller:
     async def call(self) -> None:
         """Make one call, to its end or to a random hang-up."""
         path, fields = random_call(self._draw)
-        whole = request({"model": MODEL, **fields}, path).replace(b"host: here", b"host: here\r\nconnection: close", 1)
+        whole = request({"model": MODEL, **fields}, path).replace(
+            b"host: localhost", b"host: localhost\r\nconnection: close", 1
+        )
         reader, writer = await asyncio.open_connection(*self._address)
         try:
             if self._draw.random() < 0.05:

@@ -160,7 +160,7 @@ def head(path: str = "/v1/completions", method: str = "POST", **headers: str) ->
     """The head of a request, without its final empty line."""
     lines = [
         f"{method} {path} HTTP/1.1",
-        "host: here",
+        "host: localhost",
         *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
     ]
     return "".join(f"{line}\r\n" for line in lines).encode()

@@ -22,7 +22,7 @@ def config_of(**settings: Any) -> ServerConfig:
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://replica", timeout=20)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost", timeout=20)
 
 
 def test_a_replica_answers_drains_and_stops() -> None:

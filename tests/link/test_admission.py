@@ -222,9 +222,8 @@ async def one_of_many(server: Server, body: bytes, writers: list[asyncio.StreamW
     url = server.http.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writers.append(writer)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    )
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n"
     writer.write(head.encode() + b"\r\n" + body)
     status = int((await reader.readline()).split()[1])
     headers = httpx.Headers([line.split(b": ", 1) async for line in _lines(reader)])

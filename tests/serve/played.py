@@ -66,7 +66,7 @@ class Stage:
 
     def http(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=10)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=10)
 
     def ends(self) -> dict[str, float]:
         """Finished requests by reason, from the metrics."""

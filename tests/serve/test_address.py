@@ -119,7 +119,7 @@ def test_who_takes_nothing_is_cut_off_in_tls_too(certificates: dict[str, tuple[s
     certificate, key = certificates["server"]
     trusting = ssl.create_default_context(cafile=certificate)
     body = b'{"model":"preset:toy","prompt":"hi","stream":true,"max_tokens":8000,"ignore_eos":true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with running("--ssl-certfile", certificate, "--ssl-keyfile", key, "--write-timeout", "1", tls=trusting) as server:
         url = server.http.base_url
         with socket.socket() as raw:

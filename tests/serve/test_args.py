@@ -96,6 +96,8 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--max-num-queued-reqs -1", "max_num_queued_reqs"),
         ("--max-num-queued-tokens 0", "max_num_queued_tokens"),
         ("--max-body-bytes 0", "max_body_bytes"),
+        ("--max-calls-per-key 0", "max_calls_per_key"),
+        ("--allowed-hosts=", "allowed_hosts"),
         ("--max-logprobs 21", "max_logprobs"),
         ("--allow-credentials", "allow_credentials"),
         ("--allow-credentials --allowed-origins *", "allow_credentials"),

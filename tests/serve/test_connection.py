@@ -13,7 +13,7 @@ import pytest
 from tests.serve.running import MODEL, Server, running, wait_until
 
 BODY = json.dumps({"model": MODEL, "prompt": "hi", "stream": True, "max_tokens": 8000, "ignore_eos": True}).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
@@ -57,6 +57,7 @@ def refusal(answer: bytes) -> tuple[int, dict[str, Any]]:
     """Status and error of an answer; then the connection must close."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"connection: close" in head.lower() and b"content-type: application/json" in head.lower()
+    assert head.lower().count(b"x-content-type-options: nosniff") == 1
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return int(head.split()[1]), error
@@ -89,7 +90,7 @@ def test_silence_is_closed_without_a_word(strict: Server) -> None:
 
 def test_time_between_requests_is_another_matter(strict: Server) -> None:
     """A kept connection may be idle, and its next request has the full time."""
-    ask = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+    ask = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with connected(strict) as raw:
         for _ in range(2):  # each pause is within the limit, their sum is not
             raw.sendall(ask[:9])
@@ -131,7 +132,7 @@ def peers(server: Server, port: int) -> list[Any]:
 def test_headers_have_a_limit(strict: Server, size: int) -> None:
     with connected(strict) as raw:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            raw.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * size + b"\r\n\r\n")
+            raw.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * size + b"\r\n\r\n")
         answer = read_all(raw)
     if answer or size < 100_000:  # with more bytes in transit, the answer may be lost in the reset
         status, error = refusal(answer)
@@ -145,7 +146,8 @@ def test_long_headers_within_the_limit(strict: Server, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\x16\x03\x01\x02\x00\x01\x00", b"HELO\r\n\r\n", b"GET /live HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n"]
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"HELO\r\n\r\n", b"GET /live HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n"],
 )
 def test_what_is_no_http(strict: Server, sent: bytes) -> None:
     with connected(strict) as raw:
@@ -158,9 +160,9 @@ def test_what_is_no_http(strict: Server, sent: bytes) -> None:
 @pytest.mark.parametrize("length", [b"content-length: 5\r\n", b""])
 def test_a_request_of_ambiguous_length_is_refused_and_closed(strict: Server, version: bytes, length: bytes) -> None:
     """RFC 9112, 6.1: a proxy that looks at the other header would see another request in the rest."""
-    start = b"GET /live HTTP/%s\r\nhost: x\r\n%stransfer-encoding: chunked\r\n\r\n" % (version, length)
+    start = b"GET /live HTTP/%s\r\nhost: localhost\r\n%stransfer-encoding: chunked\r\n\r\n" % (version, length)
     with connected(strict) as raw:
-        raw.sendall(start + b"0\r\n\r\n" + b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        raw.sendall(start + b"0\r\n\r\n" + b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         answer = read_all(raw)
     if version == b"1.1" and not length:
         assert answer.count(b"HTTP/1.1 200") == 2
@@ -172,12 +174,12 @@ def test_a_request_of_ambiguous_length_is_refused_and_closed(strict: Server, ver
 @pytest.mark.parametrize("version", [b"2.0", b"0.9", b"3.0"])
 def test_another_major_version_is_refused(strict: Server, version: bytes) -> None:
     with connected(strict) as raw:
-        raw.sendall(b"GET /live HTTP/%s\r\nhost: x\r\n\r\n" % version)
+        raw.sendall(b"GET /live HTTP/%s\r\nhost: localhost\r\n\r\n" % version)
         status, error = refusal(read_all(raw))
     assert (status, error["code"]) == (505, "http_version_not_supported")
 
 
-CLOSING = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+CLOSING = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 SHORT = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 2}).encode()
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 LENGTH = b"content-length: %d\r\n" % len(SHORT)
@@ -190,9 +192,9 @@ UNUSUAL: dict[str, tuple[bytes, list[int]]] = {
         [200, 200],
     ),
     "expect": (HEAD + b"expect: 100-continue\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING, [100, 200, 200]),
-    "HEAD": (b"HEAD /live HTTP/1.1\r\nhost: x\r\n\r\n" + CLOSING, [200, 200]),
-    "OPTIONS": (b"OPTIONS /live HTTP/1.1\r\nhost: x\r\n\r\n" + CLOSING, [405, 200]),
-    "unread body": (b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello" + CLOSING, [404, 200]),
+    "HEAD": (b"HEAD /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + CLOSING, [200, 200]),
+    "OPTIONS": (b"OPTIONS /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + CLOSING, [405, 200]),
+    "unread body": (b"POST /no HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\nhello" + CLOSING, [404, 200]),
     "pipelined": ((HEAD + LENGTH + b"\r\n" + SHORT) * 20 + CLOSING, [200] * 21),
     "upgrade": (CLOSING.replace(b"close", b"upgrade, close\r\nupgrade: h2c") + CLOSING, [200]),
     "chunk too large": (CHUNKED + b"F" * 30 + b"\r\n", [400]),

@@ -18,6 +18,7 @@ from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 from tests.serve.asgi import bearer, call, http_scope
+from tests.serve.played import Stage, on_stage, saying
 from tests.telemetry.test_observer import samples
 
 
@@ -59,6 +60,24 @@ def test_odd_id_is_replaced(sent: bytes) -> None:
     answer = call(application(ServerObserver(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent)])
     made = answer.header("x-request-id")
     assert made is not None and made.startswith("req_") and made == answer.body.decode()
+
+
+def test_no_answer_is_sniffed() -> None:
+    """Answers, streams, files, metrics and refusals say that browsers must not guess their type."""
+
+    async def act(stage: Stage) -> None:
+        asked = [("GET", path) for path in ("/live", "/health", "/v1/models", "/metrics", "/openapi.json", "/nowhere")]
+        asked += [("GET", "/"), ("GET", "/playground/chart.js"), ("DELETE", "/live"), ("OPTIONS", "/v1/completions")]
+        asked += [("POST", "/v1/completions"), ("POST", "/tokenize")]
+        async with stage.http() as http:
+            for method, path in asked:
+                for body in ({"prompt": "x", "stream": True}, {"prompt": []}) if method == "POST" else (None,):
+                    answer = await http.request(method, path, json=body)
+                    assert answer.headers.get_list("x-content-type-options") == ["nosniff"], (method, path)
+            foreign = await http.get("/live", headers={"host": "evil.example"})
+            assert foreign.status_code == 403 and foreign.headers["x-content-type-options"] == "nosniff"
+
+    on_stage(saying("x"), act)
 
 
 def test_ids_differ() -> None:
