@@ -67,6 +67,13 @@ BY_HAND = {
     "tenants take turns": ("fair", 1, "A ann 1+1, B ann 1+1, C ann 1+1, D bob 1+1, E bob 1+1", "A1|D1|B1|E1|C1"),
     "turns are of tokens": ("fair", 1, "A ann 4+1, B ann 1+1, C bob 1+1, D bob 1+2, E bob 1+1", "A4|C1|D1|D1|E1|B1"),
     "and are counted as rows are given": ("fair", 2, "A ann 2+1, B ann 1+1, C bob 1+1, D bob 1+1", "A2 C1|D1 B1"),
+    "a tenant with its share of rows is passed over": (
+        "fair",
+        2,
+        "A ann 6+1, B bob 1+4, C ann 1+1, D bob 1+1",
+        "A6 B1|B1 C1|B1 D1|B1",
+    ),
+    "unless no other one waits": ("fair", 2, "A ann 1+2, B bob 1+4, C bob 1+1, D bob 1+1", "A1 B1|A1 B1|B1 C1|B1 D1"),
     "a tenant without a name is one": ("fair", 1, "A - 1+1, B - 1+1, C ann 1+1", "A1|C1|B1"),
 }
 
@@ -220,7 +227,10 @@ def test_the_longest_waits_for_few(wishes: list[tuple[float, int, int]]) -> None
 
 
 class Measured(FairShare):
-    """Sums the service of each pair of tenants while both could have had a row."""
+    """Sums the service of each pair of tenants while both could have had a row and none was passed over.
+
+    It also checks each newcomer: none has its share of rows while a tenant with less waits.
+    """
 
     def __init__(self) -> None:
         super().__init__(max_idle=1)
@@ -234,7 +244,21 @@ class Measured(FairShare):
         gaps = {(one, other): self.service[one] - self.service[other] for one in able for other in able if one < other}
         self._since = {pair: self._since.get(pair, gap) for pair, gap in gaps.items()}
         self.worst = max([self.worst, *(abs(gap - self._since[pair]) for pair, gap in gaps.items())])
-        return found
+        return self._checked(found, pool)
+
+    def _checked(self, found: Iterable[Request], pool: RequestPool) -> Iterator[Request]:
+        rows = Counter(r.urgency.tenant for r in pool if r.row is not None)
+        share = pool.kv.num_rows / len({r.urgency.tenant for r in pool if live(r)} | rows.keys())
+        able = Counter(r.urgency.tenant for r in pool if r.row is None and not r.in_flight and live(r))
+        for request in found:
+            tenant = request.urgency.tenant
+            if rows[tenant] >= share:
+                assert all(rows[other] >= share for other in +able), "a tenant with less waits"
+            passed_over = {one for one in +able if self.service[one] < self.service[tenant] and rows[one] >= share}
+            self._since = {pair: gap for pair, gap in self._since.items() if not passed_over & {*pair}}
+            yield request
+            rows[tenant] += 1
+            able[tenant] -= 1
 
     def charge(self, request: Request, num_tokens: int) -> None:
         self.service[request.urgency.tenant] += num_tokens
@@ -255,6 +279,18 @@ def test_shares_are_equal_within_the_bound(arrivals, max_bs: int, page_size: int
     serve(lab, arrivals)
     longest = max(len(arrival.prompt) + arrival.params.max_tokens for arrival in arrivals)
     assert measured.worst <= 2 * max_bs * longest
+
+
+def test_no_row_is_idle_for_the_shares_of_others() -> None:
+    """Carl has less than its share and nothing that waits: ann and bob take what is left."""
+    lab = Lab(max_bs=9, shape=ONE._replace(ordering=FairShare, budget=16))
+    for name, count in {"ann": 5, "bob": 5, "carl": 1}.items():
+        for number in range(count):
+            lab.add(f"{name}{number}", 1, 4, Urgency(tenant=name))
+    lab.step()
+    (plan,) = lab.executor.plans
+    assert Counter(member.request_id[:-1] for member in plan.members) == {"ann": 4, "bob": 4, "carl": 1}
+    lab.run()
 
 
 def served(lab: Lab, tenants: dict[str, str]) -> Iterator[tuple[int, int]]:

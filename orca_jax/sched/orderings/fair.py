@@ -1,5 +1,6 @@
-"""Fair order: all tenants with waiting requests get the same number of tokens."""
+"""Fair order: all tenants with waiting requests get the same number of tokens, and none more than its share of rows."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace, nlargest
 from typing import ClassVar
@@ -20,9 +21,14 @@ class FairShare:
     first request of the waiting tenant with the lowest counter. A tenant saves up nothing while it has no requests:
     when it returns, its counter starts at least at the counter of the last admission. No waiting tenant is below it.
 
-    The bound: while two tenants both have a request able to get a row, their service since then differs by at most
-    `2 * U`. U is the largest number of tokens of one tenant in all rows: `max_num_seqs` times the tokens of its longest
-    request. The reason: a tenant's counter exceeds the lowest one only by tokens admitted while it was the lowest.
+    Rows are bounded, too, since a tenant with the lowest counter could take all of them, and hold them for long. A
+    share is the number of rows divided by the tenants with requests. A tenant that has its share is passed over while
+    another one waits that has less. If all waiting tenants have their share, counters decide: no row stays idle.
+
+    The bound on tokens: while two tenants both have a request able to get a row, and none is passed over, their service
+    since then differs by at most `2 * U`. U is the largest number of tokens of one tenant in all rows: `max_num_seqs`
+    times the tokens of its longest request. The reason: a tenant's counter exceeds the lowest one only by tokens
+    admitted while it was the lowest.
 
     Running requests stay in order of arrival; otherwise two tenants could take each other's pages for ever.
 
@@ -40,6 +46,7 @@ class FairShare:
         self._floor = 0  # the counter of the tenant that was last admitted, before it was charged
         self._queues: dict[str, list[tuple[int, Request]]] = {}  # heaps by arrival, of requests able to get a row
         self._turns: list[tuple[int, int, str]] = []  # a heap of (counter, an arrival, tenant), maybe outdated
+        self._passed_over: list[tuple[int, int, str]] = []  # entries of `_turns` whose tenants have their share of rows
         self._num_queued = 0  # requests in all queues, those that left while they waited included
         self._cursor = ArrivalCursor()
 
@@ -48,13 +55,17 @@ class FairShare:
 
     def waiting(self, pool: RequestPool) -> Iterable[Request]:
         """The first request of the least served tenant, repeatedly; counters are read when a request is taken."""
+        while self._passed_over:
+            heappush(self._turns, self._passed_over.pop())
         for request in self._cursor.news(pool):
             self._join(request)
         if self._num_queued + len(self._turns) > 4 * len(pool) + _SPARE:
             self._tidy()
         if len(self._served) > 2 * (len(pool) + self._max_idle):
             self._forget(pool)
-        return self._walk()
+        rows = Counter([request.urgency.tenant for request in pool.running.values()])
+        num_tenants = len(self._queues) + sum([tenant not in self._queues for tenant in rows])
+        return self._walk(rows, pool.kv.num_rows / max(1, num_tenants))
 
     def charge(self, request: Request, num_tokens: int) -> None:
         tenant = request.urgency.tenant
@@ -63,20 +74,23 @@ class FairShare:
             self._floor = served
         self._served[tenant] = served + num_tokens
 
-    def _walk(self) -> Iterator[Request]:
-        while self._turns:
-            counter, arrival, tenant = self._turns[0]
+    def _walk(self, rows: Counter[str], share: float) -> Iterator[Request]:
+        while turns := self._turns or self._passed_over:
+            counter, arrival, tenant = turns[0]
             queue = self._queues[tenant]
             if counter < self._served[tenant]:  # counters only grow: an outdated entry is too low, never too high
-                heapreplace(self._turns, (self._served[tenant], arrival, tenant))
+                heapreplace(turns, (self._served[tenant], arrival, tenant))
             elif not queue:
-                heappop(self._turns)
+                heappop(turns)
                 del self._queues[tenant]
+            elif turns is self._turns and rows[tenant] >= share:
+                heappush(self._passed_over, heappop(turns))
             else:
                 _, request = heappop(queue)
                 self._num_queued -= 1
                 if request.state is not State.FINISHED:
                     self._cursor.took(request)
+                    rows[tenant] += 1
                     yield request
 
     def _join(self, request: Request) -> None:
