@@ -7,8 +7,11 @@ import dataclasses
 import difflib
 import errno
 import functools
+import json
 import operator
 import os
+import re
+import stat
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -101,6 +104,54 @@ def check_new_file(path: str | Path, param: str) -> None:
     if fault:
         reason = reason_of(OSError(fault, os.strerror(fault)))
         raise ConfigError(f"{str(path)!r} cannot be written: {reason}", param=param)
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """Open a regular file for reading, and return its descriptor. A pipe does not block, and a device is not read.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("not a regular file")
+    return descriptor
+
+
+MAX_NESTING = 64  # objects and lists in each other, in a file of settings
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def json_value(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of a JSON text that a stranger may have written.
+
+    Every text in it can be encoded, and no recursion over it goes deeper than `MAX_NESTING`.
+
+    Args:
+        text: the JSON text.
+        parse_constant: that of `json.loads`.
+
+    Raises:
+        ValueError: it is not JSON, is nested deeper, or has half of a surrogate pair.
+    """
+    deeper = f"it is nested deeper than {MAX_NESTING} levels"
+    try:
+        value = json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise ValueError(deeper) from None
+    has_surrogates, parts = _SURROGATE.search(text) is not None, [value]
+    for _ in range(MAX_NESTING + 1):
+        if has_surrogates:
+            for part in parts:
+                if isinstance(part, str):
+                    part.encode()  # raises UnicodeEncodeError
+        outer = [part for part in parts if isinstance(part, dict | list)]
+        if not outer:
+            return value
+        parts = [part for each in outer if isinstance(each, dict) for part in each.values()]
+        parts += [part for each in outer for part in each]  # keys of an object
+    raise ValueError(deeper)
 
 
 def short(value: object) -> str:

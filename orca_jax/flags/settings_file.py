@@ -7,9 +7,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import did_you_mean, short
+from orca_jax.checks import MAX_NESTING, did_you_mean, short
 from orca_jax.errors import ConfigError
 from orca_jax.flags.texts import JSON_FLAGS
+
+MAX_BYTES = 2**20  # of a file
 
 _OUTSIDE = ("config", "help")  # flags about the command line itself
 
@@ -35,11 +37,18 @@ def read_settings(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
     import yaml  # programs without a file start sooner
 
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:  # a pipe may be given
+            text = file.read(MAX_BYTES + 1).decode("utf-8")
+        if len(text) > MAX_BYTES:
+            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes; give a YAML file of flags", param="config")
+        _check_nesting(path, yaml.parse(text, yaml.SafeLoader))
+        data = yaml.safe_load(text)
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror}; give a YAML file of flags"
         raise ConfigError(message, param="config") from None
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{path} is not valid YAML: {error}", param="config") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -51,6 +60,23 @@ def read_settings(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold flags and their values, such as 'port: 8000'", param="config")
     return values_of(parser, data, path)
+
+
+def _check_nesting(path: str, events: Iterator[Any]) -> None:
+    """Refuse lists in lists in lists, and aliases: a few lines of them stand for billions of values.
+
+    Raises:
+        ConfigError: the message names the line.
+    """
+    depth = 0
+    for event in events:
+        name, line = type(event).__name__, event.start_mark.line + 1
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if name == "AliasEvent":
+            message = f"{path}: line {line}: *{event.anchor} stands for a value of another line; write the value again"
+            raise ConfigError(message, param="config")
+        if depth > MAX_NESTING:
+            raise ConfigError(f"{path}: line {line}: it is nested deeper than {MAX_NESTING} levels", param="config")
 
 
 def values_of(parser: argparse.ArgumentParser, data: Mapping[str, object], origin: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orca_jax.bundled import PRESET_PREFIX, is_gguf, is_preset
-from orca_jax.checks import short
+from orca_jax.checks import json_value, short
 from orca_jax.config import ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
@@ -152,8 +152,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes", param="model")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json_value(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", param="model") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must contain a JSON object", param="model")

@@ -9,7 +9,6 @@ Orbax writes a tree in three layouts, and all of them are read:
 Checkpoints come from strangers, so files, leaves and depths have limits.
 """
 
-import json
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orca_jax.checks import json_value
 from orca_jax.errors import CheckpointError
 
 PARAMS = "params"
@@ -217,8 +217,8 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_METADATA_BYTES:
         raise _refused(folder, f"{METADATA} has more than {MAX_METADATA_BYTES} bytes")
     try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        metadata = json_value(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise _refused(folder, f"{METADATA} cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(metadata, dict):
         raise _refused(folder, f"{METADATA} must hold a JSON object")

@@ -1,10 +1,10 @@
 """Reads the small JSON files of a model directory, with limits, since their authors are not trusted."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orca_jax.checks import json_value
 from orca_jax.errors import ConfigError
 
 MAX_SETTINGS_BYTES = 16 * 2**20  # tokenizer_config.json repeats thousands of added tokens in some models
@@ -20,8 +20,8 @@ def read_settings(path: Path, param: str, limit: int = MAX_SETTINGS_BYTES) -> Ma
     if not path.exists():
         return {}
     try:
-        value = json.loads(read_text(path, limit, param), parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        value = json_value(read_text(path, limit, param), parse_constant=_no_number)
+    except ValueError as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} is not valid JSON: {error}", param=param) from None

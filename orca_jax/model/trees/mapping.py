@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import did_you_mean, short
+from orca_jax.checks import did_you_mean, json_value, short
 from orca_jax.errors import ConfigError
 from orca_jax.model.trees.maxtext import MaxTextOptions
 from orca_jax.model.trees.rows import LAYER, OPERATIONS, TreeOperation, TreeRow, TreeTable
@@ -47,8 +47,8 @@ def read_mapping(directory: Path) -> TreeMapping | None:
     if not path.is_file() or path.stat().st_size > MAX_BYTES:
         raise _wrong(f"must be a regular file of at most {MAX_BYTES} bytes")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = json_value(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise _wrong(f"cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict) or ("rows" in content) == ("table" in content):
         raise _wrong('must be a JSON object with either "rows" or "table"')

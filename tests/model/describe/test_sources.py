@@ -97,3 +97,27 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
         read_model_config(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"unknown preset 'gpt5'.*gpt2-xl"):
         read_model_config("preset:gpt5")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"\\udc00": 1}', "surrogates not allowed"),
+        ('{"a": ["x\\ud800"]}', "surrogates not allowed"),
+        ('{"a": ' + "[" * 64 + "]" * 64 + "}", "it is nested deeper than 64 levels"),
+        ("[" * 100_000, "it is nested deeper than 64 levels"),
+    ],
+    ids=["key", "value", "deep", "very deep"],
+)
+def test_texts_that_cannot_be_quoted_are_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_model_config(tmp_path)
+    assert caught.value.message.encode().startswith(str(tmp_path / name).encode())
+
+
+def test_whole_pairs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**GPT2, "description": "\U0001f600"}))
+    read_model_config(tmp_path)
