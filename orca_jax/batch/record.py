@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from orca_jax.batch.input import InputFile
+from orca_jax.checks import open_regular
 from orca_jax.errors import ConfigError
 
 VERSION = 1
+MAX_BYTES = 2**20  # of a record; one has some hundreds
 REMEDY = "to start again, pass --overwrite or choose another output"
 
 
@@ -48,7 +50,8 @@ def record_path(output: Path) -> Path:
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record to disk, either completely or not at all."""
     beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
+    beside.unlink(missing_ok=True)  # of a run that was killed; opening a pipe would block
+    with beside.open("xb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -73,7 +76,8 @@ def check_same(record: RunRecord, path: Path) -> None:
         ConfigError: there is no such record, or it differs; the message names the difference and a remedy.
     """
     try:
-        begun = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        with open(open_regular(path), "rb") as file:
+            begun = msgspec.json.decode(file.read(MAX_BYTES), type=RunRecord)
     except FileNotFoundError:
         raise ConfigError(
             f"the output has rows but no record of its run ({path.name} is missing); {REMEDY}", param="output"

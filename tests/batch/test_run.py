@@ -1,6 +1,7 @@
 """Whole runs on the toy model: killed, resumed, refused; every line has its row, once."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -156,6 +157,7 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("input", "input", "changed since"),
         ("flag", "body", "was started with"),
         ("record", "output", "out.jsonl.run.json is missing"),
+        ("pipe", "output", "out.jsonl.run.json cannot be read: not a regular file"),
         ("version", "output", "another version"),
         ("row", "output", "is not a row"),
         ("order", "output", "does not belong"),
@@ -175,6 +177,9 @@ def test_another_run_may_not_go_on(half_done: Path, tmp_path: Path, change: str,
             flags = ("--body", '{"max_tokens": 2}')
         case "record":
             record.unlink()
+        case "pipe":  # a plain open would wait for a writer
+            record.unlink()
+            os.mkfifo(record)
         case "version":
             record.write_text(record.read_text().replace('"version": 1', '"version": 0'))
         case "row":
